@@ -1,0 +1,32 @@
+# Two commands do everything, on any machine with Python 3.11 or newer:
+#   make demo    the main job on real data, on an embedded PostgreSQL; nothing to install, no Docker
+#   make test    everything that has to hold: style, types, import direction, tests on real servers
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test check tests clean
+
+demo: $(VENV)/ready
+	$(BIN)/python -m examples.demo $(ARGS)
+
+test: check tests
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+tests: $(VENV)/ready
+	$(BIN)/python -m pytest $(ARGS)
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

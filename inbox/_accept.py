@@ -1,0 +1,147 @@
+"""Taking messages, on whatever database: one verdict for each key."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from sqlalchemy import Connection, inspect
+from sqlalchemy.exc import DBAPIError
+
+from . import _codes
+from ._databases import Attempt, Batch, Database, Stored, database_of
+from ._keys import Key, digest, encode_key
+from ._retention import Retention
+from ._verdict import Verdict
+from .errors import TablesMissing, UnusableConnection
+from .schema import Tables
+
+_LARGEST_STATEMENT = 5_000
+"""Keys in one statement, at most: databases limit the parameters of a statement."""
+
+_HALVING = 5.0
+"""Seconds after the wait for finding out which keys of a batch are in flight; then all that are left count
+as such, which is always safe. (MySQL waits a whole second for each that is.)"""
+
+
+def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attempt:
+    """One attempt at taking one message, checked and with a claim id of its own."""
+    return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload))
+
+
+def usable(connection: Connection) -> Database:
+    """The database behind a connection that an inbox row can join.
+
+    Raises:
+        UnsupportedDatabase: the dialect is not proven.
+        UnusableConnection: closed, or AUTOCOMMIT.
+    """
+    database = database_of(connection)
+    if connection.closed:
+        raise UnusableConnection("the connection is closed")
+    if database.is_autocommit(connection):
+        raise UnusableConnection(
+            "the connection is in AUTOCOMMIT mode: there is no transaction that the inbox row could join"
+        )
+    return database
+
+
+def accept(
+    connection: Connection,
+    attempt: Attempt,
+    *,
+    wait: float,
+    retention: Retention,
+    message_time: datetime | None = None,
+) -> tuple[Verdict, Stored | None]:
+    """Take one message in the transaction on this connection; the stored row if it was taken before."""
+    database = usable(connection)
+    try:
+        if message_time is not None and _is_too_old(database, connection, retention, message_time):
+            found = database.find(connection, attempt)
+            return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
+        taken = database.take(connection, attempt, wait)
+    except DBAPIError as error:
+        explain(connection, attempt.tables, error)
+    if taken is True:
+        return Verdict.NEW, None
+    return (Verdict.IN_FLIGHT, None) if taken is None else (_judge(attempt, taken), taken)
+
+
+def _judge(attempt: Attempt, stored: Stored) -> Verdict:
+    if attempt.digest is not None and stored.digest is not None and attempt.digest != stored.digest:
+        return Verdict.MISMATCH
+    return Verdict.DUPLICATE
+
+
+def _is_too_old(
+    database: Database, connection: Connection, retention: Retention, message_time: datetime
+) -> bool:
+    """By the database's clock; it is only asked when the worker's own clock comes near the limit."""
+    if datetime.now(UTC) - message_time < retention.duration / 2:
+        return False
+    return message_time < database.now(connection) - retention.duration
+
+
+def accept_many(
+    connection: Connection, tables: Tables, consumer: str, keys: Sequence[Key], *, wait: float
+) -> list[Verdict]:
+    """Take many messages in the transaction on this connection; verdict i belongs to key i."""
+    texts = [encode_key(key) for key in keys]
+    if not texts:
+        return []
+    database = usable(connection)
+    # Text sorts by code point, which is the byte order of its UTF-8.
+    batch = Batch(tables, consumer, os.urandom(16), sorted(set(texts)))
+    deadline = time.monotonic() + wait
+    taken: set[str] = set()
+    known: set[str] = set()
+    try:
+        for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
+            part = replace(batch, keys=batch.keys[start : start + _LARGEST_STATEMENT])
+            taken |= _take_all(database, connection, part, deadline)
+            left = [key for key in part.keys if key not in taken]
+            known |= database.find_many(connection, replace(batch, keys=left)).keys() if left else set()
+    except DBAPIError as error:
+        explain(connection, tables, error)
+    return list(_verdicts(texts, taken, known))
+
+
+def _take_all(database: Database, connection: Connection, batch: Batch, deadline: float) -> set[str]:
+    """The keys that are ours now. When the wait runs out, halves are tried until those are left alone that
+    are in flight: these few cost extra statements, not the many others."""
+    taken = database.take_many(connection, batch, max(0.0, deadline - time.monotonic()))
+    if taken is not None:
+        return taken
+    if len(batch.keys) == 1 or not database.locks_rows or time.monotonic() > deadline + _HALVING:
+        return set()
+    half = len(batch.keys) // 2
+    parts = batch.keys[:half], batch.keys[half:]
+    return set().union(
+        *(_take_all(database, connection, replace(batch, keys=part), deadline) for part in parts)
+    )
+
+
+def _verdicts(texts: Sequence[str], taken: set[str], known: set[str]) -> Iterator[Verdict]:
+    seen: set[str] = set()
+    for text in texts:
+        if text in known or (text in taken and text in seen):
+            yield Verdict.DUPLICATE
+        else:
+            yield Verdict.NEW if text in taken else Verdict.IN_FLIGHT
+        seen.add(text)
+
+
+def explain(connection: Connection, tables: Tables, error: DBAPIError) -> NoReturn:
+    """Raise the error, or a clearer one when the tables are simply not there."""
+    missing = _codes.is_table_missing(error)
+    if connection.dialect.name == "sqlite" and not _codes.is_transient(error):
+        missing = not inspect(connection).has_table(tables.message.name)
+    if missing:
+        raise TablesMissing(
+            f"table {tables.message.fullname} is not in this database; "
+            "`inbox-outbox migrate --url URL` makes it"
+        ) from error
+    raise error

@@ -1,0 +1,154 @@
+"""The inbox, for asynchronous code: the same core, run inside SQLAlchemy's `run_sync`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from . import _codes, _options
+from ._accept import accept, accept_many
+from ._keys import Key
+from ._purge import Purged, purge
+from ._settings import ATTEMPTS, Settings
+from ._transaction import pauses, roll_back
+from ._verdict import Outcome, Verdict
+from ._work import Work
+from .errors import InvalidOption
+
+if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+
+    AsyncSource = AsyncEngine | async_sessionmaker[AsyncSession]
+
+M = TypeVar("M")
+
+
+class AsyncInbox(Settings):
+    """`Inbox` with the same verbs, awaited: effects inside the caller's transaction take effect exactly once
+    per business key, for as long as the inbox row is kept.
+
+    Arguments, guarantees and errors are those of `Inbox`. Needs the extra `asyncio`.
+    """
+
+    async def accept(
+        self,
+        connection: AsyncConnection | AsyncSession,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+    ) -> Verdict:
+        """In the caller's transaction on `connection`, take the message with this key."""
+        attempt, limits = self._attempt(key, payload), self._limits(message_time)
+        asynchronous = await _connection(connection)
+        verdict, _ = await asynchronous.run_sync(accept, attempt, **limits)
+        return verdict
+
+    async def accept_many(
+        self, connection: AsyncConnection | AsyncSession, keys: Sequence[Key]
+    ) -> list[Verdict]:
+        """In the caller's transaction on `connection`, take all messages with these keys."""
+        asynchronous = await _connection(connection)
+        return await asynchronous.run_sync(accept_many, self.tables, self.consumer, keys, wait=self.wait)
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        source: AsyncSource,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+    ) -> AsyncIterator[Work[AsyncConnection, AsyncSession]]:
+        """Begin a transaction, take the message, run the block, commit: all of it or nothing."""
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        transaction = self._begin(key, payload, message_time, _sleep)
+        async with _open(source) as handle:
+            try:
+                await handle.run_sync(transaction.begin)
+                session = handle if isinstance(handle, AsyncSession) else None
+                yield Work(transaction, await _connection(handle), session)
+                await handle.run_sync(lambda _: transaction.commit())
+            except BaseException:
+                await handle.run_sync(roll_back)
+                raise
+
+    def handler(
+        self,
+        source: AsyncSource,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Callable[[Callable[[Any, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
+        """Decorate `async body(connection, message)`: it runs once per key, in `transaction`."""
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        _options.count("attempts", attempts)
+
+        def decorate(body: Callable[[Any, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
+            async def once(message: M) -> Outcome:
+                async with self.transaction(
+                    source,
+                    key(message),
+                    payload and payload(message),
+                    message_time=message_time and message_time(message),
+                ) as work:
+                    if work.is_new:
+                        handle = work.connection if isinstance(source, AsyncEngine) else work.session
+                        work.result = await body(handle, message)
+                return Outcome(work.verdict, work.result)
+
+            @functools.wraps(body)
+            async def handle_message(message: M) -> Outcome:
+                for pause in pauses(attempts):
+                    try:
+                        return await once(message)
+                    except Exception as error:
+                        if pause is None or not _codes.is_transient(error):
+                            raise
+                    await asyncio.sleep(pause)
+                raise AssertionError("pauses() ends with None")
+
+            return handle_message
+
+        return decorate
+
+    async def purge(self, engine: AsyncEngine, **options: Any) -> Purged:
+        """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
+        async with engine.connect() as connection:
+            return await connection.run_sync(
+                lambda _: purge(engine.sync_engine, sleep=_sleep, **self._scope(), **options)
+            )
+
+
+def _open(source: AsyncSource) -> AsyncConnection | AsyncSession:
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+    if isinstance(source, AsyncEngine):
+        return source.connect()
+    if isinstance(source, async_sessionmaker):
+        return source()
+    raise InvalidOption(f"source={type(source).__name__}: expected an AsyncEngine or an async_sessionmaker")
+
+
+async def _connection(given: AsyncConnection | AsyncSession) -> AsyncConnection:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+    if isinstance(given, AsyncSession):
+        return await given.connection()
+    if isinstance(given, AsyncConnection):
+        return given
+    raise InvalidOption(f"connection={type(given).__name__}: expected an AsyncConnection or an AsyncSession")
+
+
+def _sleep(seconds: float) -> None:
+    from sqlalchemy.util import await_only
+
+    await_only(asyncio.sleep(seconds))

@@ -1,0 +1,130 @@
+"""What the inbox needs of a database, with the portable way of doing it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Connection
+
+from .. import _statements
+from ..schema import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at taking one message."""
+
+    tables: Tables
+    consumer: str
+    key: str
+    claim: bytes
+    digest: bytes | None
+
+    def row(self) -> dict[str, Any]:
+        """The parameters of an INSERT."""
+        return {
+            "consumer": self.consumer,
+            "key": self.key,
+            "claim": self.claim,
+            "digest": self.digest,
+        }
+
+    def where(self) -> dict[str, Any]:
+        """The parameters of a WHERE on this key."""
+        return {"consumer_": self.consumer, "key_": self.key}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One attempt at taking many messages of one consumer."""
+
+    tables: Tables
+    consumer: str
+    claim: bytes
+    keys: Sequence[str]
+    """Distinct, in byte order: batches that meet their common keys in the same order cannot deadlock."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The parameters of an INSERT for each."""
+        return [Attempt(self.tables, self.consumer, key, self.claim, None).row() for key in self.keys]
+
+    def where(self) -> dict[str, Any]:
+        """The parameters of a WHERE on these keys."""
+        return {"consumer_": self.consumer, "keys": self.keys}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The committed row of a key that was taken before (or earlier in this transaction)."""
+
+    claim: bytes
+    digest: bytes | None
+    result: str | None
+
+
+class Database(ABC):
+    """One subclass for each database; what is here holds for all."""
+
+    locks_rows = True
+    """Whether two transactions that write different keys leave each other alone."""
+
+    purge_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
+    """What a purge runs at: on MySQL any higher level keeps others from inserting next to old rows."""
+
+    @abstractmethod
+    def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
+        """Insert the row: True if it is ours now, the stored row if the key was taken before, None if it
+        is still being taken elsewhere after `wait` seconds. The transaction stays usable in each case."""
+
+    @abstractmethod
+    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+        """Insert the rows in one statement: the keys that are ours now, or None if one of them is still
+        being taken elsewhere after `wait` seconds: ask again for fewer."""
+
+    @abstractmethod
+    def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
+        """The key's row once no other transaction is writing it any more, asked on a new connection."""
+
+    @abstractmethod
+    def is_autocommit(self, connection: Connection) -> bool:
+        """Whether statements on this connection commit by themselves."""
+
+    @abstractmethod
+    def delete_oldest(
+        self, connection: Connection, tables: Tables, parameters: dict[str, Any]
+    ) -> list[datetime]:
+        """Delete one batch of old rows that nobody has locked: when they had been accepted."""
+
+    @abstractmethod
+    def size(self, connection: Connection, tables: Tables) -> int:
+        """Bytes on disk of the table and its indexes."""
+
+    @abstractmethod
+    def is_ended(self, connection: Connection) -> bool:
+        """Whether the transaction on this connection is over already."""
+
+    def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
+        """Whether COMMIT would silently keep nothing, or only a part, of the transaction in which (unless
+        None) this attempt wrote its row. Some errors undo a transaction and let the session go on: only a
+        look at the row tells."""
+        if written is None:
+            return False
+        stored = self.find(connection, written)
+        return stored is None or stored.claim != written.claim
+
+    def find(self, connection: Connection, attempt: Attempt) -> Stored | None:
+        """The key's row, as far as this transaction may see it."""
+        row = connection.execute(_statements.find(attempt.tables), attempt.where()).one_or_none()
+        return None if row is None else Stored(*row)
+
+    def find_many(self, connection: Connection, batch: Batch) -> dict[str, bytes]:
+        """Which of the keys are there, and whose claim wrote them."""
+        rows = connection.execute(_statements.find_many(batch.tables), batch.where())
+        return {row.key: row.claim for row in rows}
+
+    def now(self, connection: Connection) -> datetime:
+        """The database's clock."""
+        now: datetime = connection.execute(_statements.clock()).scalar_one()
+        return now

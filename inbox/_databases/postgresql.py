@@ -1,0 +1,222 @@
+"""PostgreSQL: an INSERT that meets an uncommitted row waits without limit, and a lock timeout aborts the
+whole transaction. So the hot statement asks for an advisory lock on the key first and inserts only if it
+got it; whoever did not get it takes the patient way, inside a savepoint with a lock timeout of its own.
+
+Batches take no lock for each key (the server's lock table is shared by all its databases): they announce
+themselves with one shared lock a consumer, and single messages take the patient way while one is running.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any, Literal
+
+from sqlalchemy import (
+    Connection,
+    Executable,
+    Select,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    false,
+    func,
+    literal,
+    literal_column,
+    select,
+)
+from sqlalchemy.dialects.postgresql import JSON, REGCLASS, Insert, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+from .. import _codes, _statements
+from ..errors import UnsupportedDatabase
+from ..schema import Tables
+from ._database import Attempt, Batch, Database, Stored
+
+# psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
+_IDLE, _INERROR = 0, 3
+_COLUMNS = tuple(_statements.ROW)
+# Seeds of the hash, so that a key's lock is not the one of a batch.
+_BATCH: ColumnElement[int] = literal_column("11")
+_KEY: ColumnElement[int] = literal_column("12")
+
+
+@cache
+def add_at_once(tables: Tables) -> Insert:
+    """The hot statement: the row goes in unless its key, or a batch of its consumer, is in flight."""
+    key_lock, batch_lock = _key_lock(tables), _batch_lock(tables)
+    # Held for no longer than the CASE: what matters is only whether a batch holds it.
+    # The key's lock comes last: kept without its row, it would say "in flight" of a key that nobody takes.
+    ours = and_(func.pg_advisory_unlock(batch_lock), func.pg_try_advisory_xact_lock(key_lock))
+    is_free = case((func.pg_try_advisory_lock(batch_lock), ours), else_=false())
+    c = tables.message.c
+    row = select(*(bindparam(name, type_=c[name].type) for name in _COLUMNS)).where(is_free)
+    added = insert(tables.message).from_select(_COLUMNS, row).on_conflict_do_nothing()
+    return added.execution_options(preserve_rowcount=True)
+
+
+@cache
+def add_in_order(tables: Tables, lock: Literal["key", "batch"]) -> Select[Any]:
+    """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and
+    answers which keys went in. The ORDER BY makes sure that the guard has run before the first row is
+    written, and that two batches meet their common keys in the same order, so that none deadlocks."""
+    c = tables.message.c
+    if lock == "key":
+        held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
+    else:
+        held = func.pg_advisory_xact_lock_shared(_batch_lock(tables))
+    guard = select(
+        func.current_setting("lock_timeout").label("before"),
+        func.set_config("lock_timeout", bindparam("timeout", type_=Text), literal(True)).label("during"),
+        held.label("held"),
+    ).cte("guard")
+    keys = _given_keys()
+    rows = (
+        select(
+            bindparam("consumer", type_=c.consumer.type),
+            keys.c.key,
+            bindparam("claim", type_=c.claim.type),
+            bindparam("digest", type_=c.digest.type),
+        )
+        .select_from(guard.join(keys, literal(True)))
+        .order_by(keys.c.key.collate("C"))
+    )
+    added = insert(tables.message).from_select(_COLUMNS, rows).on_conflict_do_nothing()
+    taken = added.returning(c.key).cte("taken")
+    before = select(guard.c.before).scalar_subquery()
+    restored = func.set_config("lock_timeout", before, literal(True))
+    return select(func.array_agg(taken.c.key).label("keys"), restored.label("restored"))
+
+
+@cache
+def wait_for_key(tables: Tables) -> Select[Any]:
+    """Wait, at most so long, until no transaction is taking the key any more."""
+    timeout = func.set_config("lock_timeout", bindparam("timeout", type_=Text), literal(True))
+    held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
+    return select(timeout.label("during"), held.label("held"))
+
+
+def _key_lock(tables: Tables) -> ColumnElement[int]:
+    """The number of a key's advisory lock: 64 bits, so two keys that share one are rare, and then one of
+    them waits in vain for the other. The server computes it, which costs no parameters."""
+    consumer, key = (bindparam(name, type_=tables.message.c[name].type) for name in ("consumer", "key"))
+    return func.hashtextextended(key, func.hashtextextended(consumer, _KEY))
+
+
+def _batch_lock(tables: Tables) -> ColumnElement[int]:
+    """The number of the advisory lock that all batches of a consumer share."""
+    return func.hashtextextended(bindparam("consumer", type_=tables.message.c.consumer.type), _BATCH)
+
+
+@cache
+def delete_batch(tables: Tables) -> Executable:
+    """The oldest rows that nobody has locked, found by index and deleted by their place in the table."""
+    place: ColumnElement[Any] = literal_column("ctid")
+    chosen = _statements.oldest(tables).with_only_columns(place).with_for_update(skip_locked=True)
+    places = func.array(chosen.scalar_subquery())
+    message = tables.message
+    return delete(message).where(place == any_(places)).returning(message.c.accepted_at)
+
+
+@cache
+def find_many(tables: Tables) -> Select[Any]:
+    """Which of some keys are there: one parameter, so that the statement is the same for any number."""
+    c = tables.message.c
+    keys = func.array(select(_given_keys().c.key).scalar_subquery())
+    return select(c.key, c.claim).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
+
+
+def _given_keys() -> TableValuedAlias:
+    """The keys of a batch as rows. They come as JSON, which both ends handle faster than an array of text."""
+    keys = cast(bindparam("keys", type_=Text), JSON)
+    return func.json_array_elements_text(keys).table_valued("key", name="given").render_derived()
+
+
+def _as_json(keys: Sequence[str]) -> str:
+    return json.dumps(keys, ensure_ascii=False)
+
+
+class PostgreSQL(Database):
+    """Advisory locks tell "in flight" from "taken"; a savepoint bounds the wait."""
+
+    def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
+        if connection.execute(add_at_once(attempt.tables), attempt.row()).rowcount == 1:
+            return True
+        stored = self.find(connection, attempt)
+        if stored is None:
+            if self._take_patiently(connection, attempt, "key", [attempt.key], wait):
+                return True
+            stored = self.find(connection, attempt)
+        return stored
+
+    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+        prototype = Attempt(batch.tables, batch.consumer, "", batch.claim, None)
+        return self._take_patiently(connection, prototype, "batch", batch.keys, wait)
+
+    def _take_patiently(
+        self,
+        connection: Connection,
+        attempt: Attempt,
+        lock: Literal["key", "batch"],
+        keys: Sequence[str],
+        wait: float,
+    ) -> set[str] | None:
+        """The keys that are ours now; None if the wait ran out."""
+        parameters = attempt.row() | {"keys": _as_json(keys), "timeout": _milliseconds(wait)}
+        try:
+            with connection.begin_nested():
+                taken = connection.execute(add_in_order(attempt.tables, lock), parameters).scalar_one()
+        except DBAPIError as error:
+            if not _codes.is_lock_timeout(error):
+                raise
+            return None
+        return set(taken or ())
+
+    def find_many(self, connection: Connection, batch: Batch) -> dict[str, bytes]:
+        parameters = batch.where() | {"keys": _as_json(batch.keys)}
+        rows = connection.execute(find_many(batch.tables), parameters)
+        return {row.key: row.claim for row in rows}
+
+    def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
+        names = {"consumer": attempt.consumer, "key": attempt.key, "timeout": _milliseconds(wait)}
+        connection.execute(wait_for_key(attempt.tables), names)
+        return self.find(connection, attempt)
+
+    def delete_oldest(
+        self, connection: Connection, tables: Tables, parameters: dict[str, Any]
+    ) -> list[datetime]:
+        return list(connection.execute(delete_batch(tables), parameters).scalars())
+
+    def size(self, connection: Connection, tables: Tables) -> int:
+        name = connection.dialect.identifier_preparer.format_table(tables.message)
+        size = func.pg_total_relation_size(cast(name, REGCLASS))
+        return int(connection.execute(select(size)).scalar_one())
+
+    def is_autocommit(self, connection: Connection) -> bool:
+        return bool(_driver(connection).autocommit)
+
+    def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
+        # The driver knows, without asking the server, that COMMIT would answer ROLLBACK.
+        return _driver(connection).pgconn.transaction_status == _INERROR  # type: ignore[no-any-return]
+
+    def is_ended(self, connection: Connection) -> bool:
+        return _driver(connection).pgconn.transaction_status == _IDLE  # type: ignore[no-any-return]
+
+
+def _driver(connection: Connection) -> Any:
+    if connection.dialect.driver not in ("psycopg", "psycopg_async"):
+        raise UnsupportedDatabase(
+            f"driver={connection.dialect.driver!r}: on PostgreSQL the inbox speaks through psycopg 3 only"
+        )
+    return connection.connection.driver_connection
+
+
+def _milliseconds(wait: float) -> str:
+    """At least one: to PostgreSQL, a lock timeout of 0 means to wait without limit."""
+    return str(max(1, round(wait * 1000)))

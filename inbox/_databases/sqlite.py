@@ -1,0 +1,105 @@
+"""SQLite: one writer for the whole file, so "in flight" can only be told of the file: past the wait, a key
+that nobody has taken answers "in flight" while anyone else writes. The wait is the busy timeout.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Executable, delete, literal_column
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.elements import ColumnElement
+
+from .. import _codes, _statements
+from ..schema import Tables
+from ._database import Attempt, Batch, Database, Stored
+
+
+@cache
+def add(tables: Tables) -> Insert:
+    """The row goes in unless its key was taken."""
+    added = insert(tables.message).values(_statements.ROW).on_conflict_do_nothing()
+    return added.execution_options(preserve_rowcount=True)
+
+
+@cache
+def delete_batch(tables: Tables) -> Executable:
+    """The oldest rows, in one statement: a read that turns into a write would find the file locked."""
+    message = tables.message
+    place: ColumnElement[int] = literal_column("rowid")
+    chosen = _statements.oldest(tables).with_only_columns(place)
+    return delete(message).where(place.in_(chosen)).returning(message.c.accepted_at)
+
+
+class SQLite(Database):
+    """Whoever writes holds the only write lock, so an INSERT answers by itself once it has it."""
+
+    locks_rows = False
+    purge_isolation = "SERIALIZABLE"  # it has no READ COMMITTED
+
+    def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
+        if self._add(connection, attempt.tables, [attempt.row()], wait):
+            return True
+        return self.find(connection, attempt)
+
+    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+        if self._add(connection, batch.tables, batch.rows(), wait) is None:
+            return None
+        found = self.find_many(connection, batch)
+        return {key for key, claim in found.items() if claim == batch.claim}
+
+    def _add(
+        self, connection: Connection, tables: Tables, rows: list[dict[str, Any]], wait: float
+    ) -> int | None:
+        """How many rows went in; None if another process kept the write lock for longer than the wait."""
+        was_begun = _driver(connection).in_transaction
+        try:
+            with _busy_timeout(connection, wait):
+                return connection.execute(add(tables), rows).rowcount
+        except DBAPIError as error:
+            if not _codes.is_lock_timeout(error):
+                raise
+            if not was_begun:
+                # The driver's BEGIN came with this INSERT. What is read in it would keep the file locked for
+                # reading, and the other transaction from committing.
+                connection.connection.rollback()
+            return None
+
+    def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
+        return self.find(connection, attempt)
+
+    def delete_oldest(
+        self, connection: Connection, tables: Tables, parameters: dict[str, Any]
+    ) -> list[datetime]:
+        return list(connection.execute(delete_batch(tables), parameters).scalars())
+
+    def size(self, connection: Connection, tables: Tables) -> int:
+        pages: int = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+
+    def is_autocommit(self, connection: Connection) -> bool:
+        if not connection.in_transaction():
+            connection.begin()
+        driver = _driver(connection)
+        by_itself = driver.isolation_level is None or getattr(driver, "autocommit", False) is True
+        return by_itself and not driver.in_transaction
+
+    def is_ended(self, connection: Connection) -> bool:
+        return not _driver(connection).in_transaction
+
+
+@contextmanager
+def _busy_timeout(connection: Connection, wait: float) -> Iterator[None]:
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(wait * 1000):d}")
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection

@@ -1,0 +1,194 @@
+"""The inbox, for synchronous code."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from . import _codes, _options
+from ._accept import accept, accept_many
+from ._keys import Key
+from ._purge import Purged, purge
+from ._settings import ATTEMPTS, Settings
+from ._transaction import pauses, roll_back
+from ._verdict import Outcome, Verdict
+from ._work import Work
+from .errors import InvalidOption
+
+M = TypeVar("M")
+Source = Engine | sessionmaker[Session]
+
+
+class Inbox(Settings):
+    """Takes each message once: effects inside the caller's transaction take effect exactly once per
+    business key, for as long as the inbox row is kept.
+
+    The key is the business key (order number, transfer id), not the broker's message id: a producer that
+    resends makes a new message id for the same intent.
+
+    Args:
+        consumer: the scope of the keys, 1 to 128 bytes of UTF-8; two consumers can take the same message.
+        wait: how long to wait for another transaction that is taking the same key, in seconds or as
+            `timedelta`; 0 does not wait. (MySQL and MariaDB count in whole seconds, rounded up.)
+        retention: how long keys are kept (`Retention`, seconds or `timedelta`); None is 7 days.
+        schema: the PostgreSQL schema of the tables; None is the connection's own.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    def accept(
+        self,
+        connection: Connection | Session,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+    ) -> Verdict:
+        """In the caller's transaction on `connection`, take the message with this key.
+
+        Never commits, rolls back or aborts the caller's transaction, and never raises for a duplicate: run
+        the message if and only if the verdict is `NEW`. At REPEATABLE READ and SERIALIZABLE a race is an
+        error for which `is_transient` is true, never a duplicate.
+
+        Args:
+            connection: a Connection or an ORM Session, not in AUTOCOMMIT mode.
+            key: text of 1 to 512 bytes of UTF-8 without NUL, or a tuple of text and whole numbers.
+            payload: bytes, text or a JSON value, of which a digest is kept: the same key with another
+                payload is `MISMATCH`.
+            message_time: when the message was made; older than the retention is `TOO_OLD`.
+
+        Raises:
+            InvalidKey: the key breaks the rules.
+            InvalidOption: `payload` or `message_time` cannot be used.
+            UnusableConnection: closed, or AUTOCOMMIT.
+            UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
+            TablesMissing: the tables have not been made.
+        """
+        attempt = self._attempt(key, payload)
+        return accept(_connection(connection), attempt, **self._limits(message_time))[0]
+
+    def accept_many(self, connection: Connection | Session, keys: Sequence[Key]) -> list[Verdict]:
+        """In the caller's transaction on `connection`, take all messages with these keys in one statement;
+        verdict i belongs to key i.
+
+        Keys are inserted in byte order, so that batches which share keys cannot deadlock. A key that
+        repeats inside the batch is `NEW` the first time and `DUPLICATE` after. `wait` bounds each
+        wait for another transaction; past it the keys in flight are `IN_FLIGHT`, the others have their
+        verdicts. Raises as `accept` does.
+        """
+        return accept_many(_connection(connection), self.tables, self.consumer, keys, wait=self.wait)
+
+    @contextmanager
+    def transaction(
+        self,
+        source: Source,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+    ) -> Iterator[Work[Connection, Session]]:
+        """Begin a transaction, take the message, run the block, commit: all of it or nothing.
+
+        The block runs whatever the verdict is; look at `work.is_new`. An exception rolls back and comes
+        through unchanged. When the connection breaks during COMMIT, the database is asked whether it
+        happened: the block ends normally if it did.
+
+        Args:
+            source: an Engine (then `work.connection`) or a sessionmaker (then also `work.session`).
+            key, payload, message_time: as for `accept`.
+
+        Raises:
+            TransactionAborted: the block swallowed a database error; nothing was written.
+            TransactionEnded: the block committed or rolled back by itself.
+            CommitLost: the connection broke during COMMIT, and nothing was written.
+            InvalidResult: `work.result` is not JSON.
+        """
+        transaction = self._begin(key, payload, message_time)
+        with _open(source) as handle:
+            try:
+                transaction.begin(handle)
+                session = handle if isinstance(handle, Session) else None
+                yield Work(transaction, transaction.connection, session)
+                transaction.commit()
+            except BaseException:
+                roll_back(handle)
+                raise
+
+    def handler(
+        self,
+        source: Source,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Callable[[Callable[[Any, M], Any]], Callable[[M], Outcome]]:
+        """Decorate `body(connection, message)`: it runs once per key, in `transaction`.
+
+        With a sessionmaker the body gets the Session instead. What it returns (a JSON value) is stored with
+        the row and is the `Outcome.result` of every duplicate. Transient errors are retried in a new
+        transaction, at most `attempts` times in all; the last one is raised.
+
+        Args:
+            source: an Engine or a sessionmaker.
+            key, payload, message_time: functions of the message.
+            attempts: how often one message is tried.
+        """
+        _options.count("attempts", attempts)
+
+        def decorate(body: Callable[[Any, M], Any]) -> Callable[[M], Outcome]:
+            def once(message: M) -> Outcome:
+                with self.transaction(
+                    source,
+                    key(message),
+                    payload and payload(message),
+                    message_time=message_time and message_time(message),
+                ) as work:
+                    if work.is_new:
+                        handle = work.connection if isinstance(source, Engine) else work.session
+                        work.result = body(handle, message)
+                return Outcome(work.verdict, work.result)
+
+            @functools.wraps(body)
+            def handle_message(message: M) -> Outcome:
+                for pause in pauses(attempts):
+                    try:
+                        return once(message)
+                    except Exception as error:
+                        if pause is None or not _codes.is_transient(error):
+                            raise
+                    time.sleep(pause)
+                raise AssertionError("pauses() ends with None")
+
+            return handle_message
+
+        return decorate
+
+    def purge(self, engine: Engine, **options: Any) -> Purged:
+        """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
+        return purge(engine, **self._scope(), **options)
+
+
+def _open(source: Source) -> Connection | Session:
+    if isinstance(source, Engine):
+        return source.connect()
+    if isinstance(source, sessionmaker):
+        return source()
+    raise InvalidOption(f"source={type(source).__name__}: expected an Engine or a sessionmaker")
+
+
+def _connection(given: Connection | Session) -> Connection:
+    if isinstance(given, Session):
+        return given.connection()
+    if isinstance(given, Connection):
+        return given
+    raise InvalidOption(
+        f"connection={type(given).__name__}: expected a Connection or a Session; for an Engine there is "
+        "transaction(), for asynchronous connections AsyncInbox"
+    )

@@ -1,0 +1,66 @@
+"""What the synchronous and the asynchronous inbox have in common."""
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from . import _options
+from ._accept import new_attempt
+from ._databases import Attempt
+from ._keys import Key
+from ._retention import Retention
+from ._transaction import Transaction
+from .schema import tables
+
+ATTEMPTS = 12
+"""How often a handler tries one message: about five seconds' worth of transient errors."""
+
+
+class Settings:
+    """A consumer's name and options, checked."""
+
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        wait: float | timedelta = 10,
+        retention: Retention | float | timedelta | None = None,
+        schema: str | None = None,
+    ) -> None:
+        self.consumer = _options.consumer(consumer)
+        self.wait = _options.seconds("wait", wait, _options.LONGEST_WAIT)
+        self.retention = Retention.of(retention)
+        self.schema = schema
+        self.tables = tables(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.consumer!r})"
+
+    def _attempt(self, key: Key, payload: Any) -> Attempt:
+        return new_attempt(self.tables, self.consumer, key, payload)
+
+    def _begin(
+        self,
+        key: Key,
+        payload: Any,
+        message_time: datetime | None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> Transaction:
+        return Transaction(
+            self._attempt(key, payload),
+            wait=self.wait,
+            retention=self.retention,
+            message_time=_time(message_time),
+            sleep=sleep,
+        )
+
+    def _scope(self) -> dict[str, Any]:
+        return {"consumer": self.consumer, "retention": self.retention, "schema": self.schema}
+
+    def _limits(self, message_time: datetime | None) -> dict[str, Any]:
+        return {"wait": self.wait, "retention": self.retention, "message_time": _time(message_time)}
+
+
+def _time(message_time: datetime | None) -> datetime | None:
+    return None if message_time is None else _options.aware("message_time", message_time)

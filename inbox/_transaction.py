@@ -1,0 +1,167 @@
+"""One transaction that holds an inbox row and the body's writes: both commit or neither does.
+
+Written once, synchronously; `AsyncInbox` runs it inside SQLAlchemy's `run_sync`.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from . import _codes, _statements
+from ._accept import accept
+from ._databases import Attempt, Stored, database_of
+from ._retention import Retention
+from ._verdict import Verdict
+from .errors import CommitLost, InvalidResult, TransactionAborted, TransactionEnded
+
+LARGEST_RESULT = 1_000_000
+"""Bytes of JSON in a stored result, at most."""
+
+_RECONNECTS = 6
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class Transaction:
+    """Begin, commit and roll back around a body, with the checks that a plain COMMIT lacks."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        wait: float,
+        retention: Retention,
+        message_time: datetime | None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._attempt = attempt
+        self._wait = wait
+        self._retention = retention
+        self._message_time = message_time
+        self._sleep = sleep
+        self.verdict: Verdict = Verdict.IN_FLIGHT
+        self.result: Any = None
+
+    def begin(self, handle: Connection | Session) -> None:
+        """Begin a transaction and take the message in it."""
+        self._handle = handle
+        self._transaction: RootTransaction | SessionTransaction = handle.begin()
+        self.connection = handle.connection() if isinstance(handle, Session) else handle
+        self.verdict, stored = accept(
+            self.connection,
+            self._attempt,
+            wait=self._wait,
+            retention=self._retention,
+            message_time=self._message_time,
+        )
+        if stored is not None and stored.result is not None:
+            self.result = json.loads(stored.result)
+
+    def commit(self) -> None:
+        """Commit what the body did, or raise because it did not commit.
+
+        Raises:
+            TransactionAborted: the transaction cannot commit; it was rolled back.
+            TransactionEnded: the body ended it.
+            CommitLost: the connection broke during COMMIT, and it did not happen.
+            InvalidResult: the result is not JSON, or too large.
+        """
+        self._check_not_ended()
+        if isinstance(self._handle, Session):
+            self._handle.flush()
+        self._check_not_aborted()
+        if self.verdict is Verdict.NEW and self.result is not None:
+            self._store_result()
+        try:
+            self._handle.commit()
+        except DBAPIError as error:
+            if not _codes.breaks_connection(error):
+                raise
+            self._resolve(error)
+
+    def _check_not_ended(self) -> None:
+        if self._handle.get_transaction() is not self._transaction:
+            raise TransactionEnded(
+                "the body committed or rolled back by itself: the inbox row and the writes after that do "
+                "not stand or fall together"
+            )
+        if not self._transaction.is_active or self.connection.invalidated:
+            raise TransactionAborted("the body swallowed an error that had ended the transaction")
+        if self.verdict is Verdict.NEW and database_of(self.connection).is_ended(self.connection):
+            raise TransactionEnded("the body ended the transaction with SQL of its own")
+
+    def _check_not_aborted(self) -> None:
+        written = self._attempt if self.verdict is Verdict.NEW else None
+        if database_of(self.connection).is_aborted(self.connection, written):
+            raise TransactionAborted(
+                "the body swallowed a database error that had aborted the transaction: nothing was written"
+            )
+
+    def _store_result(self) -> None:
+        attempt = self._attempt
+        parameters = attempt.where() | {"claim_": attempt.claim, "result_": encode_result(self.result)}
+        updated = self.connection.execute(_statements.store_result(attempt.tables), parameters)
+        if updated.rowcount != 1:
+            raise TransactionAborted("the inbox row is gone from the transaction: nothing was written")
+
+    def _resolve(self, error: DBAPIError) -> None:
+        """Finish normally if the COMMIT did happen: the row with our claim is the witness."""
+        if self.verdict is not Verdict.NEW:
+            raise CommitLost("the connection broke during COMMIT") from error
+        stored = self._look(self.connection.engine)
+        if stored is None or stored.claim != self._attempt.claim:
+            raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
+
+    def _look(self, engine: Engine) -> Stored | None:
+        database = database_of(self.connection)
+        for pause in pauses(_RECONNECTS):
+            try:
+                with engine.begin() as connection:
+                    return database.settled(connection, self._attempt, self._wait)
+            except DBAPIError as error:
+                if pause is None or not _codes.is_transient(error):
+                    raise CommitLost("the connection broke during COMMIT; its outcome is unknown") from error
+            self._sleep(pause)
+        raise AssertionError("pauses() ends with None")
+
+
+def roll_back(handle: Connection | Session) -> None:
+    """Roll back; a connection that is gone has done so already."""
+    try:
+        handle.rollback()
+    except DBAPIError as error:
+        if not _codes.breaks_connection(error):
+            raise
+
+
+def encode_result(result: Any) -> str:
+    """JSON for a result.
+
+    Raises:
+        InvalidResult: not JSON, or more than a million bytes of it.
+    """
+    try:
+        text = _encode(result)
+    except (TypeError, ValueError) as error:
+        raise InvalidResult(f"result={result!r:.80}: expected a JSON value: {error}") from None
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > LARGEST_RESULT:
+        raise InvalidResult(f"result of {size:,} bytes: expected at most {LARGEST_RESULT:,}")
+    return text
+
+
+def pauses(attempts: int) -> Iterator[float | None]:
+    """How long to wait after each attempt that failed, in seconds; None after the last one.
+
+    Exponential with full jitter, from 10 ms up to at most 2 s (Brooker, "Exponential Backoff And
+    Jitter", 2015): transactions that collided must not meet again in step.
+    """
+    for attempt in range(attempts - 1):
+        yield random.uniform(0, min(2.0, 0.01 * 2**attempt))
+    yield None

@@ -1,0 +1,33 @@
+"""What the inbox says about a message."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """What the inbox says about a message; exactly one value says "run it"."""
+
+    NEW = "new"
+    """Never taken before: run it, in this transaction."""
+    DUPLICATE = "duplicate"
+    """Taken before, and committed: acknowledge it."""
+    IN_FLIGHT = "in_flight"
+    """Another transaction is taking it right now: deliver it again later."""
+    MISMATCH = "mismatch"
+    """The same key came with another payload: a person has to look."""
+    TOO_OLD = "too_old"
+    """Older than the retention: nobody can know whether it was taken before."""
+    DEAD = "dead"
+    """Its attempts are used up."""
+    HALTED = "halted"
+    """The outcome of one of its steps is unknown, and the step may not be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one message given to a handler."""
+
+    verdict: Verdict
+    result: Any = None
+    """What the body returned: now for `NEW`, the stored value for `DUPLICATE`."""

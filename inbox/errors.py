@@ -1,0 +1,65 @@
+"""What can go wrong, as exceptions.
+
+::
+
+    InboxError
+    ├── InvalidOption        (ValueError)           an option's value is not usable
+    │   └── InvalidKey                              a business key breaks the key rules
+    ├── InvalidResult        (TypeError)            a result cannot be stored as JSON
+    ├── UnsupportedDatabase  (NotImplementedError)  a dialect that nobody has proven
+    ├── UnusableConnection   (InvalidRequestError)  closed, or AUTOCOMMIT: no transaction to join
+    ├── TablesMissing        (LookupError)          the inbox tables are not in this database
+    ├── TransactionAborted                          the body swallowed a database error
+    ├── TransactionEnded                            the body committed or rolled back by itself
+    └── TransientError                              nothing was written: deliver the message again
+        └── CommitLost                              the connection broke during COMMIT, and it did not happen
+
+`InvalidRequestError` is SQLAlchemy's. Errors of the database driver come through as SQLAlchemy raises
+them; `inbox.is_transient` says of any error whether the same work may simply be tried again.
+"""
+
+from sqlalchemy.exc import InvalidRequestError
+
+
+class InboxError(Exception):
+    """Root of everything this package raises by itself."""
+
+
+class InvalidOption(InboxError, ValueError):
+    """An option has a value that cannot be used; the message names both."""
+
+
+class InvalidKey(InvalidOption):
+    """A business key is not 1 to 512 bytes of UTF-8 without NUL."""
+
+
+class InvalidResult(InboxError, TypeError):
+    """A result cannot be stored: it is not JSON, or too large."""
+
+
+class UnsupportedDatabase(InboxError, NotImplementedError):
+    """The guarantee has not been proven on this database, so it is not given."""
+
+
+class UnusableConnection(InboxError, InvalidRequestError):
+    """The connection has no transaction that an inbox row could join."""
+
+
+class TablesMissing(InboxError, LookupError):
+    """The inbox tables are not where they were looked for."""
+
+
+class TransactionAborted(InboxError):
+    """The transaction could no longer commit when the body returned: nothing was written."""
+
+
+class TransactionEnded(InboxError):
+    """The body ended the transaction that was to hold the inbox row and its writes together."""
+
+
+class TransientError(InboxError):
+    """Nothing was written, and the same work may succeed when it is tried again."""
+
+
+class CommitLost(TransientError):
+    """The connection broke during COMMIT and the transaction is not in the database."""

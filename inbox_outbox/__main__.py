@@ -1,0 +1,18 @@
+"""`inbox-outbox`, also as `python -m inbox_outbox`."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say in one line which extra it needs."""
+    try:
+        from ._app import run
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit(f"inbox-outbox: {error.name} is not installed; the command line needs inbox-outbox[cli]")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Assembles the commands, and turns every expected failure into one line and an exit code."""
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+from sqlalchemy.exc import SQLAlchemyError
+
+from inbox.errors import InboxError, InvalidOption
+
+from . import _inbox, _migrate, _secrets
+from ._exit import EXPLAINED, FAILED, INTERRUPTED, USAGE
+
+app = typer.Typer(
+    name="inbox-outbox",
+    help="Messages that take effect exactly once.",
+    epilog=EXPLAINED,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("migrate")(_migrate.migrate)
+app.add_typer(_inbox.app, name="inbox")
+
+# The class of all wrong usage; typer does not export it, and it has moved out of click.
+_WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def run() -> NoReturn:
+    """Run the command line and exit."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except InvalidOption as error:
+        _fail(str(error), USAGE)
+    except InboxError as error:
+        _fail(str(error), FAILED)
+    except (SQLAlchemyError, ImportError) as error:
+        _fail(_first_line(error), FAILED)
+    except _WrongUsage as error:
+        _fail(_usage(error), USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", INTERRUPTED)
+    except OSError as error:
+        # Without this the interpreter would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail("" if isinstance(error, BrokenPipeError) else str(error), FAILED)
+    if code == INTERRUPTED:  # which typer makes of Ctrl-C
+        _fail("interrupted", INTERRUPTED)
+    sys.exit(code or 0)
+
+
+def _first_line(error: Exception) -> str:
+    """What the driver said, without the SQL and its parameters."""
+    cause = getattr(error, "orig", None) or error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+def _usage(error: Exception) -> str:
+    message: str = getattr(error, "format_message", error.__str__)()
+    return message
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if message:
+        print(f"inbox-outbox: {' '.join(_secrets.strike_out(message).split())}", file=sys.stderr)
+    sys.exit(code)

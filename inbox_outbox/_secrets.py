@@ -1,0 +1,35 @@
+"""Keeps passwords out of messages, whoever wrote the message."""
+
+import re
+from urllib.parse import quote, quote_plus
+
+from sqlalchemy import URL
+
+_STRUCK_OUT = "***"
+_IN_QUERY = ("password", "passwd", "sslpassword")
+_IN_ADDRESS = re.compile(r"(?<=://)([^:/\s]*):\S*@")
+"""User and password of any address, to the last "@": a password may hold one although it should not."""
+_IN_OPTION = re.compile(rf"\b({'|'.join(_IN_QUERY)})=[^&\s'\"]*", re.IGNORECASE)
+
+_known: set[str] = set()
+
+
+def remember(address: URL) -> None:
+    """Take note of the passwords in an address, the way they are and the way they are written in URLs."""
+    plain = [address.password, *(address.query.get(name) for name in _IN_QUERY)]
+    for password in plain:
+        for text in (password,) if isinstance(password, str) else password or ():
+            _known.update(filter(None, (text, quote(text, safe=""), quote_plus(text), repr(text)[1:-1])))
+
+
+def strike_out(message: str) -> str:
+    """The message without the passwords of this run, and without that of any address in it.
+
+    A password that is a word is struck out where it stands alone, so that one like "a" leaves the message
+    readable.
+    """
+    message = _IN_ADDRESS.sub(rf"\1:{_STRUCK_OUT}@", message)
+    message = _IN_OPTION.sub(rf"\1={_STRUCK_OUT}", message)
+    for password in sorted(_known, key=len, reverse=True):
+        message = re.sub(rf"(?<!\w){re.escape(password)}(?!\w)", _STRUCK_OUT, message)
+    return message

@@ -1,0 +1,64 @@
+"""Alembic's environment for the tables of inbox-outbox, with a version table of its own.
+
+The database is the connection handed over by `inbox.migration`, or the one that INBOX_OUTBOX_URL names.
+"""
+
+import os
+
+from alembic import context
+from sqlalchemy import URL, Connection, create_engine
+from sqlalchemy.schema import CreateSchema
+
+from inbox.errors import InboxError
+from inbox.migration import URL_VARIABLE, check, database_url, forget_base, options, turn
+from inbox.schema import tables
+
+attributes = context.config.attributes
+schema = attributes.get("schema") or context.get_x_argument(as_dictionary=True).get("schema")
+settings = {"target_metadata": tables(schema).metadata} | options(schema)
+
+
+def _url() -> URL:
+    try:
+        return database_url(os.environ[URL_VARIABLE])
+    except KeyError:
+        raise SystemExit(f"{URL_VARIABLE} is not set: it names the database to migrate") from None
+
+
+def _print() -> None:
+    dialect = attributes.get("dialect") or _url().get_backend_name()
+    check(dialect, schema)
+    context.configure(dialect_name=dialect, literal_binds=True, **settings)
+    with context.begin_transaction():
+        if schema is not None:
+            context.execute(CreateSchema(schema, if_not_exists=True))
+        context.run_migrations()
+
+
+def _run(connection: Connection) -> None:
+    context.configure(connection=connection, **settings)
+    with context.begin_transaction():
+        context.run_migrations()
+    forget_base(connection, schema)
+
+
+def _connect_and_run() -> None:
+    engine = create_engine(_url())
+    try:
+        with turn(engine, schema) as connection:
+            _run(connection)
+    finally:
+        engine.dispose()
+
+
+try:
+    if context.is_offline_mode():
+        _print()
+    elif "connection" in attributes:
+        _run(attributes["connection"])
+    else:
+        _connect_and_run()
+except InboxError as error:
+    if "connection" in attributes or "dialect" in attributes:
+        raise
+    raise SystemExit(f"{type(error).__name__}: {error}") from None

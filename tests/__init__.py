@@ -1,0 +1,1 @@
+"""The tests. They run on real servers: see `tests.services`."""

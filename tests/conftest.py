@@ -1,0 +1,108 @@
+"""Fixtures: a real database for each test, and what the run's header says about the servers."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import URL, create_engine
+from sqlalchemy.exc import DBAPIError
+
+from examples.embedded_postgres import EmbeddedPostgres
+from inbox.schema import metadata
+from tests import services
+from tests.database import Database
+from tests.services import Missing, Server
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Start the servers and say where each comes from."""
+    return [] if config.option.collectonly else [_describe(name) for name in services.NAMES]
+
+
+def pytest_unconfigure() -> None:
+    """Stop the servers."""
+    services.stop_all()
+
+
+def _describe(name: str) -> str:
+    try:
+        found = services.find(name)
+    except (DBAPIError, RuntimeError, OSError) as error:
+        raise pytest.UsageError(f"{name} does not answer: {error}") from error
+    if isinstance(found, Missing):
+        return f"{name}: MISSING: {found.reason}"
+    return f"{name}: {found.version}, {found.origin}"
+
+
+@pytest.fixture(params=services.NAMES, scope="session")
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each server in turn; a missing one skips the test, or fails it where it is required."""
+    return _server(request.param)
+
+
+@pytest.fixture
+def database(server: Server) -> Iterator[Database]:
+    """An empty database of its own, on each server in turn."""
+    yield from _database(server, server.new_database())
+
+
+@pytest.fixture
+def migrated(server: Server, templates: dict[str, Database]) -> Iterator[Database]:
+    """A database of its own that has the inbox tables, on each server in turn."""
+    yield from _database(server, _with_tables(server, templates))
+
+
+@pytest.fixture
+def postgres(templates: dict[str, Database]) -> Iterator[Database]:
+    """A database of its own that has the inbox tables, on PostgreSQL only."""
+    server = _server("postgresql")
+    yield from _database(server, _with_tables(server, templates))
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL that the test may crash; the inbox tables are in its database ``url``."""
+    with EmbeddedPostgres({"max_connections": "200"}) as server:
+        _make_tables(server.url)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def templates() -> Iterator[dict[str, Database]]:
+    """By server: a database with the tables, to be copied; made when a test first needs it."""
+    made: dict[str, Database] = {}
+    yield made
+    for template in made.values():
+        template.close()
+
+
+def _server(name: str) -> Server:
+    found = services.find(name)
+    if isinstance(found, Server):
+        return found
+    if services.is_required(name):
+        pytest.fail(f"{name} is required: {found.reason}")
+    pytest.skip(f"{name}: {found.reason}")
+
+
+def _database(server: Server, url: URL) -> Iterator[Database]:
+    database = Database(server, url)
+    yield database
+    database.close()
+
+
+def _with_tables(server: Server, templates: dict[str, Database]) -> URL:
+    if server.copy_database is None:
+        url = server.new_database()
+        _make_tables(url)
+        return url
+    if server.name not in templates:
+        template = Database(server, server.new_database())
+        _make_tables(template.url)
+        templates[server.name] = template
+    return server.copy_database(templates[server.name].url)
+
+
+def _make_tables(url: URL) -> None:
+    engine = create_engine(url)
+    metadata.create_all(engine)
+    engine.dispose()

@@ -1,0 +1,10 @@
+"""Real database servers for the tests, each started at most once a test run.
+
+They are looked for in a fixed order: an address in the environment, Docker, a server program on
+this machine, and for PostgreSQL at last the one that comes as a wheel. No database is imitated.
+"""
+
+from tests.services.catalogue import NAMES, find, is_required, stop_all
+from tests.services.server import Missing, Server
+
+__all__ = ["NAMES", "Missing", "Server", "find", "is_required", "stop_all"]

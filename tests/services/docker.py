@@ -1,0 +1,75 @@
+"""Servers in containers, started through testcontainers when a Docker engine answers."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from docker.errors import DockerException  # type: ignore[import-untyped]
+from sqlalchemy import URL, create_engine
+from sqlalchemy.exc import DBAPIError
+from testcontainers.core.container import DockerContainer
+
+from tests.services.server import Missing
+
+PROBE = "from testcontainers.core.docker_client import DockerClient; DockerClient().client.ping()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What to run, and the address (without host and port) at which it will answer."""
+
+    name: str
+    port: int
+    environment: Mapping[str, str]
+    command: Sequence[str]
+    url: URL
+
+
+def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
+    """A container that answers, with its address; Missing without an engine or the image."""
+    if not _engine_answers():
+        return Missing("no Docker engine answers")
+    container = (
+        DockerContainer(image.name)
+        .with_exposed_ports(image.port)
+        .with_envs(**image.environment)
+        .with_command(list(image.command))
+    )
+    try:
+        container.start()
+    except DockerException as error:
+        return Missing(f"Docker cannot start {image.name}: {error}")
+    host, port = container.get_container_host_ip(), container.get_exposed_port(image.port)
+    url = image.url.set(host=host, port=port)
+    try:
+        _wait_until_it_answers(url)
+    except BaseException:
+        container.stop()
+        raise
+    return container, url
+
+
+def _wait_until_it_answers(url: URL, timeout: float = 90) -> None:
+    """Return once a connection works; raises the driver's error when that takes too long."""
+    engine = create_engine(url)
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            engine.connect().close()
+        except DBAPIError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            engine.dispose()
+            return
+
+
+@cache
+def _engine_answers() -> bool:
+    # In a process of its own, because the library leaves its socket open when nothing answers.
+    probe = [sys.executable, "-c", PROBE]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0

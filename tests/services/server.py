@@ -1,0 +1,43 @@
+"""What a service is once it was found, and how the ways to find one are tried in turn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import URL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running database server in which tests make and drop databases.
+
+    `copy_database` and `restart` (a crash, then a start at the same address) are None where the
+    server, or the way it was started, cannot do that. `stop` does nothing to a server of others.
+    """
+
+    name: str
+    origin: str
+    version: str
+    admin_url: URL
+    new_database: Callable[[], URL]
+    drop_database: Callable[[URL], None]
+    stop: Callable[[], None]
+    copy_database: Callable[[URL], URL] | None = None
+    restart: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why a service cannot be had here: one reason for each way that was tried."""
+
+    reason: str
+
+
+def first_of(ways: Sequence[Callable[[], Server | Missing]]) -> Server | Missing:
+    """The server of the first way that has one; without any, all their reasons."""
+    reasons = []
+    for way in ways:
+        found = way()
+        if isinstance(found, Server):
+            return found
+        reasons.append(found.reason)
+    return Missing("; ".join(reasons))

@@ -1,0 +1,120 @@
+"""What the packages promise to whoever imports them."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import inbox
+from inbox import errors
+from tests.program import ROOT
+
+PACKAGES = ("inbox", "inbox_outbox")
+NAMESPACES = ("inbox.errors", "inbox.migration", "inbox.schema")
+LONGEST_CONTENTS_PAGE = 40
+ERROR = re.compile(r"^(?P<lead>[│ ├└─]*)(?P<name>[A-Z]\w+)(?:\s+\((?P<also>\w+)\))?")
+
+
+def test_the_names_are_fixed() -> None:
+    """`inbox` offers these names, and no others."""
+    assert sorted(inbox.__all__) == [
+        "AsyncInbox",
+        "ConsumerStatus",
+        "Inbox",
+        "Key",
+        "Message",
+        "Outcome",
+        "Purged",
+        "Retention",
+        "Verdict",
+        "Work",
+        "errors",
+        "is_transient",
+        "purge",
+        "schema",
+        "show",
+        "status",
+    ]
+
+
+def test_everything_else_is_private() -> None:
+    """Every module of `inbox` that is no namespace on purpose has a name with an underscore."""
+    modules = {path.stem for path in (ROOT / "inbox").glob("[!_]*.py")}
+    assert modules == {name.removeprefix("inbox.") for name in NAMESPACES}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_contents_pages_are_short(package: str) -> None:
+    """Every `__init__.py` is a contents page: a docstring, imports and `__all__` on at most 40 lines."""
+    pages = list((ROOT / package).rglob("__init__.py"))
+    assert pages
+    for page in pages:
+        assert len(page.read_text().splitlines()) <= LONGEST_CONTENTS_PAGE, page
+
+
+@pytest.mark.parametrize("name", inbox.__all__)
+def test_every_name_is_explained(name: str) -> None:
+    """Every public name has a docstring, and so has every public method and property."""
+    found = getattr(inbox, name)
+    if name == "Key":
+        pytest.skip("a type alias, which cannot carry one")
+    assert inspect.getdoc(found)
+    assert undocumented(found) == []
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_every_name_of_the_namespaces_is_explained(name: str) -> None:
+    """The same for what `inbox.errors`, `inbox.migration` and `inbox.schema` define."""
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert undocumented(module) == []
+
+
+def undocumented(owner: ModuleType | type | object) -> list[str]:
+    """The public functions, classes, methods and properties of ours in it without a docstring."""
+    if not isinstance(owner, ModuleType | type):
+        return []
+    return [
+        name
+        for name, value in vars(owner).items()
+        if not name.startswith("_") and is_ours(owner, value) and not inspect.getdoc(getattr(owner, name))
+    ]
+
+
+def is_ours(owner: ModuleType | type, value: object) -> bool:
+    """Whether it is defined here, and is something that has a docstring."""
+    if isinstance(value, property | classmethod | staticmethod):
+        return True
+    home = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+    return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == home
+
+
+def test_the_error_tree_is_the_real_one() -> None:
+    """The tree in the docstring of `inbox.errors` names every error, its parent and what else it is."""
+    assert drawn(errors.__doc__ or "") == {
+        name: (error.__bases__[0].__name__, [base.__name__ for base in error.__bases__[1:]])
+        for name, error in vars(errors).items()
+        if inspect.isclass(error) and error.__module__ == errors.__name__
+    }
+
+
+def drawn(text: str) -> dict[str, tuple[str, list[str]]]:
+    """Of each error in the drawing: its parent, and the classes in brackets."""
+    tree: dict[str, tuple[str, list[str]]] = {}
+    above = {-1: "Exception"}
+    for line in text.split("::", 1)[1].splitlines():
+        if not line.startswith("    ") or not (found := ERROR.match(line[4:])):
+            continue
+        depth = len(found["lead"]) // 4
+        above[depth] = found["name"]
+        tree[found["name"]] = (above[depth - 1], [found["also"]] if found["also"] else [])
+    return tree
+
+
+def test_every_package_is_typed() -> None:
+    """Every import package carries the marker that type checkers look for."""
+    for package in PACKAGES:
+        assert Path(ROOT / package / "py.typed").is_file()

@@ -1,0 +1,59 @@
+"""How long keys are kept."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from inbox import Inbox, Retention
+from inbox.errors import InvalidOption
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+MARGIN = timedelta(minutes=1)
+
+
+def test_seven_days_unless_told_otherwise() -> None:
+    """The default retention is 7 days, also where an inbox is given none."""
+    assert Retention().duration == timedelta(days=7)
+    assert Inbox("billing").retention == Retention()
+
+
+def test_the_times_add_up() -> None:
+    """A key is kept for the broker's, the producer's and the network's time together, plus the margin."""
+    kept = Retention(broker=timedelta(days=3), producer=3600, network=60.5)
+    assert kept.duration == timedelta(days=3, hours=1, seconds=60.5)
+    assert kept.horizon(NOW) == NOW - kept.duration - MARGIN
+
+
+def test_the_oldest_unconsumed_message_shortens_it() -> None:
+    """When the broker can tell its oldest message, rows older than that minus the margins may go."""
+    kept = Retention(broker=timedelta(days=15), producer=timedelta(hours=1), network=60)
+    oldest = NOW - timedelta(minutes=5)
+    assert kept.horizon(NOW, oldest) == oldest - timedelta(hours=1, seconds=60) - MARGIN
+
+
+def test_an_oldest_message_from_the_future_counts_as_now() -> None:
+    """A broker's clock that runs ahead does not shorten the margins."""
+    kept = Retention(producer=60)
+    assert kept.horizon(NOW, NOW + timedelta(hours=1)) == NOW - timedelta(seconds=60) - MARGIN
+
+
+def test_seconds_and_timedeltas_mean_the_same() -> None:
+    """An inbox takes its retention as seconds, as a timedelta or as a Retention."""
+    durations = {
+        Inbox("a", retention=each).retention.duration for each in (90, timedelta(seconds=90), Retention(90))
+    }
+    assert durations == {timedelta(seconds=90)}
+
+
+@pytest.mark.parametrize("name", ["broker", "producer", "network"])
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), "7d", True, None])
+def test_a_time_that_is_none_is_refused(name: str, value: object) -> None:
+    """The error names the option and the value."""
+    with pytest.raises(InvalidOption, match=name):
+        Retention(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_horizon_needs_time_zones() -> None:
+    """A naive datetime could mean any hour, so it is refused."""
+    with pytest.raises(InvalidOption, match="oldest_unconsumed"):
+        Retention().horizon(NOW, datetime(2026, 3, 1))  # noqa: DTZ001 - naive on purpose

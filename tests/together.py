@@ -1,0 +1,111 @@
+"""Work in several threads, synchronised by what the server says and not by the clock."""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from sqlalchemy import Engine, text
+
+from inbox import Outcome, Verdict, is_transient
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+_BLOCKED = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+class Task(Generic[T]):
+    """A function that runs in a thread of its own from now on."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self, timeout: float = 60) -> T:
+        """What the function returned, or what it raised; AssertionError if it never ended."""
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), f"still running after {timeout} s"
+        if self._errors:
+            raise self._errors[0]
+        return self._results[0]
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            self._errors.append(error)
+
+
+def together(works: Sequence[Callable[[], T]], timeout: float = 60) -> list[T]:
+    """The results of functions that are let go at the same moment."""
+    barrier = threading.Barrier(len(works), timeout=timeout)
+
+    def after_barrier(work: Callable[[], T]) -> T:
+        barrier.wait()
+        return work()
+
+    tasks = [Task(lambda work=work: after_barrier(work)) for work in works]  # type: ignore[misc]
+    return [task.result(timeout) for task in tasks]
+
+
+def wait_until_blocked(engine: Engine, timeout: float = 30) -> None:
+    """Return once a transaction waits for a lock of another one, as the server itself sees it.
+
+    SQLite cannot tell (a waiter is another process that tries again and again): there it returns at once.
+    """
+    question = _BLOCKED.get(engine.dialect.name)
+    if question is None:
+        return
+    deadline = time.monotonic() + timeout
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        while not connection.execute(text(question)).scalar_one():
+            assert time.monotonic() < deadline, "nothing waits for a lock"
+            time.sleep(0.02)
+
+
+class Broker(Generic[M]):
+    """Delivers at least once: what is not acknowledged comes again."""
+
+    def __init__(self, messages: Iterable[M], timeout: float = 90) -> None:
+        self._queue = deque(messages)
+        self._deadline = time.monotonic() + timeout
+        self._lock = threading.Lock()
+        self.verdicts: Counter[Verdict] = Counter()
+        """How many deliveries had each verdict."""
+        self.redelivered = 0
+        """How many deliveries ended in a transient error."""
+
+    def deliver(self, handle: Callable[[M], Outcome], workers: int = 16) -> None:
+        """Hand all messages to so many threads, each until its message is acknowledged."""
+        together([lambda: self._work(handle)] * workers, timeout=120)
+
+    def _work(self, handle: Callable[[M], Outcome]) -> None:
+        while True:
+            try:
+                message = self._queue.popleft()
+            except IndexError:
+                return
+            if not self._is_acknowledged(handle, message):
+                assert time.monotonic() < self._deadline, f"{message!r} is delivered again and again"
+                self._queue.append(message)
+
+    def _is_acknowledged(self, handle: Callable[[M], Outcome], message: M) -> bool:
+        try:
+            verdict = handle(message).verdict
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            with self._lock:
+                self.redelivered += 1
+            return False
+        with self._lock:
+            self.verdicts[verdict] += 1
+        return verdict is not Verdict.IN_FLIGHT
