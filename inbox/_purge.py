@@ -94,7 +94,7 @@ class _Run:
         progress: Callable[[Purged], object] | None,
     ) -> None:
         self.database: Database = supported(engine.dialect.name)
-        self.engine = engine.execution_options(isolation_level=self.database.purge_isolation)
+        self.engine = engine.execution_options(isolation_level=self.database.own_isolation)
         self.tables = tables
         self.batch = batch
         self.limit = limit

@@ -120,6 +120,7 @@ class Transaction:
 
     def _look(self, engine: Engine) -> Stored | None:
         database = database_of(self.connection)
+        engine = engine.execution_options(isolation_level=database.own_isolation)
         for pause in pauses(_RECONNECTS):
             try:
                 with engine.begin() as connection:

@@ -70,8 +70,9 @@ class Database(ABC):
     locks_rows = True
     """Whether two transactions that write different keys leave each other alone."""
 
-    purge_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
-    """What a purge runs at: on MySQL any higher level keeps others from inserting next to old rows."""
+    own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
+    """What our own transactions run at: above it, a look after a wait would not see what was waited for, and
+    on MySQL a purge would keep others from inserting next to old rows."""
 
     @abstractmethod
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Executable,
     Select,
     Text,
-    and_,
     any_,
     bindparam,
     case,
@@ -29,7 +28,7 @@ from sqlalchemy import (
     literal_column,
     select,
 )
-from sqlalchemy.dialects.postgresql import JSON, REGCLASS, Insert, insert
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS, Insert, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
@@ -51,9 +50,10 @@ _KEY: ColumnElement[int] = literal_column("12")
 def add_at_once(tables: Tables) -> Insert:
     """The hot statement: the row goes in unless its key, or a batch of its consumer, is in flight."""
     key_lock, batch_lock = _key_lock(tables), _batch_lock(tables)
-    # Held for no longer than the CASE: what matters is only whether a batch holds it.
-    # The key's lock comes last: kept without its row, it would say "in flight" of a key that nobody takes.
-    ours = and_(func.pg_advisory_unlock(batch_lock), func.pg_try_advisory_xact_lock(key_lock))
+    # The batch lock is only asked for, and given back at once; CASE, unlike AND, promises that order. The
+    # key's lock comes last: kept without its row, it would say "in flight" of a key that nobody takes.
+    given_back, take = func.pg_advisory_unlock(batch_lock), func.pg_try_advisory_xact_lock(key_lock)
+    ours = case((given_back, take), else_=false())
     is_free = case((func.pg_try_advisory_lock(batch_lock), ours), else_=false())
     c = tables.message.c
     row = select(*(bindparam(name, type_=c[name].type) for name in _COLUMNS)).where(is_free)
@@ -91,7 +91,8 @@ def add_in_order(tables: Tables, lock: Literal["key", "batch"]) -> Select[Any]:
     taken = added.returning(c.key).cte("taken")
     before = select(guard.c.before).scalar_subquery()
     restored = func.set_config("lock_timeout", before, literal(True))
-    return select(func.array_agg(taken.c.key).label("keys"), restored.label("restored"))
+    keys_taken = func.array_agg(taken.c.key, type_=ARRAY(Text))
+    return select(keys_taken.label("keys"), restored.label("restored"))
 
 
 @cache

@@ -38,7 +38,7 @@ class SQLite(Database):
     """Whoever writes holds the only write lock, so an INSERT answers by itself once it has it."""
 
     locks_rows = False
-    purge_isolation = "SERIALIZABLE"  # it has no READ COMMITTED
+    own_isolation = "SERIALIZABLE"  # it has no READ COMMITTED
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
         if self._add(connection, attempt.tables, [attempt.row()], wait):
