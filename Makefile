@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check tests clean
+.PHONY: demo test check tests benchmark clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -21,6 +21,9 @@ check: $(VENV)/ready
 
 tests: $(VENV)/ready
 	$(BIN)/python -m pytest $(ARGS)
+
+benchmark: $(VENV)/ready
+	$(BIN)/python -m benchmarks.inbox $(ARGS)
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

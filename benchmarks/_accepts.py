@@ -1,0 +1,158 @@
+"""What one key costs: alone, in a batch, for the second time, and in a table that has grown large."""
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Engine, text
+from sqlalchemy.dialects import postgresql
+
+from inbox import Inbox, schema
+
+from ._business import CONSUMER, new_keys
+from ._filling import fill
+from ._lab import Lab, run_alone
+from ._measure import Operation, Report, figure, ratios
+
+BATCH = 100
+_MILLION = 1_000_000
+_UNNEST = """
+    INSERT INTO inbox_message (consumer, key, claim)
+    SELECT %(consumer)s, key, %(claim)s FROM unnest(%(keys)s::text[]) AS key ORDER BY key COLLATE "C"
+    ON CONFLICT DO NOTHING RETURNING key
+"""
+Keys = Callable[[], str]
+
+
+def random_key() -> str:
+    """A key that lands anywhere in the index."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def order_keys() -> Keys:
+    """Keys that grow, as order numbers do."""
+    numbers = new_keys()
+    return lambda: f"order-{next(numbers):015}"
+
+
+def single(engine: Engine, box: Inbox, key: Keys = random_key) -> Operation:
+    """One key in a transaction of its own."""
+
+    def accept(_: int) -> int:
+        with engine.begin() as connection:
+            box.accept(connection, key())
+        return 1
+
+    return accept
+
+
+def batches(engine: Engine, box: Inbox, key: Keys = random_key) -> Operation:
+    """A hundred keys in a transaction."""
+
+    def accept(_: int) -> int:
+        keys = [key() for _ in range(BATCH)]
+        with engine.begin() as connection:
+            box.accept_many(connection, keys)
+        return BATCH
+
+    return accept
+
+
+def _batches_by_hand(engine: Engine, key: Keys) -> Operation:
+    message = schema.tables().message
+    added = postgresql.insert(message).on_conflict_do_nothing().returning(message.c.key)
+
+    def accept(_: int) -> int:
+        fixed = {"consumer": CONSUMER, "claim": os.urandom(16), "digest": None}
+        rows = [{**fixed, "key": key()} for _ in range(BATCH)]
+        with engine.begin() as connection:
+            set(connection.execute(added, rows).scalars())
+        return BATCH
+
+    return accept
+
+
+def _batches_by_driver(engine: Engine, key: Keys) -> Operation:
+    """As little as can be: one statement and a COMMIT, with neither SQLAlchemy nor a bounded wait."""
+    driver: Any = engine.raw_connection().driver_connection
+
+    def accept(_: int) -> int:
+        row = {"consumer": CONSUMER, "claim": os.urandom(16), "keys": [key() for _ in range(BATCH)]}
+        driver.execute(_UNNEST, row).fetchall()
+        driver.commit()
+        return BATCH
+
+    return accept
+
+
+def many(lab: Lab) -> Report:
+    """`accept_many` against single accepts, and against a multi-row INSERT written by hand."""
+    report = Report()
+    for kind, key in (("ordered", order_keys()), ("random", random_key)):
+        with lab.database(f"many_{kind}", connections=2) as engine:
+            schema.metadata.create_all(engine)
+            box = Inbox(CONSUMER)
+            variants = {
+                "many": batches(engine, box, key),
+                "one": single(engine, box, key),
+                "by hand": _batches_by_hand(engine, key),
+                "driver": _batches_by_driver(engine, key),
+            }
+            rates = lab.compare(f"accept_many, {kind} keys", variants)
+        many = f"{kind} keys: accept_many of {BATCH}"
+        report.figures += [
+            figure(f"{many} / accept", ratios(rates, "many", "one"), at_least=40),
+            figure(f"{many} / by hand", ratios(rates, "many", "by hand"), at_least=0.8),
+            figure(f"{kind} keys: one bare statement of {BATCH} / accept", ratios(rates, "driver", "one")),
+        ]
+    return report
+
+
+def duplicates(lab: Lab) -> Report:
+    """A refused duplicate against a fresh accept: its time, and what it leaves behind."""
+    box = Inbox(CONSUMER)
+    old = [random_key() for _ in range(1000)]
+    with lab.database("duplicates") as engine:
+        schema.metadata.create_all(engine)
+        run_alone(engine, "ALTER TABLE inbox_message SET (autovacuum_enabled = off)")
+        with engine.begin() as connection:
+            box.accept_many(connection, old)
+        again = single(engine, box, lambda: random.choice(old))
+        rates = lab.compare("duplicates", {"again": again, "fresh": single(engine, box)}, turns=2)
+        dead = _dead_rows(engine, again)
+    slower = [1 / ratio for ratio in ratios(rates, "again", "fresh")]
+    rows = figure("dead rows of a refused duplicate", [dead], at_most=0)
+    return Report([figure("time of a refused duplicate / accept", slower, at_most=1), rows])
+
+
+def _dead_rows(engine: Engine, again: Operation) -> float:
+    """Dead rows for each duplicate, by the server's own count."""
+    repeats = 1000
+    before = _count_dead(engine)
+    for _ in range(repeats):
+        again(0)
+    return (_count_dead(engine) - before) / repeats
+
+
+def _count_dead(engine: Engine) -> int:
+    engine.dispose()  # a session that ends hands in its counts
+    with engine.connect() as connection:
+        connection.execute(text("SELECT pg_sleep(1)"))
+        found = text("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'inbox_message'")
+        return int(connection.execute(found).scalar_one())
+
+
+def size(lab: Lab) -> Report:
+    """`accept` in a large table against a small one, with random keys: they touch all of the index."""
+    large = _MILLION if lab.quick else 10 * _MILLION
+    small = 10_000
+    with lab.database("size") as engine:
+        for name, rows in (("small", small), ("large", large)):
+            with lab.step(f"filling a table with {rows:,} rows"):
+                fill(engine, name, rows)
+        run_alone(engine, "CHECKPOINT")
+        variants = {name: single(engine, Inbox(CONSUMER, schema=name)) for name in ("small", "large")}
+        rates = lab.compare("accept in tables of both sizes", variants, turns=2)
+    slower = [1 / ratio for ratio in ratios(rates, "large", "small")]
+    return Report([figure(f"time of accept: {large:,} rows / {small:,} rows", slower, at_most=1.3)])

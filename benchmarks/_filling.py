@@ -1,0 +1,94 @@
+"""Inboxes that look as if they had been in use for long."""
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import (
+    DDL,
+    Connection,
+    DateTime,
+    Engine,
+    Interval,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.schema import CreateIndex, CreateSchema, DropIndex
+
+from inbox import schema
+
+from ._business import CONSUMER
+from ._lab import run_alone
+
+
+def ddl(text: str) -> DDL:
+    """A statement on one table, which it calls `%(fullname)s`."""
+    return DDL(text)  # type: ignore[no-untyped-call]
+
+
+_DROP_KEY = ddl("ALTER TABLE %(fullname)s DROP CONSTRAINT inbox_message_pkey")
+_ADD_KEY = ddl(
+    "ALTER TABLE %(fullname)s ADD CONSTRAINT inbox_message_pkey PRIMARY KEY (consumer, key) "
+    "WITH (fillfactor = 70)"
+)
+"""Random inserts leave a B-tree about 70 % full; one that is built at once would be 90 % full, and split."""
+
+
+def fill(engine: Engine, name: str, rows: int) -> Table:
+    """An inbox in a schema of this name, with so many random keys taken evenly over the last week."""
+    message = create(engine, name)
+    with engine.begin() as connection:
+        index = next(iter(message.indexes))
+        connection.execute(_DROP_KEY.against(message))
+        connection.execute(DropIndex(index))
+        now = datetime.now(UTC)
+        add_rows(connection, message, rows, now - timedelta(days=7), now)
+        connection.execute(_ADD_KEY.against(message))
+        connection.execute(CreateIndex(index))
+    vacuum(engine, message)
+    return message
+
+
+def create(engine: Engine, name: str) -> Table:
+    """An empty inbox in a schema of this name."""
+    tables = schema.tables(name)
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(name))
+        tables.metadata.create_all(connection)
+    return tables.message
+
+
+def add_rows(
+    connection: Connection,
+    message: Table,
+    rows: int,
+    first: datetime,
+    last: datetime,
+    consumer: str = CONSUMER,
+) -> None:
+    """Rows with random keys, accepted evenly between two points in time, in that order."""
+    number = func.generate_series(1, bindparam("rows")).column_valued("number")
+    values = select(
+        literal(consumer, Text),
+        cast(func.gen_random_uuid(), Text),
+        literal(first, DateTime(timezone=True)) + literal((last - first) / rows, Interval) * number,
+        func.decode("00112233445566778899aabbccddeeff", "hex"),
+    )
+    columns = ["consumer", "key", "accepted_at", "claim"]
+    connection.execute(insert(message).from_select(columns, values), {"rows": rows})
+
+
+def vacuum(engine: Engine, message: Table) -> None:
+    """Vacuum and analyse, as the server does by itself sooner or later."""
+    run_alone(engine, f"VACUUM (ANALYZE) {message.fullname}")
+
+
+def relation_size(connection: Connection, name: str) -> int:
+    """Bytes of a table or an index."""
+    size = text("SELECT pg_relation_size(CAST(:name AS regclass))")
+    return int(connection.execute(size, {"name": name}).scalar_one())

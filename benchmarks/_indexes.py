@@ -1,0 +1,160 @@
+"""Which index finds the rows to purge, and what it costs those who accept.
+
+Four copies of the inbox differ in that index only. Two consumers share each copy: one is purged after seven
+days, the other keeps its rows for longer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, delete, text
+from sqlalchemy.schema import DropIndex
+
+from inbox import Inbox
+
+from ._accepts import BATCH, batches, single
+from ._business import CONSUMER
+from ._filling import add_rows, create, ddl, relation_size, vacuum
+from ._lab import Lab, run_alone
+from ._measure import Grid, Rates, Report, ratios
+
+_INDEXES = {
+    "none": None,
+    "brin": "USING brin (accepted_at)",
+    "time": "(accepted_at)",
+    "consumer_time": "(consumer, accepted_at)",
+}
+_TITLES = {
+    "none": "no index",
+    "brin": "BRIN (accepted_at)",
+    "time": "B-tree (accepted_at)",
+    "consumer_time": "B-tree (consumer, accepted_at)",
+}
+_DAY = timedelta(days=1)
+_DAYS = 7
+_CYCLES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What the server did to find one batch of rows to purge."""
+
+    milliseconds: float
+    blocks: int
+
+    def __str__(self) -> str:
+        return f"{self.milliseconds:.2f} ms, {self.blocks:,} blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """One copy at one time: its index's size, the cost of a batch and of learning that none is left."""
+
+    megabytes: float
+    batch: _Finding
+    nothing: _Finding
+
+
+def indexes(lab: Lab) -> Report:
+    """No index, BRIN and B-trees: rate of accepts, size, and cost of finding a batch, at first and later."""
+    rows = 200_000 if lab.quick else 1_000_000
+    base = datetime.now(UTC)
+    with lab.database("indexes") as engine:
+        copies = {name: _copy(lab, engine, name, rows, base) for name in _INDEXES}
+        fresh = {name: _state(engine, copy, name, base) for name, copy in copies.items()}
+        for name, copy in copies.items():
+            _age(lab, engine, copy, name, rows, base)
+        now = base + _CYCLES * _DAY
+        later = {name: _state(engine, copy, name, now) for name, copy in copies.items()}
+        boxes = {name: Inbox(CONSUMER, schema=name) for name in _INDEXES}
+        one = {name: single(engine, box) for name, box in boxes.items()}
+        many = {name: batches(engine, box) for name, box in boxes.items()}
+        run_alone(engine, "CHECKPOINT")  # from here on all copies write full pages alike
+        rates = tuple(
+            lab.compare(title, variants, turns=2)
+            for title, variants in (("accept, by index", one), ("accept_many, by index", many))
+        )
+    return Report(grids=[_rates_grid(*rates), _states_grid(fresh, later, rows)])
+
+
+def _copy(lab: Lab, engine: Engine, name: str, rows: int, base: datetime) -> Table:
+    """One copy: a week of the purged consumer, and older rows of the other."""
+    with lab.step(f"{_TITLES[name]}: filling {rows * 3 // 2:,} rows"):
+        message = create(engine, name)
+        with engine.begin() as connection:
+            connection.execute(DropIndex(next(iter(message.indexes))))
+            if _INDEXES[name] is not None:
+                index = ddl(f"CREATE INDEX purging ON %(fullname)s {_INDEXES[name]}")
+                connection.execute(index.against(message))
+            month = base - 30 * _DAY, base - 8 * _DAY
+            add_rows(connection, message, rows // 2, *month, consumer="other")
+            add_rows(connection, message, rows, base - _DAYS * _DAY, base)
+        vacuum(engine, message)
+    return message
+
+
+def _age(lab: Lab, engine: Engine, message: Table, name: str, rows: int, base: datetime) -> None:
+    """Days of use: each purges the oldest day, vacuums, and takes a new day's rows into the freed space."""
+    tick = lab.task(f"{_TITLES[name]}: {_CYCLES} purges", _CYCLES)
+    c = message.c
+    for day in range(_CYCLES):
+        now = base + day * _DAY
+        with engine.begin() as connection:
+            old = c.accepted_at < now - (_DAYS - 1) * _DAY
+            connection.execute(delete(message).where(c.consumer == CONSUMER, old))
+        vacuum(engine, message)
+        with engine.begin() as connection:
+            add_rows(connection, message, rows // _DAYS, now, now + _DAY)
+        tick()
+    vacuum(engine, message)
+
+
+def _state(engine: Engine, message: Table, name: str, now: datetime) -> _State:
+    with engine.connect() as connection:
+        size = 0 if _INDEXES[name] is None else relation_size(connection, f"{name}.purging")
+        due = _find(connection, message, name, now - (_DAYS - 1) * _DAY)
+        nothing = _find(connection, message, name, now - (_DAYS + 1) * _DAY)
+    return _State(size / 2**20, due, nothing)
+
+
+def _find(connection: Connection, message: Table, name: str, horizon: datetime) -> _Finding:
+    """The cost of finding one batch; the order is asked for only where an index gives it for nothing."""
+    order = "ORDER BY accepted_at" if name.endswith("time") else ""
+    found = text(
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT ctid FROM "
+        f"{message.fullname} WHERE consumer = :consumer AND accepted_at < :horizon {order} LIMIT 500"
+    )
+    if name == "brin":
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
+    parameters = {"consumer": CONSUMER, "horizon": horizon}
+    runs: list[Any] = [connection.execute(found, parameters).scalar_one()[0] for _ in range(5)]
+    connection.rollback()
+    plan = runs[-1]["Plan"]
+    blocks = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return _Finding(median(run["Execution Time"] for run in runs), blocks)
+
+
+def _rates_grid(one: Rates, many: Rates) -> Grid:
+    rows = [
+        [
+            _TITLES[name],
+            f"{median(ratios(one, name, 'none')):.2f}",
+            f"{median(ratios(many, name, 'none')):.2f}",
+        ]
+        for name in _INDEXES
+    ]
+    columns = ["index for purging", "accept", f"accept_many of {BATCH}"]
+    return Grid("Rate of accepts, relative to no index for purging", columns, rows)
+
+
+def _states_grid(fresh: Mapping[str, _State], later: Mapping[str, _State], rows: int) -> Grid:
+    lines = [
+        [_TITLES[name], when, f"{state.megabytes:.1f}", str(state.batch), str(state.nothing)]
+        for name in _INDEXES
+        for when, state in (("new", fresh[name]), (f"{_CYCLES} purges", later[name]))
+    ]
+    columns = ["index for purging", "table", "MB", "find 500 rows", "find that none is due"]
+    return Grid(f"Finding rows to purge among {rows:,}, beside a consumer that keeps its own", columns, lines)

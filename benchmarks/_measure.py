@@ -1,0 +1,115 @@
+"""Measuring variants against each other on a machine that others use too.
+
+Variants take turns in short rounds, in an order that rotates, and what counts is the median of the ratios
+inside the rounds: whatever slows the machine down for a second slows down all variants of that round.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from statistics import median
+
+Operation = Callable[[int], int]
+"""Does one unit of work as the worker with this number, and says how many messages that was."""
+
+Rates = Mapping[str, Sequence[float]]
+"""For each variant its rate in each round; round i of one variant ran next to round i of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One ratio, and what it is held to."""
+
+    name: str
+    ratio: float
+    low: float
+    """The lower quartile of the rounds."""
+    high: float
+    """The upper quartile of the rounds."""
+    target: float | None = None
+    at_least: bool = True
+    """Whether the target is a lower bound; otherwise an upper one."""
+    note: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        if self.target is None:
+            return None
+        return self.ratio >= self.target if self.at_least else self.ratio <= self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of plain measurements that have no target."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(slots=True)
+class Report:
+    """What one benchmark found."""
+
+    figures: list[Figure] = field(default_factory=list)
+    grids: list[Grid] = field(default_factory=list)
+
+
+def figure(
+    name: str,
+    ratios: Iterable[float],
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    note: str = "",
+) -> Figure:
+    """The median of the rounds' ratios, with quartiles and at most one target."""
+    ordered = sorted(ratios)
+    low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
+    target = at_most if at_least is None else at_least
+    return Figure(name, median(ordered), low, high, target, at_most is None, note)
+
+
+def ratios(rates: Rates, variant: str, base: str) -> list[float]:
+    """Round by round, a variant's rate divided by another's."""
+    return [ours / theirs for ours, theirs in zip(rates[variant], rates[base], strict=True)]
+
+
+def take_turns(
+    variants: Mapping[str, Operation],
+    *,
+    workers: int,
+    rounds: int,
+    seconds: float,
+    tick: Callable[[], object],
+) -> dict[str, list[float]]:
+    """Run the variants in turn, `rounds` times `seconds` each, after one round that does not count."""
+    names = list(variants)
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    with ThreadPoolExecutor(workers) as pool:
+        for number in range(rounds + 1):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                rate = _rate(pool, variants[name], workers, seconds)
+                if number > 0:
+                    rates[name].append(rate)
+            tick()
+    return rates
+
+
+def _rate(pool: ThreadPoolExecutor, operation: Operation, workers: int, seconds: float) -> float:
+    """Messages per second of all workers together."""
+    until = time.perf_counter() + seconds
+    if workers == 1:
+        return _loop(operation, 0, until)
+    return sum(pool.map(lambda worker: _loop(operation, worker, until), range(workers)))
+
+
+def _loop(operation: Operation, worker: int, until: float) -> float:
+    count, began, now = 0, time.perf_counter(), 0.0
+    while now < until:
+        count += operation(worker)
+        now = time.perf_counter()
+    return count / (now - began)
