@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from .errors import TransientError
 
-_POSTGRESQL_BROKEN = {"57P01", "57P02", "57P03", "57P05", "25P03", "40003"}
-_POSTGRESQL_TRANSIENT = _POSTGRESQL_BROKEN | {"40001", "40P01", "55P03", "53300"}
+_POSTGRESQL_BROKEN = {"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"}
+_POSTGRESQL_TRANSIENT = _POSTGRESQL_BROKEN | {"25006", "40001", "40P01", "55P03", "53300"}
 _MYSQL_BROKEN = {0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
 _MYSQL_TRANSIENT = _MYSQL_BROKEN | {1020, 1040, 1205, 1213}
 _MYSQL_LOCK_TIMEOUT = 1205
@@ -59,7 +59,7 @@ def breaks_connection(error: DBAPIError) -> bool:
     if code is None:  # neither server has spoken: the driver lost or never had it
         return error.connection_invalidated or isinstance(error, OperationalError)
     if isinstance(code, str):
-        return code in _POSTGRESQL_BROKEN or code.startswith("08")
+        return code in _POSTGRESQL_BROKEN or code.startswith("08") or error.connection_invalidated
     return code in _MYSQL_BROKEN or error.connection_invalidated
 
 

@@ -54,7 +54,8 @@ class Inbox(Settings):
 
         Never commits, rolls back or aborts the caller's transaction, and never raises for a duplicate: run
         the message if and only if the verdict is `NEW`. At REPEATABLE READ and SERIALIZABLE a race is an
-        error for which `is_transient` is true, never a duplicate.
+        error for which `is_transient` is true, never a duplicate. After an error of the database roll back,
+        and do not commit: it may have undone the transaction already.
 
         Args:
             connection: a Connection or an ORM Session, not in AUTOCOMMIT mode.

@@ -11,8 +11,8 @@
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
     ├── TransactionAborted                          the body swallowed a database error
     ├── TransactionEnded                            the body committed or rolled back by itself
-    └── TransientError                              nothing was written: deliver the message again
-        └── CommitLost                              the connection broke during COMMIT, and it did not happen
+    └── TransientError                              deliver the message again
+        └── CommitLost                              the connection broke during COMMIT, which did not happen
 
 `InvalidRequestError` is SQLAlchemy's. Errors of the database driver come through as SQLAlchemy raises
 them; `inbox.is_transient` says of any error whether the same work may simply be tried again.
@@ -58,8 +58,8 @@ class TransactionEnded(InboxError):
 
 
 class TransientError(InboxError):
-    """Nothing was written, and the same work may succeed when it is tried again."""
+    """The same work may succeed when it is tried again; if it had taken effect, the inbox will say so."""
 
 
 class CommitLost(TransientError):
-    """The connection broke during COMMIT and the transaction is not in the database."""
+    """The connection broke during COMMIT; it did not happen, or nobody could be asked whether it did."""

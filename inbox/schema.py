@@ -86,7 +86,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class utcnow(FunctionElement[datetime]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """The database's own clock, in UTC: when the transaction began, where that is known."""
+    """The database's own clock, in UTC; on PostgreSQL not `now()`, which stops when a transaction begins."""
 
     inherit_cache = True
     type = UtcDateTime()
@@ -94,7 +94,7 @@ class utcnow(FunctionElement[datetime]):  # noqa: N801 - named like SQLAlchemy's
 
 @compiles(utcnow)
 def _utcnow(element: utcnow, compiler: SQLCompiler, **kw: Any) -> str:
-    return "now()"
+    return "clock_timestamp()"
 
 
 @compiles(utcnow, *_MYSQL)

@@ -1,13 +1,15 @@
 """What `accept` and `accept_many` say, inside the caller's own transaction, on every database."""
 
+import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, create_engine, event, insert, select
 from sqlalchemy.orm import Session
 
-from inbox import Inbox, Retention, Verdict
-from inbox.errors import InvalidOption
+from inbox import Inbox, Retention, Verdict, migration
+from inbox.errors import InvalidOption, UnusableConnection
 from inbox.schema import tables
 from tests.database import Database
 
@@ -156,8 +158,6 @@ def test_old_is_by_the_databases_clock(migrated: Database, monkeypatch: pytest.M
 
 def test_at_most_one_statement_for_a_new_message(migrated: Database) -> None:
     """A new message costs one statement, without a savepoint (MySQL, SQLite: plus setting the wait)."""
-    from sqlalchemy import event
-
     engine, seen = migrated.engine(), list[str]()
     with engine.connect() as connection:
         Inbox("billing").accept(connection, "warm")
@@ -167,3 +167,59 @@ def test_at_most_one_statement_for_a_new_message(migrated: Database) -> None:
     working += [sql for sql in seen if sql.startswith("SET STATEMENT")]
     assert len(working) == 1, seen
     assert "INSERT" in working[0]
+
+
+def test_read_uncommitted_is_refused_where_it_matters(migrated: Database) -> None:
+    """Where a transaction could see a row that is never committed, it is not told that it is a duplicate."""
+    if migrated.name not in ("mariadb", "mysql"):
+        pytest.skip("only MySQL and MariaDB read what has not been committed")
+    dirty = migrated.engine(isolation_level="READ UNCOMMITTED")
+    inbox = Inbox("billing", wait=0)
+    with migrated.engine().connect() as other, dirty.connect() as connection:
+        inbox.accept(other, "a")
+        with pytest.raises(UnusableConnection, match="READ UNCOMMITTED"):
+            inbox.accept(connection, "a")
+        with pytest.raises(UnusableConnection, match="READ UNCOMMITTED"):
+            inbox.accept_many(connection, ["a", "b"])
+
+
+def test_the_outermost_savepoint_of_sqlite(tmp_path: Path) -> None:
+    """Python's driver would commit with the release of an outermost savepoint, so `accept` refuses to be the
+    first in one; after BEGIN by the application's own listener it does not."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'app.db'}")
+    tables().metadata.create_all(engine)
+    with (
+        engine.begin() as connection,
+        connection.begin_nested(),
+        pytest.raises(UnusableConnection, match="savepoint"),
+    ):
+        Inbox("billing").accept(connection, "a")
+    engine.dispose()
+    event.listen(engine, "connect", lambda driver, _: setattr(driver, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    with engine.connect() as connection:
+        with connection.begin_nested():
+            assert Inbox("billing").accept(connection, "a") is NEW
+        connection.rollback()
+        assert Inbox("billing").accept(connection, "a") is NEW
+    engine.dispose()
+
+
+def test_schemas_leave_each_other_alone(postgres: Database) -> None:
+    """The same consumer and key in two schemas of one database are two messages, also while in flight."""
+    engine = postgres.engine()
+    for schema in ("one", "two"):
+        migration.migrate(engine, schema=schema)
+    with engine.connect() as first, engine.connect() as second:
+        assert Inbox("billing", wait=0, schema="one").accept(first, "a") is NEW
+        assert Inbox("billing", wait=0, schema="two").accept(second, "a") is NEW
+
+
+def test_a_row_is_as_old_as_its_insert(migrated: Database) -> None:
+    """A key taken late in a long transaction is kept from then on, and not from when that began."""
+    with migrated.engine().begin() as connection:
+        connection.execute(select(MESSAGE))
+        time.sleep(0.2)
+        later = datetime.now(UTC) - timedelta(milliseconds=100)
+        Inbox("billing").accept(connection, "a")
+        assert connection.execute(select(MESSAGE.c.accepted_at)).scalar_one() > later

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, event, insert, select
+from sqlalchemy import Connection, Engine, delete, event, insert, select
 
 from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge
 from inbox.errors import TablesMissing
@@ -205,6 +205,19 @@ def test_without_tables(database: Database) -> None:
     """Where there are no tables the error says which command makes them."""
     with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
         purge(database.engine())
+
+
+def test_a_purge_that_hangs_lets_go(postgres: Database) -> None:
+    """On PostgreSQL a purge bounds how long its own transaction may stand still with rows deleted in it."""
+    engine, limits = postgres.engine(), list[str]()
+    fill(engine, [2 * WEEK] * 3)
+
+    def look(connection: Connection, *_: object) -> None:
+        limits.append(connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one())
+
+    event.listen(engine, "commit", look)
+    purge(engine)
+    assert "10s" in limits
 
 
 def test_each_batch_reads_only_its_own_rows(postgres: Database) -> None:

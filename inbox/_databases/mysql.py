@@ -21,7 +21,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from .. import _codes, _statements
-from ..errors import TransientError, UnsupportedDatabase
+from ..errors import TransientError, UnsupportedDatabase, UnusableConnection
 from ..schema import Tables
 from ._database import Attempt, Batch, Database, Stored
 
@@ -114,7 +114,7 @@ class MySQL(Database):
         except DBAPIError as error:
             self._raise_unless_timed_out(connection, error)
             return None
-        found = self.find_many(connection, batch)
+        found = super().find_many(connection, batch)
         if len(found) < len(batch.keys):
             raise _snapshot_too_old()
         return {key for key, claim in found.items() if claim == batch.claim}
@@ -125,6 +125,10 @@ class MySQL(Database):
 
     def _without_waiting(self, connection: Connection, look: Callable[[], T]) -> T | None:
         """What can be seen at once: at SERIALIZABLE even a plain SELECT waits for locks."""
+        if connection.get_isolation_level() == "READ UNCOMMITTED":
+            raise UnusableConnection(
+                "at READ UNCOMMITTED, what can be seen of a key in flight may never be committed"
+            )
         try:
             with _lock_wait(connection, 0):
                 return look()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal
+from zlib import crc32
 
 from sqlalchemy import (
     Connection,
@@ -27,6 +28,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
+    text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS, Insert, insert
 from sqlalchemy.exc import DBAPIError
@@ -41,9 +43,7 @@ from ._database import Attempt, Batch, Database, Stored
 # psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
 _COLUMNS = tuple(_statements.ROW)
-# Seeds of the hash, so that a key's lock is not the one of a batch.
-_BATCH: ColumnElement[int] = literal_column("11")
-_KEY: ColumnElement[int] = literal_column("12")
+_PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
 
 @cache
@@ -107,12 +107,19 @@ def _key_lock(tables: Tables) -> ColumnElement[int]:
     """The number of a key's advisory lock: 64 bits, so two keys that share one are rare, and then one of
     them waits in vain for the other. The server computes it, which costs no parameters."""
     consumer, key = (bindparam(name, type_=tables.message.c[name].type) for name in ("consumer", "key"))
-    return func.hashtextextended(key, func.hashtextextended(consumer, _KEY))
+    return func.hashtextextended(key, func.hashtextextended(consumer, _seed(tables, "key")))
 
 
 def _batch_lock(tables: Tables) -> ColumnElement[int]:
     """The number of the advisory lock that all batches of a consumer share."""
-    return func.hashtextextended(bindparam("consumer", type_=tables.message.c.consumer.type), _BATCH)
+    return func.hashtextextended(
+        bindparam("consumer", type_=tables.message.c.consumer.type), _seed(tables, "batch")
+    )
+
+
+def _seed(tables: Tables, lock: str) -> ColumnElement[int]:
+    """Of the hash: a key's lock is not the one of a batch, nor that of another schema."""
+    return literal_column(str(crc32(f"{lock} {tables.message.fullname}".encode())))
 
 
 @cache
@@ -192,6 +199,8 @@ class PostgreSQL(Database):
     def delete_oldest(
         self, connection: Connection, tables: Tables, parameters: dict[str, Any]
     ) -> list[datetime]:
+        # Should this process hang before it commits, whoever waits for a row of the batch does not hang, too.
+        connection.execute(_PURGE_GUARD)
         return list(connection.execute(delete_batch(tables), parameters).scalars())
 
     def size(self, connection: Connection, tables: Tables) -> int:

@@ -14,8 +14,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
 from .. import _codes, _statements
+from ..errors import UnusableConnection
 from ..schema import Tables
 from ._database import Attempt, Batch, Database, Stored
+
+_BEGUN = "inbox: the transaction in which a row went in outside any savepoint"
 
 
 @cache
@@ -56,6 +59,7 @@ class SQLite(Database):
     ) -> int | None:
         """How many rows went in; None if another process kept the write lock for longer than the wait."""
         was_begun = _driver(connection).in_transaction
+        _check_savepoint(connection)
         try:
             with _busy_timeout(connection, wait):
                 return connection.execute(add(tables), rows).rowcount
@@ -89,6 +93,21 @@ class SQLite(Database):
 
     def is_ended(self, connection: Connection) -> bool:
         return not _driver(connection).in_transaction
+
+
+def _check_savepoint(connection: Connection) -> None:
+    """Refuse a savepoint that may be the driver's outermost: its RELEASE would commit the row by itself.
+
+    The driver's default is to send BEGIN before the first write only, and none before a SAVEPOINT.
+    """
+    root = connection.get_transaction()
+    if not connection.in_nested_transaction():
+        connection.info[_BEGUN] = root
+    elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
+        raise UnusableConnection(
+            "inside a savepoint, Python's sqlite3 driver commits too early unless told to leave BEGIN to the "
+            "application (isolation_level=None and a listener to SQLAlchemy's begin event)"
+        )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 NOW = {
-    "postgresql": "now()",
+    "postgresql": "clock_timestamp()",
     "mysql": "(utc_timestamp(6))",
     "mariadb": "(utc_timestamp(6))",
     "sqlite": "(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
