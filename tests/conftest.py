@@ -1,5 +1,6 @@
 """Fixtures: a real database for each test, and what the run's header says about the servers."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,12 @@ from inbox.schema import metadata
 from tests import services
 from tests.database import Database
 from tests.services import Missing, Server
+
+
+def pytest_configure() -> None:
+    """Programs that the tests start hear Ctrl-C, even where this run was started in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
