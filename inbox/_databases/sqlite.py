@@ -70,6 +70,7 @@ class SQLite(Database):
                 # The driver's BEGIN came with this INSERT. What is read in it would keep the file locked for
                 # reading, and the other transaction from committing.
                 connection.connection.rollback()
+                connection.info.pop(_BEGUN, None)
             return None
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
