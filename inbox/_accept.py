@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, Table, inspect
 from sqlalchemy.exc import DBAPIError
 
 from . import _codes
@@ -140,8 +140,10 @@ def explain(connection: Connection, tables: Tables, error: DBAPIError) -> NoRetu
     if connection.dialect.name == "sqlite" and not _codes.is_transient(error):
         missing = not inspect(connection).has_table(tables.message.name)
     if missing:
-        raise TablesMissing(
-            f"table {tables.message.fullname} is not in this database; "
-            "`inbox-outbox migrate --url URL` makes it"
-        ) from error
+        raise TablesMissing(missing_table(tables.message)) from error
     raise error
+
+
+def missing_table(table: Table) -> str:
+    """What to tell who has not made the tables."""
+    return f"table {table.fullname} is not in this database; `inbox-outbox migrate --url URL` makes it"

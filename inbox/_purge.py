@@ -52,7 +52,8 @@ def purge(
     Each batch is a short transaction of its own, and after each the purge rests for as long as the batch
     took, so that live traffic keeps at least half of the database. Rows that somebody else has locked are
     passed over: no `accept` waits for a whole purge, nothing deadlocks, and several purges at once share
-    the work. A row stays one minute longer than the retention says.
+    the work. A row stays one minute longer than the retention says. Rows of the ledger that are as old go
+    last, and are not counted.
 
     Args:
         engine: the database.
@@ -80,6 +81,7 @@ def purge(
     for each in run.consumers() if consumer is None else [consumer]:
         if not run.empty(each, horizon):
             return run.state(finished=False)
+    run.forget_partitions(consumer, horizon)
     return run.state(finished=True)
 
 
@@ -139,6 +141,12 @@ class _Run:
             if len(deleted) < self.batch:
                 return True
             self.sleep(time.monotonic() - began)
+
+    def forget_partitions(self, consumer: str | None, horizon: datetime) -> None:
+        """Delete what is as old of the ledger; there are few rows, one for each partition."""
+        statement = _statements.forget_partitions(self.tables, of_one=consumer is not None)
+        parameters = {"horizon": horizon} | ({} if consumer is None else {"consumer_": consumer})
+        self._transact(lambda connection: connection.execute(statement, parameters))
 
     def _delete(self, parameters: dict[str, Any], connection: Connection) -> list[datetime]:
         return self.database.delete_oldest(connection, self.tables, parameters)

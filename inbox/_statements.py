@@ -77,6 +77,14 @@ def oldest(tables: Tables) -> Select[Any]:
 
 
 @cache
+def forget_partitions(tables: Tables, *, of_one: bool) -> Delete:
+    """What bulk writers committed before the horizon: all of it, or one consumer's."""
+    c = tables.ledger.c
+    old = c.committed_at < bindparam("horizon")
+    return delete(tables.ledger).where(old & (c.consumer == bindparam("consumer_")) if of_one else old)
+
+
+@cache
 def forget(tables: Tables) -> Delete:
     """One key."""
     return delete(tables.message).where(_this(tables))

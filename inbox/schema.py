@@ -11,11 +11,13 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
     DateTime,
     Dialect,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
@@ -31,13 +33,19 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-REVISION = "0001"
+REVISION = "0002"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"
 """Where our own migrations note how far they are, apart from the application's."""
 
 _MYSQL = ("mysql", "mariadb")
+_OPTIONS: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+}
 
 
 class Bytewise(TypeDecorator[str]):
@@ -117,6 +125,7 @@ class Tables:
 
     metadata: MetaData
     message: Table
+    ledger: Table
     version: Table
 
 
@@ -134,16 +143,14 @@ def tables(schema: str | None = None) -> Tables:
         Column("digest", _binary(16)),
         Column("result", Text().with_variant(mysql.MEDIUMTEXT, *_MYSQL)),
         PrimaryKeyConstraint("consumer", "key", name="inbox_message_pkey"),
-        mysql_engine="InnoDB",
-        mysql_charset="utf8mb4",
-        mariadb_engine="InnoDB",
-        mariadb_charset="utf8mb4",
+        **_OPTIONS,
     )
     for column in (message.c.consumer, message.c.key):
         message.append_constraint(
             CheckConstraint(column != "", name=f"inbox_message_{column.name}_not_empty")
         )
     Index("inbox_message_accepted_at", message.c.consumer, message.c.accepted_at)
+    ledger = _ledger(metadata)
     version = Table(
         VERSION_TABLE,
         metadata,
@@ -152,7 +159,33 @@ def tables(schema: str | None = None) -> Tables:
     )
     stamp = DDL(f"INSERT INTO %(fullname)s (version_num) VALUES ('{REVISION}')")  # type: ignore[no-untyped-call]  # noqa: S608
     event.listen(version, "after_create", stamp)
-    return Tables(metadata, message, version)
+    return Tables(metadata, message, ledger, version)
+
+
+def _ledger(metadata: MetaData) -> Table:
+    """What bulk writers have committed: one row for each partition, written in its transaction."""
+    counts = ("rows_new", "rows_duplicate", "rows_repeated", "rows_dropped")
+    ledger = Table(
+        "inbox_ledger",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("run", Bytewise(128), nullable=False),
+        Column("batch", BigInteger, nullable=False),
+        Column("part", Integer, nullable=False),
+        Column("parts", Integer, nullable=False),
+        Column("fingerprint", _binary(16), nullable=False),
+        Column("rows_read", BigInteger, nullable=False),
+        *(Column(name, BigInteger, nullable=False) for name in counts),
+        Column("committed_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint(
+            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_pkey"
+        ),
+        **_OPTIONS,
+    )
+    total = sum((ledger.c[name] for name in counts[1:]), start=ledger.c[counts[0]])
+    ledger.append_constraint(CheckConstraint(ledger.c.rows_read == total, name="inbox_ledger_adds_up"))
+    Index("inbox_ledger_committed_at", ledger.c.consumer, ledger.c.committed_at)
+    return ledger
 
 
 metadata = tables().metadata

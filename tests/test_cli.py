@@ -68,7 +68,7 @@ def test_a_schema(database: Database, way: list[str]) -> None:
     if way:
         run_script(database, output)
     engine = database.engine()
-    assert set(inspect(engine).get_table_names("my app")) == {"inbox_message", VERSION_TABLE}
+    assert set(inspect(engine).get_table_names("my app")) == {"inbox_message", "inbox_ledger", VERSION_TABLE}
     with engine.begin() as connection:
         Inbox("billing", schema="my app").accept(connection, "order-1")
     for command in (["status"], ["show", "billing", "order-1"], ["purge"]):

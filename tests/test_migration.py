@@ -19,7 +19,7 @@ from tests.script import run_script
 MESSAGE = tables().message
 REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
 ALEMBIC = [sys.executable, "-W", "error", "-m", "alembic"]
-INBOX_TABLES = {"inbox_message", VERSION_TABLE}
+INBOX_TABLES = {"inbox_message", "inbox_ledger", VERSION_TABLE}
 
 
 @pytest.fixture

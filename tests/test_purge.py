@@ -258,3 +258,28 @@ def test_keys_are_looked_up_by_the_primary_key(postgres: Database) -> None:
             plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {sql}", parameters).scalars())
             assert "inbox_message_pkey" in plan
             assert "Seq Scan" not in plan
+
+
+def test_the_ledger_goes_too(migrated: Database) -> None:
+    """What the ledger says of partitions goes with the retention as well; of one consumer, or of all."""
+    engine, ledger = migrated.engine(), tables().ledger
+    counts = dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
+    rows = [
+        {"consumer": consumer, "run": "r", "batch": 0, "part": part, "parts": 0, "fingerprint": bytes(16)}
+        | {"committed_at": datetime.now(UTC) - age}
+        | counts
+        for consumer in ("billing", "shipping")
+        for part, age in enumerate((2 * WEEK, DAY))
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(ledger), rows)
+
+    def ages() -> list[tuple[str, int]]:
+        with engine.connect() as connection:
+            found = connection.execute(select(ledger.c.consumer, ledger.c.part).order_by(*ledger.primary_key))
+            return [(row.consumer, row.part) for row in found]
+
+    purge(engine, consumer="billing")
+    assert ages() == [("billing", 1), ("shipping", 0), ("shipping", 1)]
+    purge(engine)
+    assert ages() == [("billing", 1), ("shipping", 1)]
