@@ -9,11 +9,11 @@ from types import ModuleType
 import pytest
 
 import inbox
-from inbox import errors
+import spark
 from tests.program import ROOT
 
-PACKAGES = ("inbox", "inbox_outbox")
-NAMESPACES = ("inbox.errors", "inbox.migration", "inbox.schema")
+PACKAGES = ("inbox", "inbox_outbox", "spark")
+NAMESPACES = ("inbox.errors", "inbox.migration", "inbox.schema", "spark.errors")
 LONGEST_CONTENTS_PAGE = 40
 ERROR = re.compile(r"^(?P<lead>[│ ├└─]*)(?P<name>[A-Z]\w+)(?:\s+\((?P<also>\w+)\))?")
 
@@ -40,10 +40,24 @@ def test_the_names_are_fixed() -> None:
     ]
 
 
-def test_everything_else_is_private() -> None:
-    """Every module of `inbox` that is no namespace on purpose has a name with an underscore."""
-    modules = {path.stem for path in (ROOT / "inbox").glob("[!_]*.py")}
-    assert modules == {name.removeprefix("inbox.") for name in NAMESPACES}
+def test_the_names_of_the_spark_writer_are_fixed() -> None:
+    """`spark` offers these names, and no others."""
+    assert sorted(spark.__all__) == [
+        "Append",
+        "InboxDataSource",
+        "InboxWriter",
+        "Statements",
+        "Upsert",
+        "WriteReport",
+        "errors",
+    ]
+
+
+@pytest.mark.parametrize("package", ["inbox", "spark"])
+def test_everything_else_is_private(package: str) -> None:
+    """Every module that is no namespace on purpose has a name with an underscore."""
+    modules = {f"{package}.{path.stem}" for path in (ROOT / package).glob("[!_]*.py")}
+    assert modules == {name for name in NAMESPACES if name.startswith(f"{package}.")}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -55,10 +69,12 @@ def test_contents_pages_are_short(package: str) -> None:
         assert len(page.read_text().splitlines()) <= LONGEST_CONTENTS_PAGE, page
 
 
-@pytest.mark.parametrize("name", inbox.__all__)
-def test_every_name_is_explained(name: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in (inbox, spark) for name in package.__all__]
+)
+def test_every_name_is_explained(package: ModuleType, name: str) -> None:
     """Every public name has a docstring, and so has every public method and property."""
-    found = getattr(inbox, name)
+    found = getattr(package, name)
     if name == "Key":
         pytest.skip("a type alias, which cannot carry one")
     assert inspect.getdoc(found)
@@ -67,7 +83,7 @@ def test_every_name_is_explained(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMESPACES)
 def test_every_name_of_the_namespaces_is_explained(name: str) -> None:
-    """The same for what `inbox.errors`, `inbox.migration` and `inbox.schema` define."""
+    """The same for what the namespaces define."""
     module = importlib.import_module(name)
     assert module.__doc__
     assert undocumented(module) == []
@@ -92,19 +108,24 @@ def is_ours(owner: ModuleType | type, value: object) -> bool:
     return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == home
 
 
-def test_the_error_tree_is_the_real_one() -> None:
-    """The tree in the docstring of `inbox.errors` names every error, its parent and what else it is."""
-    assert drawn(errors.__doc__ or "") == {
+@pytest.mark.parametrize(
+    ("errors", "root"),
+    [(inbox.errors, "Exception"), (spark.errors, "InboxError")],
+    ids=["inbox", "spark"],
+)
+def test_the_error_tree_is_the_real_one(errors: ModuleType, root: str) -> None:
+    """The tree in the docstring of `errors` names every error, its parent and what else it is."""
+    assert drawn(errors.__doc__ or "", root) == {
         name: (error.__bases__[0].__name__, [base.__name__ for base in error.__bases__[1:]])
         for name, error in vars(errors).items()
         if inspect.isclass(error) and error.__module__ == errors.__name__
     }
 
 
-def drawn(text: str) -> dict[str, tuple[str, list[str]]]:
+def drawn(text: str, root: str) -> dict[str, tuple[str, list[str]]]:
     """Of each error in the drawing: its parent, and the classes in brackets."""
     tree: dict[str, tuple[str, list[str]]] = {}
-    above = {-1: "Exception"}
+    above = {-1: root}
     for line in text.split("::", 1)[1].splitlines():
         if not line.startswith("    ") or not (found := ERROR.match(line[4:])):
             continue

@@ -19,7 +19,7 @@ from tests.inspection import snapshot
 from tests.program import ROOT
 
 ONLY_THESE = {"inbox-outbox", "sqlalchemy", "psycopg", "alembic", "mako", "markupsafe", "typing-extensions"}
-NOT_OURS_TO_TAKE = ("migrations", "tests", "examples", "benchmarks", "docs", "spark", "outbox")
+NOT_OURS_TO_TAKE = ("migrations", "tests", "examples", "benchmarks", "docs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Installed:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of what it is made of."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("inbox", "inbox_outbox", "migrations", "tests"):
+    for name in ("inbox", "inbox_outbox", "spark", "migrations", "tests"):
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -92,9 +92,19 @@ def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_what_is_in_it(wheel: Path) -> None:
     """The wheel has the packages, their type markers, the migrations inside `inbox`, and nothing else."""
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"inbox", "inbox_outbox"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "inbox",
+        "inbox_outbox",
+        "spark",
+    }
     versions = {f"inbox/migrations/versions/{path.name}" for path in _revision_files()}
-    assert {"inbox/py.typed", "inbox_outbox/py.typed", "inbox/migrations/env.py", *versions} <= set(names)
+    assert {
+        "inbox/py.typed",
+        "inbox_outbox/py.typed",
+        "spark/py.typed",
+        "inbox/migrations/env.py",
+        *versions,
+    } <= set(names)
     assert not [name for name in names if name.endswith(".pyc") or "__pycache__" in name]
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 
@@ -167,7 +177,7 @@ def test_every_command(full: Installed, database: Database) -> None:
     said = full.succeed("inbox-outbox", "migrate", "--url", url)
     assert said == f"tables are at revision {REVISION}\n"
     made = snapshot(engine)
-    assert set(made) == {"inbox_message", VERSION_TABLE}
+    assert set(made) == {"inbox_message", "inbox_ledger", VERSION_TABLE}
     with engine.begin() as connection:
         row = {"consumer": "billing", "key": "order-1", "claim": bytes(16)}
         connection.execute(insert(tables().message), row)

@@ -1,0 +1,26 @@
+"""Partitions that commit once: a Spark writer on top of the inbox.
+
+Each partition's inbox rows and results commit in one transaction, so that retries, speculative copies,
+killed executors, resubmitted jobs and streaming replays leave each business key applied once, for as long as
+its inbox row is kept::
+
+    report = InboxWriter(url, "flights", key=["flight_id"], consumer="flights-load").write(df)
+
+`spark.errors` is what can go wrong.
+"""
+
+from . import errors
+from ._report import WriteReport
+from ._results import Append, Statements, Upsert
+from ._source import InboxDataSource
+from ._writer import InboxWriter
+
+__all__ = [
+    "Append",
+    "InboxDataSource",
+    "InboxWriter",
+    "Statements",
+    "Upsert",
+    "WriteReport",
+    "errors",
+]

@@ -1,0 +1,122 @@
+"""Arrow columns in the forms that databases take."""
+
+import json
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Converter = Callable[[pa.Array], pa.Array]
+_PLAIN = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_time,
+    pa.types.is_duration,
+)
+_NESTED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_struct, pa.types.is_map)
+
+
+def sendable(field: pa.Field) -> tuple[pa.DataType | None, Converter | None]:
+    """The plain type that a column is sent as, and how it becomes that; None for what nothing holds."""
+    kind = field.type
+    if any(is_nested(kind) for is_nested in _NESTED):
+        return (None, None) if _is_variant(kind) else (pa.string(), to_json)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind):
+        return pa.string(), lambda column: column.cast(pa.string())
+    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return pa.binary(), lambda column: column.cast(pa.binary())
+    if pa.types.is_int8(kind):
+        return pa.int16(), lambda column: column.cast(pa.int16())
+    if pa.types.is_timestamp(kind) and kind.unit != "us":
+        return pa.timestamp("us", kind.tz), lambda column: column.cast(pa.timestamp("us", kind.tz))
+    if pa.types.is_time(kind) and kind != pa.time64("us"):
+        # Spark counts nanoseconds only where a column was declared with that precision.
+        return pa.time64("us"), lambda column: column.cast(pa.time64("us"))
+    return (kind, None) if any(fits(kind) for fits in _PLAIN) else (None, None)
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    """Spark's VARIANT arrives as a pair of opaque byte strings."""
+    return pa.types.is_struct(kind) and {field.name for field in kind} == {"value", "metadata"}
+
+
+def to_json(column: pa.Array) -> pa.Array:
+    """Lists, structs and maps as JSON text."""
+    texts = [
+        None if value is None else json.dumps(_plain(value, column.type), ensure_ascii=False)
+        for value in column.to_pylist()
+    ]
+    return pa.array(texts, pa.string())
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """What JSON can say: decimals and times as text, so that no digit is lost."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            return str(value)
+        return value
+    if pa.types.is_map(kind):
+        return {_name(key): _plain(item, kind.item_type) for key, item in value}
+    if isinstance(value, dict):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    if isinstance(value, list):
+        return [_plain(item, kind.value_type) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return _name(value)
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return str(value.total_seconds())
+    return str(value) if isinstance(value, Decimal | str | int | float) else json.dumps(value, default=str)
+
+
+def lines(batch: pa.RecordBatch, binary: Converter) -> bytes:
+    """Rows as lines of text with tabs between, as PostgreSQL's COPY and MySQL's LOAD DATA both read them."""
+    columns = [_field(column, binary) for column in batch.columns]
+    joined = pc.binary_join_element_wise(*columns, "\t", null_handling="replace", null_replacement="\\N")
+    ended = pc.binary_join_element_wise(joined, "\n", "", null_handling="emit_null")
+    if len(ended) == 0:
+        return b""
+    _, offsets, data = ended.buffers()
+    ends = memoryview(offsets).cast("i")
+    return memoryview(data)[ends[ended.offset] : ends[ended.offset + len(ended)]].tobytes()
+
+
+def _field(column: pa.Array, binary: Converter) -> pa.Array:
+    if pa.types.is_binary(column.type):
+        return binary(column)
+    if pa.types.is_duration(column.type):
+        return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), " microseconds", "")
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        # Text has no seconds in an offset, as zones had before there was standard time.
+        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+    text = column if pa.types.is_string(column.type) else column.cast(pa.string())
+    if pa.types.is_string(column.type):
+        for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+            text = pc.replace_substring(text, plain, escaped)
+    return text
+
+
+def hexadecimal(column: pa.Array) -> pa.Array:
+    """Byte strings as hexadecimal digits."""
+    return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string())
+
+
+def escaped_bytea(column: pa.Array) -> pa.Array:
+    r"""Byte strings as PostgreSQL reads them in a line of text: ``\\x`` and digits."""
+    return pc.binary_join_element_wise("\\\\x", hexadecimal(column), "", null_handling="emit_null")

@@ -1,0 +1,79 @@
+"""Connections of tasks: few, short, and retried."""
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from inbox import is_transient
+from inbox.errors import TransientError
+
+from ._databases import Database, database_for
+from ._settings import Settings
+
+PATIENCE = 600.0
+"""Seconds that a task waits for a free connection: whoever has one is at work with rows, not computing."""
+
+
+def engine_of(settings: Settings) -> Engine:
+    """An engine whose connections are closed, not kept: an executor would keep one for each worker."""
+    database = database_for(settings.url.get_backend_name())
+    return create_engine(
+        settings.url,
+        poolclass=NullPool,
+        isolation_level=settings.isolation_level or database.isolation,
+        hide_parameters=True,
+        connect_args=database.connect_args,
+    )
+
+
+@contextmanager
+def transaction(
+    engine: Engine, database: Database, settings: Settings, patience: float = PATIENCE
+) -> Iterator[Connection]:
+    """A connection in a transaction with its guards, which the caller commits; it is closed at the end."""
+    with _connect(engine, database, settings, patience) as connection:
+        database.guard(connection, settings)
+        yield connection
+
+
+def _connect(engine: Engine, database: Database, settings: Settings, patience: float) -> Connection:
+    """A connection out of `max_connections`, as soon as the server has one left (which drivers do not tell
+    from a server that is not there).
+
+    Raises:
+        DBAPIError: the server could not be reached for so many seconds, or refused.
+        TransientError: others had all connections for so many seconds.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        is_late = time.monotonic() > deadline
+        try:
+            connection = engine.connect()
+        except DBAPIError as error:
+            if is_late or not is_transient(error):
+                raise
+        else:
+            if _initialized(connection, database, settings):
+                return connection
+            connection.close()
+            if is_late:
+                raise TransientError(f"max_connections={settings.max_connections}: none was free")
+        time.sleep(random.uniform(0.05, 0.5))
+
+
+def _initialized(connection: Connection, database: Database, settings: Settings) -> bool:
+    """The connection made ready, if it may be kept."""
+    try:
+        if settings.max_connections is not None and not database.slot(connection, settings):
+            return False
+        if settings.session_init_statement is not None:
+            connection.execute(text(settings.session_init_statement.replace(":", "\\:")))
+        connection.commit()
+    except BaseException:
+        connection.close()
+        raise
+    return True

@@ -1,0 +1,41 @@
+"""The proof that code of others has left a transaction as it found it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from inbox import is_transient
+from inbox._databases import database_of
+from inbox.errors import TransactionAborted, TransactionEnded
+
+
+@contextmanager
+def intact(connection: Connection) -> Iterator[None]:
+    """A savepoint around the body: it lives as long as the transaction, so releasing it is the proof.
+
+    Raises:
+        TransactionEnded: the body has committed or rolled back, in whatever way.
+        TransactionAborted: it has swallowed an error that makes COMMIT a ROLLBACK.
+    """
+    begun = connection.get_transaction()
+    savepoint = connection.begin_nested()
+    yield
+    ended = TransactionEnded(
+        "results have ended the partition's transaction, or swallowed an error that did: what was written is "
+        "not whole"
+    )
+    if connection.get_transaction() is not begun or not savepoint.is_active:
+        raise ended
+    database = database_of(connection)
+    if not database.is_ended(connection) and database.is_aborted(connection, None):
+        raise TransactionAborted(
+            "results have swallowed an error that had aborted the partition's transaction"
+        )
+    try:
+        savepoint.commit()
+    except DBAPIError as error:
+        if is_transient(error):
+            raise
+        raise ended from error

@@ -1,0 +1,140 @@
+"""What the driver does before and after the tasks; the same for both ways in."""
+
+from dataclasses import replace
+from importlib.metadata import version
+from uuid import uuid4
+
+import pyarrow as pa
+from sqlalchemy import Connection, inspect
+
+from inbox._accept import missing_table
+from inbox.errors import TablesMissing
+from inbox.schema import Tables, tables
+
+from . import _ledger
+from ._columns import check_key, fitted
+from ._connect import engine_of, transaction
+from ._databases import Database, database_for
+from ._ledger import WHOLE_BATCH, Entry
+from ._report import Counts, WriteReport
+from ._settings import Settings
+from ._task import Done, Task
+
+DISTRIBUTION = "inbox-outbox"
+_NOTHING = b"\0" * 16
+_PATIENCE = 15.0
+"""Seconds to wait for a connection before the job: an address or a password may be wrong."""
+
+
+def own_version() -> str:
+    """The version of this package that is installed here."""
+    return version(DISTRIBUTION)
+
+
+class Job:
+    """One batch of one run, seen from the driver.
+
+    Args:
+        settings: the options.
+        run: the run's name; None draws one.
+        parts: the number of partitions, 0 if nobody can say.
+    """
+
+    def __init__(self, settings: Settings, run: str | None, parts: int = 0) -> None:
+        self.settings = settings
+        self.run = run or uuid4().hex
+        self._is_named = run is not None
+        self._parts = parts
+        self._engine = engine_of(settings)
+        self._database: Database = database_for(settings.url.get_backend_name())
+        self._done: dict[Entry, Counts] = {}
+
+    @property
+    def tables(self) -> Tables:
+        """The inbox's tables."""
+        return tables(self.settings.inbox_schema)
+
+    def prepare(self, schema: pa.Schema) -> Task:
+        """Check everything that can be known before a row is read.
+
+        Raises:
+            ColumnMismatch: the DataFrame does not fit.
+            TablesMissing: the inbox's tables have not been made.
+        """
+        check_key(self.settings, schema)
+        with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
+            self._check_tables(connection)
+            fitted(connection, self._database, self.settings, schema)
+            if self._is_named and self.settings.ledger != "off":
+                self._done = self._entries(connection)
+        return Task(self.settings, self.run, self._parts, self._done)
+
+    def check_keys(self, schema: pa.Schema) -> None:
+        """What `prepare` checks, but for the target.
+
+        Raises: as `prepare`.
+        """
+        check_key(self.settings, schema)
+        with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
+            self._check_tables(connection)
+
+    def finished(self) -> Counts | None:
+        """What the whole batch had counted when it was finished, if it ever was."""
+        whole = [counts for entry, counts in self._done.items() if entry.part == WHOLE_BATCH]
+        return whole[0] if whole else None
+
+    def report(self, done: list[Done], seconds: float) -> WriteReport:
+        """What was committed, and a note that the batch is finished."""
+        total = sum((each.counts for each in done), Counts())
+        if self.settings.ledger != "off" and done:
+            with transaction(self._engine, self._database, self.settings) as connection:
+                total = _reconciled(total, self._entries(connection))
+                if self._is_named:
+                    whole = Entry(
+                        self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING
+                    )
+                    self._database.note(connection, self.tables, whole.values() | _ledger.columns(total))
+                connection.commit()
+        transport = next((each.transport for each in done if each.transport != "none"), "none")
+        return self._told(total, len(done), sum(each.replayed for each in done), transport, seconds)
+
+    def report_finished(self, counts: Counts, seconds: float) -> WriteReport:
+        """The report of a batch that was not even looked at."""
+        parts = {entry.part for entry in self._done if entry.part != WHOLE_BATCH}
+        return self._told(counts, len(parts), len(parts), "none", seconds)
+
+    def _told(self, total: Counts, parts: int, replayed: int, transport: str, seconds: float) -> WriteReport:
+        return WriteReport(
+            run=self.run,
+            batch=self.settings.batch,
+            rows=total.rows,
+            new=total.new,
+            duplicate=total.duplicate,
+            repeated=total.repeated,
+            dropped=total.dropped,
+            partitions=parts,
+            replayed=replayed,
+            seconds=seconds,
+            transport=transport,
+        )
+
+    def _entries(self, connection: Connection) -> dict[Entry, Counts]:
+        s = self.settings
+        return _ledger.entries(connection, self.tables, s.consumer, self.run, s.batch)
+
+    def _check_tables(self, connection: Connection) -> None:
+        there = inspect(connection)
+        for table in (self.tables.message, self.tables.ledger):
+            if not there.has_table(table.name, schema=table.schema):
+                raise TablesMissing(missing_table(table))
+
+
+def _reconciled(read: Counts, entries: dict[Entry, Counts]) -> Counts:
+    """The counts of the partitions as they were read last, and of all that the batch has ever committed.
+
+    The two differ when a batch was tried with other partitions before: what it had applied then was found
+    again as its own, so it counts as new, once.
+    """
+    new = sum(counts.new for entry, counts in entries.items() if entry.part != WHOLE_BATCH)
+    rows = max(read.rows, new + read.duplicate + read.dropped)
+    return replace(read, rows=rows, new=new, repeated=rows - new - read.duplicate - read.dropped)

@@ -1,0 +1,151 @@
+"""One partition's rows on the executor, in byte order of their keys, within a fixed amount of memory.
+
+Rows are sorted in runs. A partition that fits is one run in memory; a larger one is written to a temporary
+file run by run and read back range by range (an external merge sort; Knuth, volume 3, 5.4).
+"""
+
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+KEY = "inbox_key"
+"""The column that holds the stored key, the last one of each table here."""
+
+_BLOCKS = 64
+"""The part of the memory that a block may take: what is written, and read back, at a time."""
+
+_RANGE = 4
+"""The part of the memory that the blocks which begin in one range may take together."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One sorted run in the file: its blocks, the first key of each, and its bytes."""
+
+    blocks: list[int] = field(default_factory=list)
+    firsts: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+
+class Spool:
+    """Takes Arrow batches, gives back sorted tables in which no key stands twice: of rows with the same key
+    the one that came first is kept."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._pending: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._runs: list[_Run] = []
+        self._blocks = 0
+        self._writer: Any = None
+        self._file: Any = None
+        self.rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Some more rows."""
+        if batch.num_rows == 0:
+            return
+        self._pending.append(batch)
+        self._bytes += batch.nbytes
+        self.rows += batch.num_rows
+        if self._bytes >= self._memory:
+            self._write_run()
+
+    def finish(self) -> None:
+        """There are no more rows."""
+        if self._file is None:
+            return
+        if self._pending:
+            self._write_run()
+        self._writer.close()
+        self._file.flush()
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows, in byte order of their keys; may be asked for again."""
+        if self._file is not None:
+            yield from self._merged()
+        elif self._pending:
+            # Not before it is asked for: a partition that has committed before is only read.
+            table = _sorted_once(self._pending)
+            self._pending = table.to_batches()
+            yield table
+
+    def _write_run(self) -> None:
+        table = _sorted_once(self._pending)
+        self._pending, self._bytes = [], 0
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="inbox-outbox-")  # noqa: SIM115 - closed in __exit__
+            self._writer = pa.ipc.new_file(self._file, table.schema)
+        run = _Run()
+        for block in _blocks(table.to_batches(), self._memory // _BLOCKS):
+            self._writer.write_batch(block)
+            run.blocks.append(self._blocks)
+            run.firsts.append(block.column(KEY)[0].as_py())
+            run.sizes.append(block.nbytes)
+            self._blocks += 1
+        self._runs.append(run)
+
+    def _merged(self) -> Iterator[pa.Table]:
+        reader = pa.ipc.open_file(self._file)
+        for low, high in self._ranges():
+            yield _sorted_once([part for run in self._runs for part in _slices(reader, run, low, high)])
+
+    def _ranges(self) -> Iterator[tuple[str, str | None]]:
+        """Ranges of keys in each of which a few blocks begin, besides one that each run has begun before."""
+        edges: list[str] = []
+        size = self._memory
+        for first, more in sorted(
+            pair for run in self._runs for pair in zip(run.firsts, run.sizes, strict=True)
+        ):
+            if size + more > self._memory // _RANGE and first not in edges[-1:]:
+                edges.append(first)
+                size = 0
+            size += more
+        yield from zip(edges, [*edges[1:], None], strict=True)
+
+
+def _blocks(batches: list[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """In pieces of at most so many bytes, or of one row."""
+    for batch in batches:
+        if batch.num_rows > 1 and batch.nbytes > limit:
+            half = batch.num_rows // 2
+            yield from _blocks([batch.slice(0, half), batch.slice(half)], limit)
+        else:
+            yield batch
+
+
+def _slices(reader: Any, run: _Run, low: str, high: str | None) -> Iterator[pa.RecordBatch]:
+    """A run's rows whose key is at least `low` and less than `high`."""
+    at = max(0, bisect_right(run.firsts, low) - 1)
+    while at < len(run.blocks) and (high is None or run.firsts[at] < high):
+        block = reader.get_batch(run.blocks[at])
+        keys = block.column(KEY)
+        wanted = pc.greater_equal(keys, low)
+        if high is not None:
+            wanted = pc.and_(wanted, pc.less(keys, high))
+        yield block.filter(wanted)
+        at += 1
+
+
+def _sorted_once(batches: list[pa.RecordBatch]) -> pa.Table:
+    """Sorted by key, the first row of each key only."""
+    table = pa.Table.from_batches(batches)
+    # Arrow sorts text by its bytes and keeps the order of equals.
+    table = table.take(pc.sort_indices(table.column(KEY))).combine_chunks()
+    keys = table.column(KEY).chunk(0)
+    differs = pc.not_equal(keys[1:], keys[:-1])
+    if pc.all(differs).as_py():
+        return table
+    return table.filter(pa.concat_arrays([pa.array([True]), differs])).combine_chunks()

@@ -1,0 +1,193 @@
+"""The spool of a partition: each key once, in byte order, within its memory, however large the partition."""
+
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark._spool import KEY, Spool
+
+MEBIBYTE = 2**20
+Rows = Sequence[tuple[str, int]]
+
+few_keys = st.sampled_from(
+    ["a", "A", "a ", "aa", "b", "é", "e\u0301", "\uffff", "\U00010000", "\U0010ffff", "z" * 40]
+)
+many_keys = st.text("abé\U0001f642", min_size=1, max_size=6)
+batches_of_keys = st.lists(st.lists(few_keys | many_keys, max_size=30), max_size=12)
+memories = st.sampled_from([1, 100, 300, 1_000, 5_000, MEBIBYTE])
+
+
+def batch(rows: Rows, *, width: int = 0) -> pa.RecordBatch:
+    """Rows with a number, a text so long, and their key."""
+    numbers, filler = [number for _, number in rows], [os.urandom(width // 2).hex() for _ in rows]
+    columns = {
+        "number": pa.array(numbers, pa.int64()),
+        "filler": pa.array(filler, pa.string()),
+        KEY: pa.array([key for key, _ in rows], pa.string()),
+    }
+    return pa.record_batch(columns)
+
+
+def numbered(batches: Sequence[Sequence[str]]) -> list[list[tuple[str, int]]]:
+    """The keys with the number of their arrival."""
+    numbers = iter(range(sum(map(len, batches))))
+    return [[(key, next(numbers)) for key in keys] for keys in batches]
+
+
+def read(spool: Spool) -> list[tuple[str, int]]:
+    """All rows, in the order of the tables."""
+    rows: list[tuple[str, int]] = []
+    for table in spool.tables():
+        assert table.column_names[-1] == KEY
+        rows += zip(table.column(KEY).to_pylist(), table.column("number").to_pylist(), strict=True)
+    return rows
+
+
+@settings(max_examples=300, deadline=None)
+@given(keys=batches_of_keys, memory=memories)
+def test_each_key_once_in_byte_order(keys: list[list[str]], memory: int) -> None:
+    """All tables together have each key once, with the row that arrived first, in the order of the keys'
+    bytes; asked again, even in the middle of it, they have the same. How many rows came is known."""
+    arrived = numbered(keys)
+    first: dict[str, int] = {}
+    for rows in arrived:
+        for key, number in rows:
+            first.setdefault(key, number)
+    expected = sorted(first.items(), key=lambda item: item[0].encode())
+    with Spool(memory) as spool:
+        for rows in arrived:
+            spool.add(batch(rows))
+        spool.finish()
+        assert spool.rows == sum(map(len, arrived))
+        abandoned = spool.tables()
+        next(abandoned, None)
+        assert read(spool) == expected
+        assert read(spool) == expected
+
+
+def test_parts_of_larger_batches() -> None:
+    """Batches that are parts of larger arrays, and nested columns beside the key, come back whole."""
+    rows = [(f"{number % 7}", number) for number in range(100)]
+    with Spool(500) as spool:
+        larger = batch([("before", -1), *rows, ("after", -1)])
+        for at in range(0, 100, 10):
+            spool.add(larger.slice(1 + at, 10))
+        spool.finish()
+        assert read(spool) == [(f"{number}", number) for number in range(7)]
+    nested = pa.record_batch(
+        {
+            "list": [[1], None, []],
+            "map": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int32())),
+            KEY: ["c", "a", "b"],
+        }
+    )
+    with Spool(1) as spool:
+        spool.add(nested)
+        spool.add(nested)
+        spool.finish()
+        back = pa.concat_tables(spool.tables())
+    assert back.to_pylist() == [nested.to_pylist()[at] for at in (1, 2, 0)]
+
+
+def random_keys(count: int) -> Iterator[str]:
+    """In no order."""
+    return (os.urandom(16).hex() for _ in range(count))
+
+
+def ordered_keys(count: int) -> Iterator[str]:
+    """As a sequence gives them."""
+    return (f"{number:012d}" for number in range(count))
+
+
+def reversed_keys(count: int) -> Iterator[str]:
+    """The other way round."""
+    return (f"{number:012d}" for number in reversed(range(count)))
+
+
+def crowded_keys(count: int) -> Iterator[str]:
+    """Half of all rows have one key, and the others are near it."""
+    return (random.choice(["m", f"m{random.randrange(count)}"]) for _ in range(count))
+
+
+def test_memory_is_bounded_where_some_rows_are_large() -> None:
+    """The same where all large rows have keys that are near each other."""
+    largest, rows_in = 0, 0
+    with Spool(MEBIBYTE) as spool:
+        for _ in range(50):
+            spool.add(batch([(f"a{key}", 0) for key in random_keys(1_000)], width=20))
+            spool.add(batch([(f"z{key}", 0) for key in random_keys(10)], width=50_000))
+        spool.finish()
+        for table in spool.tables():
+            largest = max(largest, table.nbytes)
+            rows_in += table.num_rows
+    assert rows_in == 50_500
+    assert largest <= MEBIBYTE
+
+
+@pytest.mark.parametrize(("width", "total"), [(40_000, 60), (2_000, 20), (60, 8)])
+@pytest.mark.parametrize("keys", [random_keys, ordered_keys, reversed_keys, crowded_keys])
+def test_memory_is_bounded(keys: Callable[[int], Iterator[str]], width: int, total: int) -> None:
+    """Tens of megabytes in a spool of one: at no time is more than a few times that in memory, and no table
+    is larger than it, with rows of 60 bytes and of 40 kilobytes, in any order."""
+    before, peak, largest, rows_in = pa.total_allocated_bytes(), 0, 0, 0
+    in_batch = max(1, MEBIBYTE // 8 // width)
+    expected = list(keys(total * MEBIBYTE // (width + 60)))
+    with Spool(MEBIBYTE) as spool:
+        for at in range(0, len(expected), in_batch):
+            spool.add(batch([(key, 0) for key in expected[at : at + in_batch]], width=width))
+            peak = max(peak, pa.total_allocated_bytes() - before)
+        spool.finish()
+        for table in spool.tables():
+            largest = max(largest, table.nbytes)
+            peak = max(peak, pa.total_allocated_bytes() - before)
+            rows_in += table.num_rows
+        del table
+    assert rows_in == len(set(expected))
+    assert largest <= MEBIBYTE
+    assert peak <= 6 * MEBIBYTE
+    assert pa.total_allocated_bytes() - before < MEBIBYTE // 2
+
+
+def test_a_spool_that_fits_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that is smaller than the memory is not written to a disk."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: pytest.fail("a file was made"))
+    with Spool(MEBIBYTE) as spool:
+        spool.add(batch([("a", 1)]))
+        spool.finish()
+        assert read(spool) == [("a", 1)]
+    with Spool(1) as spool:
+        spool.finish()
+        assert read(spool) == []
+
+
+@pytest.mark.parametrize("fails", ["not", "while it is filled", "while it is read"])
+def test_the_file_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """When the spool is left, also by an error, its temporary file is closed, and has no name."""
+    files: list[Any] = []
+    make = tempfile.TemporaryFile
+
+    def recording(**options: Any) -> Any:
+        files.append(make(**options, dir=tmp_path))
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", recording)
+    with pytest.raises(ZeroDivisionError), Spool(1_000) as spool:  # noqa: PT012
+        for number in range(50):
+            spool.add(batch([(str(number), number)], width=100))
+        if fails == "while it is filled":
+            raise ZeroDivisionError
+        spool.finish()
+        for _ in spool.tables():
+            if fails == "while it is read":
+                raise ZeroDivisionError
+        raise ZeroDivisionError
+    assert [file.closed for file in files] == [True]
+    assert list(tmp_path.iterdir()) == []
