@@ -65,10 +65,11 @@ def database(url: URL | None) -> Iterator[URL]:
 
 
 def forget(engine: Engine, consumer: str) -> None:
-    """Delete all inbox rows of a consumer, so that the same keys are new again."""
-    message = schema.tables().message
+    """Delete all inbox and ledger rows of a consumer, so that the same keys are new again."""
+    tables = schema.tables()
     with engine.begin() as connection:
-        connection.execute(delete(message).where(message.c.consumer == consumer))
+        for table in (tables.message, tables.ledger):
+            connection.execute(delete(table).where(table.c.consumer == consumer))
 
 
 def twice_at_once(deliver: Callable[[], T]) -> list[T]:

@@ -52,8 +52,9 @@ class InboxWriter:
             that have committed. None draws one, so that only retries inside the job are recognised (keys
             are, in any case). For `foreach_batch` the default is the query's id, if Spark tells it.
         batch: the number of the batch in the run.
-        ledger: "verify" reads a partition before it believes that it has committed; "trust" believes it by
-            its number, and so skips what comes before it; "off" keeps no ledger.
+        ledger: "verify" reads a partition before it believes that it has committed; "trust" believes a batch,
+            or a partition, by its number, and skips all the work of a batch that was finished; "off" keeps
+            no ledger.
         atomicity: "partition", or "job" for all partitions or none, through one task.
         null_keys: "error", or "drop" to leave out rows without a key, and count them.
         batch_size: rows sent at a time.
@@ -144,7 +145,7 @@ class InboxWriter:
         It is a saving and no guarantee: what is found new here may be taken until it is written.
         """
         settings = self._settings(df)
-        Job(settings, None).check_keys(arrow_schema(df))
+        Job(settings, None).check_keys(arrow_schema(df.schema))
         return df.mapInArrow(shipped(unseen_rows, settings), df.schema)
 
     def _settings(self, df: "DataFrame") -> Settings:
@@ -159,7 +160,7 @@ def _write(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
     began = time.monotonic()
     df = _partitioned(df, settings)
     job = Job(settings, run, known_parts(df) if settings.ledger == "trust" else 0)
-    task = job.prepare(arrow_schema(df))
+    task = job.prepare(arrow_schema(df.schema))
     finished = job.finished()
     if finished is not None and settings.ledger == "trust":
         return job.report_finished(finished, time.monotonic() - began)

@@ -45,7 +45,7 @@ def departures() -> list[Departure]:
 
 def test_the_demo_is_exact(database: Database, departures: list[Departure]) -> None:
     """With copies, concurrency and a killed worker, only the inbox run has the expected totals."""
-    done = run(command("examples.demo", "--messages", str(MESSAGES), url=database.url))
+    done = run(command("examples.demo", "--act", "1", "--messages", str(MESSAGES), url=database.url))
     assert (done.returncode, done.stderr) == (0, "")
     assert "With the inbox every departure counts exactly once." in done.stdout
     rows = table(done.stdout)
@@ -69,7 +69,7 @@ def test_the_demo_leaves_nothing_behind(postgres: Database) -> None:
     engine = postgres.engine()
     with engine.begin() as connection:
         connection.execute(message.insert().values(consumer="other", key="key", claim=b"0" * 16))
-    run(command("examples.demo", "--messages", "100", url=postgres.url))
+    run(command("examples.demo", "--act", "1", "--messages", "100", url=postgres.url))
     assert not [name for name in inspect(engine).get_table_names() if name.startswith("demo_")]
     with engine.connect() as connection:
         assert connection.execute(select(message.c.consumer)).scalars().all() == ["other"]
@@ -80,7 +80,7 @@ def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{BROKEN}")
     url = postgres.url.render_as_string(hide_password=False)
-    done = run([sys.executable, str(script), "--messages", "1000", "--url", url])
+    done = run([sys.executable, str(script), "--act", "1", "--messages", "1000", "--url", url])
     assert done.returncode == 1, done.stdout + done.stderr
     assert "WRONG" in done.stdout
     assert table(done.stdout)["departures counted"][2] > 1_000
@@ -89,7 +89,7 @@ def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
 @pytest.mark.parametrize("messages", ["1", "500"])
 def test_the_demo_brings_its_own_database(messages: str) -> None:
     """Without --url it runs on the embedded PostgreSQL, with any number of messages."""
-    done = run(command("examples.demo", "--messages", messages))
+    done = run(command("examples.demo", "--act", "1", "--messages", messages))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -106,7 +106,7 @@ def test_the_demo_says_why_it_cannot_run() -> None:
 def test_the_demo_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the demo and all its workers, removes its tables, and prints no traceback."""
     program = subprocess.Popen(
-        command("examples.demo", url=postgres.url),
+        command("examples.demo", "--act", "1", url=postgres.url),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

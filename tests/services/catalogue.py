@@ -12,6 +12,8 @@ FINDERS = {
     "sqlite": sqlite.find,
 }
 NAMES = tuple(FINDERS)
+OTHERS = ("spark",)
+"""What else can be required: it is no database, and its own fixtures start it."""
 _found: dict[str, Server | Missing] = {}
 
 
@@ -36,6 +38,6 @@ def is_required(name: str) -> bool:
     Raises ValueError for a name that is no service: a misspelt requirement would require nothing.
     """
     required = set(filter(None, os.environ.get("REQUIRE_SERVICES", "").split(",")))
-    if unknown := required - {"all", *NAMES}:
+    if unknown := required - {"all", *NAMES, *OTHERS}:
         raise ValueError(f"REQUIRE_SERVICES names no service: {', '.join(sorted(unknown))}")
     return bool(required & {"all", name})

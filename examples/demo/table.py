@@ -1,0 +1,48 @@
+"""The business data of act two: a table of departures, with no unique key on it."""
+
+from sqlalchemy import Column, Date, Engine, Integer, MetaData, String, Table, func, select
+
+from examples.demo.flights import KEY
+from examples.demo.totals import Sums, Totals
+
+metadata = MetaData()
+departure = Table(
+    "demo_departure",
+    metadata,
+    Column("date", Date, nullable=False),
+    Column("carrier", String(3), nullable=False),
+    Column("flight", Integer, nullable=False),
+    Column("origin", String(3), nullable=False),
+    Column("delay", Integer, nullable=False),
+)
+
+
+def reset(engine: Engine) -> None:
+    """Make the table anew."""
+    metadata.drop_all(engine)
+    metadata.create_all(engine)
+
+
+def rows(engine: Engine) -> int:
+    """How many rows are in the table."""
+    with engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(departure)) or 0
+
+
+def keys(engine: Engine) -> int:
+    """How many different departures are in the table."""
+    distinct = select(*(departure.c[name] for name in KEY)).distinct().subquery()
+    with engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(distinct)) or 0
+
+
+def totals(engine: Engine) -> Totals:
+    """What the rows of the table add up to."""
+    return Totals(_sums(engine, "carrier"), _sums(engine, "origin"))
+
+
+def _sums(engine: Engine, name: str) -> Sums:
+    column = departure.c[name]
+    summed = select(column, func.count(), func.sum(departure.c.delay)).group_by(column)
+    with engine.connect() as connection:
+        return {name: (departures, int(delay)) for name, departures, delay in connection.execute(summed)}
