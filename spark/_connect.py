@@ -24,9 +24,11 @@ def engine_of(settings: Settings) -> Engine:
     return create_engine(
         settings.url,
         poolclass=NullPool,
-        isolation_level=settings.isolation_level or database.isolation,
+        isolation_level=database.isolation_level(settings.isolation_level),
         hide_parameters=True,
-        connect_args=database.connect_args,
+        connect_args={
+            name: value for name, value in database.connect_args.items() if name not in settings.url.query
+        },
     )
 
 

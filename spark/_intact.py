@@ -28,14 +28,17 @@ def intact(connection: Connection) -> Iterator[None]:
     )
     if connection.get_transaction() is not begun or not savepoint.is_active:
         raise ended
-    database = database_of(connection)
-    if not database.is_ended(connection) and database.is_aborted(connection, None):
-        raise TransactionAborted(
-            "results have swallowed an error that had aborted the partition's transaction"
-        )
+    check_not_aborted(connection)
     try:
         savepoint.commit()
     except DBAPIError as error:
         if is_transient(error):
             raise
         raise ended from error
+
+
+def check_not_aborted(connection: Connection) -> None:
+    """Raise `TransactionAborted` if the transaction takes no more statements."""
+    database = database_of(connection)
+    if not database.is_ended(connection) and database.is_aborted(connection, None):
+        raise TransactionAborted("results have swallowed an error that had aborted the transaction")

@@ -3,9 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
 from ._names import PREFIX, from_strings
+from .errors import ColumnMismatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,9 +28,22 @@ def defaults(configuration: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in configuration.items() if name.startswith(PREFIX)}
 
 
-def arrow_schema(df: "DataFrame") -> pa.Schema:
-    """The schema in which a DataFrame's rows will arrive."""
-    return to_arrow_schema(df.schema, timezone="UTC")
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema in which rows will arrive.
+
+    Raises:
+        ColumnMismatch: Spark itself cannot send a column's type.
+    """
+    return pa.schema([_arrow_field(field) for field in schema])
+
+
+def _arrow_field(field: StructField) -> pa.Field:
+    try:
+        return to_arrow_schema(StructType([field]), timezone="UTC").field(0)
+    except PySparkTypeError as error:
+        raise ColumnMismatch(
+            f"column {field.name!r}: the type {field.dataType.simpleString()} cannot be written; cast it"
+        ) from error
 
 
 def known_parts(df: "DataFrame") -> int:

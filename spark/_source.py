@@ -15,7 +15,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from sqlalchemy.exc import DBAPIError
 
@@ -23,7 +22,7 @@ from inbox.errors import InvalidOption, TablesMissing
 
 from ._job import Job
 from ._names import from_strings, plain
-from ._session import defaults
+from ._session import arrow_schema, defaults
 from ._settings import Settings, checked
 from ._ship import sent
 from ._task import Done, run_task
@@ -71,7 +70,7 @@ class _Plan:
     def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> "_Plan":
         if overwrite:
             raise InvalidOption("mode='overwrite': rows that are there stay; use mode('append')")
-        plan = cls(dict(options), to_arrow_schema(schema, timezone="UTC"), uuid4().hex, time.time())
+        plan = cls(dict(options), arrow_schema(schema), uuid4().hex, time.time())
         given = _arguments(plan.options)
         if all(name in given for name in _NEEDED):
             try:

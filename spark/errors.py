@@ -4,7 +4,7 @@
 
     SparkWriterError
     ├── ColumnMismatch   (ValueError)    the DataFrame and the target table do not fit together
-    ├── InvalidRow       (ValueError)    a row has no usable key
+    ├── InvalidRow       (ValueError)    a row has no usable key, or a value that would be changed
     └── VersionMismatch  (RuntimeError)  driver and executor run different versions
 
 All are `inbox.errors.InboxError`. A wrong option is `inbox.errors.InvalidOption`, missing tables are
@@ -24,7 +24,8 @@ class ColumnMismatch(SparkWriterError, ValueError):
 
 
 class InvalidRow(SparkWriterError, ValueError):
-    """A row whose key is NULL, empty, too long or not text: nothing of its partition was written."""
+    """A row whose key is NULL, empty, too long or not text, or with a value that its column would change
+    silently: nothing of its partition was written."""
 
 
 class VersionMismatch(SparkWriterError, RuntimeError):

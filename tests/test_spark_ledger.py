@@ -128,6 +128,18 @@ def test_another_partitioning_of_the_same_run(migrated: Database, engine: Engine
 
 
 @every_ledger
+def test_a_run_that_was_left_half_way(migrated: Database, engine: Engine, ledger: str) -> None:
+    """Submitted again, its partitions that have committed are recognised, and the others are written."""
+    parts = 2 if ledger == "trust" else 0
+    attempt(prepared(migrated, parts, run="r", ledger=ledger), 1, batch(*TEN[6:]))
+    report = write(migrated, [batch(*TEN[:6])], [batch(*TEN[6:])], run="r", ledger=ledger)
+    assert counts(report) == {"new": 10}
+    assert (report.partitions, report.replayed) == (2, 0 if ledger == "off" else 1)
+    assert report.transport != "none"
+    assert written(engine) == TEN
+
+
+@every_ledger
 @pytest.mark.parametrize("seen", [0, 3, 5])
 def test_another_attempt_sees_other_rows(migrated: Database, engine: Engine, ledger: str, seen: int) -> None:
     """A plan that is not deterministic: an attempt has committed, which nobody heard of, and the next one of

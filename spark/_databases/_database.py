@@ -115,6 +115,10 @@ class Database(ABC):
     temporary: Mapping[str, Any] = {}
     """Options of a temporary table."""
 
+    def isolation_level(self, wanted: str | None) -> str:
+        """What a transaction runs at when this much is wanted."""
+        return wanted or self.isolation
+
     @abstractmethod
     def guard(self, connection: Connection, settings: Settings) -> None:
         """Begin the transaction, with limits on waiting that the server keeps even if this process dies."""

@@ -5,24 +5,26 @@ with a length, which a CAST would cut to; assignment then raises an error for wh
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from .. import _arrow
 from .._settings import Settings
+from . import _values
 from ._database import Column, Target, unfit, unknown
 
 _TARGETS = text("""
     SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,
            CASE WHEN t.typtype = 'd' THEN format_type(t.oid, NULL)
                 ELSE format_type(a.atttypid, NULL) END AS full,
-           CASE WHEN coalesce(b.typname, t.typname) = 'numeric'
-                     AND coalesce(nullif(a.atttypmod, -1), nullif(t.typtypmod, -1)) IS NOT NULL
-                THEN (coalesce(nullif(a.atttypmod, -1), t.typtypmod) - 4) & 2047 END AS scale,
+           coalesce(nullif(a.atttypmod, -1), nullif(t.typtypmod, -1)) AS modifier,
+           coalesce(b.typcategory, t.typcategory) AS category,
            a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
-           t.typtype = 'd' AS is_domain, a.attgenerated <> '' AS is_generated
+           a.attgenerated <> '' AS is_generated
     FROM pg_attribute a
     JOIN pg_type t ON t.oid = a.atttypid
     LEFT JOIN pg_type b ON b.oid = nullif(t.typbasetype, 0)
@@ -57,23 +59,60 @@ _WIDER = {
 }
 """Where else a type may go: every value is kept, or the server raises an error."""
 
+_PARSED = set("SEIURG")
+"""Categories of types that read text of their own form: strings, enums, addresses, uuid and json and the
+like, ranges, shapes. Numbers and times read text, too, but drop what they have no room for."""
 
-def targets(connection: Connection, settings: Settings) -> list[Target]:
+_CHANGED = {"name", "char", "bytea", "tsvector", "tsquery"}
+"""Types of these categories that make something else of a text."""
+
+_CLOCKS = {"timestamp", "timestamptz", "time"}
+
+
+@dataclass(frozen=True, slots=True)
+class PostgreSQLTarget(Target):
+    """A column, with what assignment would cut to without a word."""
+
+    length: int | None
+    """Of text: characters. Spaces beyond are cut off silently."""
+    digits: int | None
+    """Of a time: digits of a second. More are rounded."""
+    reads_text: bool
+    """Whether a CAST of text keeps it."""
+
+
+def targets(connection: Connection, settings: Settings) -> list[PostgreSQLTarget]:
     """The columns of the target table, none if it is not there."""
-    rows = connection.execute(_TARGETS, {"name": regclass(connection, settings)}).all()
-    return [
-        Target(row.name, "generated" if row.is_generated else row.kind, row.full, row.scale, row.required)
-        for row in rows
-    ]
+    rows = connection.execute(_TARGETS, {"name": relation(settings.table_schema, settings.table)}).all()
+    return [_target(row) for row in rows]
 
 
-def regclass(connection: Connection, settings: Settings) -> str:
-    """The target's name as `to_regclass` reads it."""
-    quote = connection.dialect.identifier_preparer.quote_identifier
-    return ".".join(quote(part) for part in (settings.table_schema, settings.table) if part)
+def _target(row: Row[Any]) -> PostgreSQLTarget:
+    kind, modifier = row.kind, row.modifier
+    if row.is_generated or (kind == "interval" and modifier is not None):
+        kind = "generated" if row.is_generated else "interval of some fields"
+    scale = length = digits = None
+    if modifier is not None and kind == "numeric":
+        scale = (((modifier - 4) & 2047) ^ 1024) - 1024  # eleven bits, of which the first is the sign
+    elif modifier is not None and kind in ("varchar", "bpchar"):
+        length = modifier - 4
+    elif kind in _CLOCKS:
+        digits = modifier
+    reads_text = row.category in _PARSED and kind not in _CHANGED
+    return PostgreSQLTarget(row.name, kind, row.full, scale, row.required, length, digits, reads_text)
 
 
-def column(field: pa.Field, target: Target | None) -> Column:
+def relation(schema: str | None, name: str | None) -> str:
+    """A table's name as SQL has it."""
+    return ".".join(quoted(part) for part in (schema, name) if part)
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it. SQLAlchemy's own way doubles percent signs, which COPY takes as they are."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     """How a column travels to its target, or without one to a table of Arrow's own types.
 
     Raises:
@@ -84,27 +123,35 @@ def column(field: pa.Field, target: Target | None) -> Column:
         raise unknown(field)
     to_wall_clock = target is not None and target.kind == "timestamp" and pa.types.is_timestamp(kind)
     if to_wall_clock and kind.tz is not None:
-        kind, convert = pa.timestamp("us"), pc.local_timestamp
+        kind, convert = pa.timestamp("us"), _values.chained(convert, pc.local_timestamp)
     staged, name = _staged(kind) or (None, "")
     if staged is None:
         raise unknown(field)
     if target is None:
         return Column(field.name, staged, None, False, convert)
+    convert = _values.chained(convert, _kept(field.name, name, target))
     if name == target.kind:
         if name == "numeric" and target.scale is not None and kind.scale > target.scale:
             raise unfit(field, target)
         return Column(field.name, staged, None, target.full == staged, convert)
     if name == "text":
-        if target.kind in ("bit", "varbit", "generated"):
+        if not target.reads_text:
             raise unfit(field, target)
         is_text = target.kind in ("varchar", "bpchar", "citext")
-        same = (
-            target.full == "character varying"
-        )  # its binary form is that of text, and its length is checked
+        same = target.full == "character varying"  # its binary form is that of text
         return Column(field.name, staged, None if is_text else target.full, same, convert)
     if target.kind not in _WIDER.get(name, ()) and not _is_whole(name, kind, target):
         raise unfit(field, target)
     return Column(field.name, staged, target.full, False, convert)
+
+
+def _kept(field: str, name: str, target: PostgreSQLTarget) -> _values.Converter | None:
+    """What the target would change silently."""
+    if target.length is not None and name == "text":
+        return _values.at_most(field, target.length, pc.utf8_length, "characters")
+    if target.digits is not None and name in _CLOCKS:
+        return _values.whole(field, target.digits)
+    return None
 
 
 def _staged(kind: pa.DataType) -> tuple[str, str] | None:

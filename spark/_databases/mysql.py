@@ -223,7 +223,7 @@ def _load_data(
             (file.name,),
             execution_options={"preserve_rowcount": True},
         )
-    if connection.exec_driver_sql("SELECT @@warning_count").scalar():
+    if connection.exec_driver_sql("SHOW COUNT(*) WARNINGS").scalar():
         warning = connection.exec_driver_sql("SHOW WARNINGS LIMIT 1").first()
         raise InvalidRow(f"LOAD DATA: {warning.Message if warning else 'a value was changed'}")
     rows = sum(batch.num_rows for batch in batches)

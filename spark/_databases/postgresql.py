@@ -40,7 +40,7 @@ from .. import _arrow
 from .._results import Upsert
 from .._settings import Settings
 from ._database import Claim, Column, Database, Taken, Target, driver_errors
-from ._postgresql_types import column, regclass, targets
+from ._postgresql_types import PostgreSQLTarget, column, quoted, relation, targets
 
 try:
     import pgpq
@@ -92,14 +92,17 @@ class PostgreSQL(Database):
         connection.execute(_GUARD, parameters)
 
     def targets(self, connection: Connection, settings: Settings) -> list[Target]:
-        return targets(connection, settings)
+        return [*targets(connection, settings)]
 
     def column(self, field: pa.Field, target: Target | None) -> Column:
+        assert target is None or isinstance(target, PostgreSQLTarget)  # noqa: S101 - from targets()
         return column(field, target)
 
     def can_load_into(self, connection: Connection, settings: Settings) -> bool:
         # COPY knows neither views' rules nor row-level security.
-        return bool(connection.execute(_PLAIN, {"name": regclass(connection, settings)}).scalar())
+        return bool(
+            connection.execute(_PLAIN, {"name": relation(settings.table_schema, settings.table)}).scalar()
+        )
 
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
         added = insert(tables.ledger).on_conflict_do_nothing()
@@ -155,12 +158,10 @@ class PostgreSQL(Database):
     def load(
         self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int
     ) -> None:
-        quote = connection.dialect.identifier_preparer.quote_identifier
-        relation = ".".join(quote(part) for part in (schema, name) if part)
-        columns = ", ".join(quote(column) for column in rows.column_names)
+        columns = ", ".join(quoted(column) for column in rows.column_names)
         batches = rows.to_batches(max_chunksize=batch_size)
         form = "" if pgpq is None else " (FORMAT BINARY)"
-        with _copy(connection, f"COPY {relation} ({columns}) FROM STDIN{form}") as copy:
+        with _copy(connection, f"COPY {relation(schema, name)} ({columns}) FROM STDIN{form}") as copy:
             for piece in _lines(batches) if pgpq is None else _binary(rows.schema, batches):
                 copy.write(piece)
 

@@ -1,8 +1,6 @@
-"""SQLite: one writer for the whole file, on one machine. Each partition's transaction waits for that place,
-so partitions are written one after the other.
-
-A transaction begins by writing (the ledger's row, or the keys): one that has only read cannot wait for the
-place to write, because what it has read may be old by then.
+"""SQLite: one writer for the whole file, on one machine. Each transaction waits for that place before it does
+anything else, because one that has read something cannot: that may be old by then. So partitions are written
+one after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,15 +43,18 @@ _TARGETS = text("""
 class SQLite(Database):
     """Rows one by one, in one statement that is prepared once."""
 
-    isolation = "SERIALIZABLE"  # it has no READ COMMITTED
+    isolation = "SERIALIZABLE"
 
     def __init__(self) -> None:
         self._version: str | None = None
 
+    def isolation_level(self, wanted: str | None) -> str:
+        return self.isolation  # there is no less
+
     def guard(self, connection: Connection, settings: Settings) -> None:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(settings.lock_timeout * 1000):d}")
         # The driver would begin by itself, but not before a savepoint, whose release would then commit.
-        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def targets(self, connection: Connection, settings: Settings) -> list[Target]:
         self._version = settings.results.version if isinstance(settings.results, Upsert) else None

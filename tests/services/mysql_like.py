@@ -23,6 +23,7 @@ SETTINGS = (
     "--max-connections=300",
     "--character-set-server=utf8mb4",
     "--innodb-flush-log-at-trx-commit=0",  # tests kill processes, not machines
+    "--local-infile=ON",
 )
 
 

@@ -1,0 +1,236 @@
+"""What a partition's transaction is: its isolation level, its limits, its statements, its schema."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, Engine, func, insert, select, text
+from sqlalchemy.exc import DBAPIError
+
+from inbox import Inbox, Verdict, migration
+from inbox.errors import TransactionAborted, TransactionEnded
+from inbox.schema import tables
+from spark._task import Done, Task
+from tests.database import Database
+from tests.spark_writes import (
+    CONSUMER,
+    RESULT,
+    attempt,
+    batch,
+    counts,
+    make_result,
+    prepared,
+    taken,
+    write,
+    written,
+)
+from tests.together import Task as Thread
+from tests.together import together
+
+MANY = [batch(*((f"{at:02d}-{number}", number) for number in range(3_000))) for at in range(20)]
+LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the table for results."""
+    return make_result(migrated)
+
+
+def rows_in(engine: Engine, table: Any) -> int:
+    """How many rows a table has."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def with_results(task: Task, results: Any) -> Task:
+    """The same task with another function, which need not be sent anywhere."""
+    return replace(task, settings=replace(task.settings, results=results))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_isolation_level_is_the_one_asked_for(migrated: Database, engine: Engine, level: str) -> None:
+    """The transaction of a partition runs at that level, and keys are taken once at each of them."""
+    seen = []
+
+    def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        seen.append(connection.get_isolation_level())
+
+    write(migrated, [batch(("a", 1))], isolation_level=level, results=look)
+    assert seen == ["SERIALIZABLE" if migrated.name == "sqlite" else level.replace("_", " ")]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("ledger", ["verify", "off"])
+def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, level: str, ledger: str) -> None:
+    """Three copies of each of two tasks at once, whose keys overlap, at any isolation level: no error
+    reaches anybody, every copy of a task reports the same, and nothing is applied twice."""
+    if migrated.name == "sqlite" and level != "SERIALIZABLE":
+        pytest.skip("it has one level")
+    rows = [batch(*((f"k{number}", number) for number in range(start, start + 60))) for start in (0, 30)]
+    task = prepared(migrated, 2, run="r", ledger=ledger, isolation_level=level, lock_timeout=5)
+
+    def copy(part: int) -> Done | None:
+        return attempt(task, part, rows[part])
+
+    done = together([lambda part=part: copy(part) for part in (0, 1) * 3])  # type: ignore[misc]
+    assert (
+        len({each.counts for each in done[0::2] if each})
+        == len({each.counts for each in done[1::2] if each})
+        == 1
+    )
+    assert done[0] is not None
+    assert done[1] is not None
+    total = done[0].counts + done[1].counts
+    assert (total.rows, total.new, total.repeated) == (120, 90, 30)
+    assert len(written(engine)) == len(taken(engine)) == 90
+
+
+def test_a_large_partition_in_which_an_error_is_swallowed(postgres: Database) -> None:
+    """TransactionAborted, also where keys were still to be taken after the error; nothing is written."""
+    engine = make_result(postgres)
+
+    def careless(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        with suppress(DBAPIError):
+            connection.exec_driver_sql("SELECT no_such_column FROM result")
+
+    with pytest.raises(TransactionAborted):
+        write(postgres, MANY, results=careless, memory=2**20)
+    assert (rows_in(engine, RESULT), rows_in(engine, tables().message)) == (0, 0)
+
+
+def test_a_large_partition_in_which_a_function_commits(migrated: Database, engine: Engine) -> None:
+    """TransactionEnded, and what came after its COMMIT is not kept."""
+
+    def hasty(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        connection.exec_driver_sql("COMMIT")
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+
+    with pytest.raises(TransactionEnded):
+        write(migrated, MANY, results=hasty, memory=2**20, batch_size=100)
+    assert rows_in(engine, RESULT) == 100
+    assert rows_in(engine, tables().message) < 60_000
+
+
+def test_a_savepoint_of_a_function(migrated: Database, engine: Engine) -> None:
+    """A function that expects an error takes a savepoint, and the rest commits on every database."""
+
+    def careful(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+        with suppress(DBAPIError), connection.begin_nested():
+            connection.exec_driver_sql("INSERT INTO result (id, amount) VALUES ('undone', 1)")
+            connection.exec_driver_sql("SELECT no_such_column FROM result")
+
+    assert counts(write(migrated, [batch(("a", 1), ("b", 2))], results=careful)) == {"new": 2}
+    assert written(engine) == [("a", 1), ("b", 2)]
+
+
+def test_a_transient_error_of_a_function_is_tried_again(migrated: Database, engine: Engine) -> None:
+    """The whole transaction runs again in a new one, and all of it is there once; any other error of the
+    database comes through at once."""
+    calls = []
+
+    def locked(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        calls.append(connection)
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+
+    task = with_results(prepared(migrated, 1, lock_timeout=1), locked)
+    with engine.connect() as blocker:
+        blocker.execute(insert(tables().message), {"consumer": CONSUMER, "key": "b", "claim": bytes(16)})
+        writing = Thread(lambda: attempt(task, 0, batch(("a", 1), ("b", 2))))
+        time.sleep(2)
+        blocker.rollback()
+    done = writing.result()
+    assert done is not None
+    assert done.counts.new == 2
+    assert len(calls) == 1
+    assert written(engine) == [("a", 1), ("b", 2)]
+
+    def broken(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        calls.append(connection)
+        connection.exec_driver_sql("SELECT no_such_column FROM result")
+
+    with pytest.raises(DBAPIError):
+        attempt(with_results(task, broken), 0, batch(("c", 1)))
+    assert len(calls) == 2
+
+
+def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> None:
+    """With `query_timeout` the server ends it, the task fails at once, and nothing stays."""
+    if migrated.name == "sqlite":
+        pytest.skip("it has no clock for statements")
+    slow = {"postgresql": "SELECT pg_sleep(20)"}.get(
+        migrated.name,
+        "SELECT count(*) FROM information_schema.columns a, information_schema.columns b WHERE SLEEP(20) = 0",
+    )
+
+    def sleep(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.exec_driver_sql(slow)
+
+    began = time.monotonic()
+    with pytest.raises(DBAPIError):
+        write(migrated, [batch(("a", 1))], results=sleep, query_timeout=1)
+    assert time.monotonic() - began < 15
+    assert taken(engine) == []
+
+
+def test_a_statement_at_the_beginning_of_each_session(migrated: Database, engine: Engine) -> None:
+    """`session_init_statement` has run before anything else, on every connection, colons and all."""
+    statement, question = {
+        "postgresql": (
+            "SELECT set_config('app.who', 'a:b %s'::text, false)",
+            "SELECT current_setting('app.who')",
+        ),
+        "sqlite": ("CREATE TEMP TABLE who AS SELECT 'a:b %s' AS name", "SELECT name FROM who"),
+    }.get(migrated.name, ("SET @who = 'a:b %s'", "SELECT @who"))
+    seen = []
+
+    def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        seen.append(connection.exec_driver_sql(question).scalar())
+
+    options = {"session_init_statement": statement, "results": look}
+    write(migrated, [batch(("a", 1))], [batch(("b", 1))], **options)
+    assert seen == ["a:b %s"] * 2
+    with pytest.raises(DBAPIError):
+        prepared(migrated, session_init_statement="SELECT nonsense")
+
+
+def test_tables_in_schemas(postgres: Database) -> None:
+    """`inbox_schema` is where keys and ledger are, `table` may name the schema of the results; the tables of
+    the same names elsewhere are left alone."""
+    engine = make_result(postgres)
+    migration.migrate(engine, schema="box")
+    with engine.begin() as connection:
+        connection.exec_driver_sql('CREATE SCHEMA "Shop"')
+        connection.exec_driver_sql(
+            'CREATE TABLE "Shop"."My result" (id text, amount bigint, "Key ""1""" text)'
+        )
+    rows = pa.record_batch({"id": ["a", "b"], "amount": [1, 2], 'Key "1"': ["x", "y"]})
+    options = {"inbox_schema": "box", "table": "Shop.My result", "key": ['Key "1"', "id"], "run": "r"}
+    for replayed in (0, 1):
+        report = write(postgres, [rows], **options)
+        assert (counts(report), report.replayed) == ({"new": 2}, replayed)
+    with engine.begin() as connection:
+        found = connection.execute(text('SELECT * FROM "Shop"."My result" ORDER BY id')).all()
+        assert found == [("a", 1, "x"), ("b", 2, "y")]
+        assert Inbox(CONSUMER, schema="box").accept(connection, ("x", "a")) is Verdict.DUPLICATE
+        assert Inbox(CONSUMER).accept(connection, ("x", "a")) is Verdict.NEW
+    assert rows_in(engine, tables("box").ledger) == 2
+    assert rows_in(engine, tables().ledger) == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100_000])
+def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size: int) -> None:
+    """However many at a time, all of them arrive."""
+    rows = [(f"k{number:03d}", number) for number in range(100)]
+    assert write(migrated, [batch(*rows)], batch_size=batch_size).new == 100
+    assert written(engine) == rows
