@@ -10,6 +10,11 @@ from inbox import is_transient
 from inbox._databases import database_of
 from inbox.errors import TransactionAborted, TransactionEnded
 
+_ENDED = (
+    "results have ended the partition's transaction, or swallowed an error that did: what was written is not "
+    "whole"
+)
+
 
 @contextmanager
 def intact(connection: Connection) -> Iterator[None]:
@@ -22,23 +27,21 @@ def intact(connection: Connection) -> Iterator[None]:
     begun = connection.get_transaction()
     savepoint = connection.begin_nested()
     yield
-    ended = TransactionEnded(
-        "results have ended the partition's transaction, or swallowed an error that did: what was written is "
-        "not whole"
-    )
     if connection.get_transaction() is not begun or not savepoint.is_active:
-        raise ended
-    check_not_aborted(connection)
+        raise TransactionEnded(_ENDED)
+    check_open(connection)
     try:
         savepoint.commit()
     except DBAPIError as error:
         if is_transient(error):
             raise
-        raise ended from error
+        raise TransactionEnded(_ENDED) from error
 
 
-def check_not_aborted(connection: Connection) -> None:
-    """Raise `TransactionAborted` if the transaction takes no more statements."""
+def check_open(connection: Connection) -> None:
+    """Raise, as `intact` does, unless the transaction takes more statements."""
+    if connection.closed or not connection.in_transaction():
+        raise TransactionEnded(_ENDED)
     database = database_of(connection)
     if not database.is_ended(connection) and database.is_aborted(connection, None):
         raise TransactionAborted("results have swallowed an error that had aborted the transaction")

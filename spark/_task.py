@@ -19,7 +19,7 @@ from . import _keys, _ledger, _sinks
 from ._columns import fitted
 from ._connect import engine_of, transaction
 from ._databases import Claim, Database, database_for
-from ._intact import check_not_aborted, intact
+from ._intact import check_open, intact
 from ._ledger import Entry
 from ._report import Counts
 from ._results import Append, Statements, Upsert
@@ -188,7 +188,7 @@ class _Partition:
             first = next(rest, None)
             if first is not None:
                 results(connection, chain([first], rest))
-                check_not_aborted(connection)
+                check_open(connection)
             for _ in rest:  # what the function did not want to see is taken all the same
                 pass
         counts = replace(taking.counts, dropped=self._dropped, rows=self._spool.rows + self._dropped)

@@ -36,14 +36,14 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSe
         pytest.fail(f"spark is required: {missing.reason}")
     if missing is not None:
         pytest.skip(f"spark: {missing.reason}")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:  # Spark's Python workers have it from the JVM
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         session = _started(tmp_path_factory.mktemp("spark"))
-        yield session
-        session.stop()
+    yield session
+    session.stop()
 
 
 def _started(folder: Path) -> "SparkSession":

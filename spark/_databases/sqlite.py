@@ -1,6 +1,7 @@
-"""SQLite: one writer for the whole file, on one machine. Each transaction waits for that place before it does
-anything else, because one that has read something cannot: that may be old by then. So partitions are written
-one after the other.
+"""SQLite: one writer for the whole file, on one machine, so partitions are written one after the other.
+
+A transaction that has read something cannot wait for the place to write, because what it has read may be old
+by then; so one that is going to write waits for it first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,7 @@ class SQLite(Database):
     def guard(self, connection: Connection, settings: Settings) -> None:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(settings.lock_timeout * 1000):d}")
         # The driver would begin by itself, but not before a savepoint, whose release would then commit.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql("BEGIN")
 
     def targets(self, connection: Connection, settings: Settings) -> list[Target]:
         self._version = settings.results.version if isinstance(settings.results, Upsert) else None
@@ -76,6 +77,9 @@ class SQLite(Database):
         return types.column(field, target, is_version=field.name == self._version)
 
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
+        # Whatever this transaction has done so far, it has only read: it begins anew, and waits.
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
         return connection.execute(_begin(tables), row).rowcount == 1
 
     def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
