@@ -49,12 +49,23 @@ class Grid:
     rows: Sequence[Sequence[str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Plain measurements along a quantity: a line each, as points (x, y)."""
+
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+
+
 @dataclass(slots=True)
 class Report:
     """What one benchmark found."""
 
     figures: list[Figure] = field(default_factory=list)
     grids: list[Grid] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
 
 
 def figure(
@@ -77,6 +88,13 @@ def ratios(rates: Rates, variant: str, base: str) -> list[float]:
     return [ours / theirs for ours, theirs in zip(rates[variant], rates[base], strict=True)]
 
 
+def in_turn(names: Iterable[str], number: int) -> list[str]:
+    """The variants in the order of this round: each is the first one once."""
+    ordered = list(names)
+    first = number % len(ordered)
+    return ordered[first:] + ordered[:first]
+
+
 def take_turns(
     variants: Mapping[str, Operation],
     *,
@@ -86,12 +104,10 @@ def take_turns(
     tick: Callable[[], object],
 ) -> dict[str, list[float]]:
     """Run the variants in turn, `rounds` times `seconds` each, after one round that does not count."""
-    names = list(variants)
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    rates: dict[str, list[float]] = {name: [] for name in variants}
     with ThreadPoolExecutor(workers) as pool:
         for number in range(rounds + 1):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
+            for name in in_turn(variants, number):
                 rate = _rate(pool, variants[name], workers, seconds)
                 if number > 0:
                     rates[name].append(rate)

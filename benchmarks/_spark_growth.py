@@ -1,0 +1,99 @@
+"""How the time of a job grows with its rows, and with what is in the inbox already."""
+
+import itertools
+from collections.abc import Iterator
+from statistics import median
+
+from sqlalchemy import text
+
+from inbox import schema
+
+from . import _filling
+from ._lab import run_alone
+from ._measure import Curve, Grid, Report, figure
+from ._spark_lab import Bench, Job, SparkLab, expect
+from ._spark_rows import KINDS, TARGET
+
+_SIZES = (0.1, 0.5, 1, 2, 5)
+"""Times the number of rows."""
+_TIMES_LARGER = 10
+"""The large inbox holds so many times the rows of a job."""
+_EMPTY, _LARGE = "empty", "large"
+"""Schemas with an inbox each."""
+
+
+def growth(lab: SparkLab) -> Report:
+    """Seconds against rows, for both kinds of keys, into an empty inbox."""
+    counts = [round(size * lab.rows) for size in _SIZES]
+    found: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
+    tick = lab.lab.task("time against rows", len(KINDS) * len(counts))
+    with lab.bench("growth") as bench:
+        bench.write("random", lab.rows // 10)
+        for count in counts:
+            for kind in KINDS:
+                bench.clear()
+                bench.settle()
+                found[kind][count], _ = bench.write(kind, count)
+                tick()
+    lines = [(f"{count:,}", *(f"{found[kind][count]:.2f}" for kind in KINDS)) for count in counts]
+    columns = ("rows", *(f"{kind} keys, s" for kind in KINDS))
+    points = {
+        f"{kind} keys": [(count / 1e6, seconds) for count, seconds in some.items()]
+        for kind, some in found.items()
+    }
+    linear = [(found[kind][counts[-1]] / counts[-1]) / (found[kind][counts[2]] / counts[2]) for kind in KINDS]
+    return Report(
+        figures=[
+            figure(f"{kind} keys: time of a row, {counts[-1]:,} rows / {counts[2]:,}", [ratio])
+            for kind, ratio in zip(KINDS, linear, strict=True)
+        ],
+        grids=[Grid("time against rows", columns, lines)],
+        curves=[Curve("time against rows", "million rows", "seconds", points)],
+    )
+
+
+def inbox_size(lab: SparkLab) -> Report:
+    """Seconds of a job of fresh rows, for an empty inbox and for a large one."""
+    large = _TIMES_LARGER * lab.rows
+    with lab.bench("inbox_size") as bench:
+        _filling.create(bench.engine, _EMPTY)
+        with lab.lab.step(f"filling an inbox with {large:,} keys"):
+            _filling.fill(bench.engine, _LARGE, large)
+        bench.write("random", lab.rows // 10, inbox_schema=_EMPTY)
+        firsts = itertools.count(lab.rows, lab.rows)
+        jobs = {
+            f"{kind} {name}": _fresh(bench, kind, name, lab.rows, firsts)
+            for kind in KINDS
+            for name in (_EMPTY, _LARGE)
+        }
+        seconds = lab.compare("time against inbox size", jobs, rounds=3)
+    report = Report()
+    title = f"time for {lab.rows:,} fresh rows against inbox size"
+    lines = []
+    for name, size in ((_EMPTY, "0"), (_LARGE, f"{large:,}")):
+        lines.append((size, *(f"{median(seconds[f'{kind} {name}']):.2f}" for kind in KINDS)))
+    report.grids.append(Grid(title, ("keys there", *(f"{kind} keys, s" for kind in KINDS)), lines))
+    points = {}
+    for kind in KINDS:
+        empty, full = seconds[f"{kind} {_EMPTY}"], seconds[f"{kind} {_LARGE}"]
+        slower = [after / before for before, after in zip(empty, full, strict=True)]
+        report.figures.append(figure(f"{kind} keys: time with {large:,} keys there / with none", slower))
+        points[f"{kind} keys"] = [(0.0, median(empty)), (large / 1e6, median(full))]
+    report.curves.append(Curve("time against inbox size", "million keys there", "seconds", points))
+    return report
+
+
+def _fresh(bench: Bench, kind: str, name: str, count: int, firsts: Iterator[int]) -> Job:
+    """A job of rows that no job before had; the large inbox grows by them, the empty one is emptied."""
+
+    def work() -> dict[str, float]:
+        emptied = schema.tables(_EMPTY)
+        with bench.engine.begin() as connection:
+            names = (TARGET, emptied.message.fullname, emptied.ledger.fullname)
+            connection.execute(text(f"TRUNCATE {', '.join(names)}"))
+        run_alone(bench.engine, "CHECKPOINT")
+        seconds, report = bench.write(kind, count, first=next(firsts), inbox_schema=name)
+        expect(report.new, count)
+        return {f"{kind} {name}": seconds}
+
+    return work

@@ -1,0 +1,145 @@
+"""Where the Spark writer is measured: a session on two cores, and a database of its own."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from rich.console import Console
+from sqlalchemy import Engine, text
+
+from inbox import schema
+from spark import InboxWriter, WriteReport
+
+from ._business import CONSUMER
+from ._lab import Lab, run_alone
+from ._measure import in_turn
+from ._spark_rows import PARTITIONS, TARGET, TARGET_DDL, rows
+
+JDBC_DRIVER = "org.postgresql:postgresql:42.7.4"
+
+Job = Callable[[], Mapping[str, float]]
+"""Prepares itself, works, and says how long what took, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkLab:
+    """A Spark session, a PostgreSQL, and how much to write."""
+
+    lab: Lab
+    session: SparkSession
+    rows: int
+
+    @property
+    def has_jdbc(self) -> bool:
+        """Whether the driver for Spark's own JDBC writer could be had."""
+        return self.session.conf.get("spark.jars.packages", "") != ""
+
+    @property
+    def rounds(self) -> int:
+        """How often variants take turns."""
+        return 3 if self.lab.quick else 5
+
+    @contextmanager
+    def bench(self, name: str) -> Iterator["Bench"]:
+        """A database with the inbox's tables and a table for results."""
+        with self.lab.database(name) as engine:
+            schema.metadata.create_all(engine)
+            with engine.begin() as connection:
+                connection.execute(text(TARGET_DDL))
+                # It would wake up beside whatever variant happens to be running.
+                connection.execute(text("ALTER TABLE inbox_message SET (autovacuum_enabled = off)"))
+            yield Bench(self.session, engine)
+
+    def compare(
+        self, title: str, jobs: Mapping[str, Job], rounds: int | None = None
+    ) -> dict[str, list[float]]:
+        """For each thing that the jobs time, its seconds in each round."""
+        rounds = rounds or self.rounds
+        tick = self.lab.task(title, rounds * len(jobs))
+        found: dict[str, list[float]] = {}
+        for number in range(rounds):
+            for name in in_turn(jobs, number):
+                for what, seconds in jobs[name]().items():
+                    found.setdefault(what, []).append(seconds)
+                tick()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One database, and jobs that write to it."""
+
+    session: SparkSession
+    engine: Engine
+
+    def clear(self) -> None:
+        """As empty as at first."""
+        with self.engine.begin() as connection:
+            connection.execute(text(f"TRUNCATE {TARGET}, inbox_message, inbox_ledger"))
+
+    def settle(self) -> None:
+        """Nothing is left to be done by the server later: what comes now starts as all others do."""
+        run_alone(self.engine, f"VACUUM (ANALYZE) {TARGET}, inbox_message, inbox_ledger", "CHECKPOINT")
+
+    def write(
+        self, kind: str, count: int, *, first: int = 0, partitions: int = PARTITIONS, **options: Any
+    ) -> tuple[float, WriteReport]:
+        """Write rows by the inbox: the seconds, and the report."""
+        df = rows(self.session, kind, count, first=first, partitions=partitions)
+        writer = InboxWriter(self.engine.url, TARGET, "key", CONSUMER, **options)
+        began = time.perf_counter()
+        report = writer.write(df)
+        return time.perf_counter() - began, report
+
+    def append_by_jdbc(self, kind: str, count: int, properties: str = "") -> float:
+        """Write rows by Spark's own JDBC writer, with its default settings: the seconds."""
+        df = rows(self.session, kind, count)
+        url = self.engine.url
+        address = f"jdbc:postgresql://{url.host}:{url.port}/{url.database}?user={url.username}{properties}"
+        writer = df.write.format("jdbc").mode("append").option("url", address).option("dbtable", TARGET)
+        began = time.perf_counter()
+        writer.option("driver", "org.postgresql.Driver").save()
+        return time.perf_counter() - began
+
+    def count(self) -> int:
+        """Rows in the table for results."""
+        with self.engine.connect() as connection:
+            return int(connection.execute(text(f"SELECT count(*) FROM {TARGET}")).scalar_one())
+
+
+def expect(found: int, expected: int) -> None:
+    """What is measured has to have done its work."""
+    if found != expected:
+        raise AssertionError(f"{found} instead of {expected}")
+
+
+@contextmanager
+def spark_session(console: Console) -> Iterator[SparkSession]:
+    """A session with the JDBC driver, or without it if it cannot be fetched."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    project = str(Path(__file__).parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([project, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.session.timeZone", "UTC")
+    )
+    try:
+        session = builder.config("spark.jars.packages", JDBC_DRIVER).getOrCreate()
+    except PySparkException:
+        console.print(f"[red]{JDBC_DRIVER} cannot be fetched: nothing is compared with Spark's JDBC writer")
+        session = builder.config("spark.jars.packages", "").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()

@@ -1,0 +1,72 @@
+"""What the Spark writer costs, as ratios of jobs that ran side by side.
+
+    python -m benchmarks.spark_writer [--quick] [--only NAME] [--rows N] [--png docs/benchmarks-spark.png]
+
+Runs on a private PostgreSQL with fsync on and a Spark of two cores. Spark's own JDBC writer, which gives no
+guarantee, is what fresh rows are held against; its driver is fetched by Spark. The exit code is 1 when a
+target is missed.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pyspark import __version__ as spark_version
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from examples.embedded_postgres import EmbeddedPostgres
+
+from . import _chart, _spark_growth, _spark_memory, _spark_rates
+from ._lab import SETTINGS, Lab
+from ._measure import Report
+from ._spark_lab import SparkLab, spark_session
+from .inbox import _figures_table, _grid_table
+
+BENCHMARKS: dict[str, Callable[[SparkLab], Report]] = {
+    "rates": _spark_rates.rates,
+    "memory": _spark_memory.memory,
+    "growth": _spark_growth.growth,
+    "size": _spark_growth.inbox_size,
+}
+_ROWS, _FEW_ROWS = 1_000_000, 100_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for, print it, draw it; 1 if a target is missed."""
+    options = _options(arguments)
+    console = Console()
+    rows = options.rows or (_FEW_ROWS if options.quick else _ROWS)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with EmbeddedPostgres(SETTINGS) as server, spark_session(console) as session:
+        with Progress(*columns, console=console, auto_refresh=False) as progress:
+            lab = SparkLab(Lab(server, progress, options.quick), session, rows)
+            reports = [BENCHMARKS[name](lab) for name in options.only or BENCHMARKS]
+        subtitle = (
+            f"{rows:,} rows of 100 bytes, Spark {spark_version} with 2 cores, PostgreSQL {server.version}, "
+            f"fsync on, median of {lab.rounds} rounds"
+        )
+    figures = [figure for report in reports for figure in report.figures]
+    console.print(_figures_table(figures, subtitle))
+    for report in reports:
+        for grid in report.grids:
+            console.print(_grid_table(grid))
+    if options.png is not None:
+        curves = [curve for report in reports for curve in report.curves]
+        _chart.draw(figures, options.png, subtitle, title="Cost of the Spark writer", curves=curves)
+    return int(any(figure.holds is False for figure in figures))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    description = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_writer", description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and a tenth of the rows")
+    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="one benchmark; may repeat")
+    parser.add_argument("--rows", type=int, help="rows of a job")
+    parser.add_argument("--png", type=Path, help="where to draw the ratios and curves")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
