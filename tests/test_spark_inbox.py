@@ -1,5 +1,6 @@
 """The writer beside others: workers that take keys of the same consumer one by one, and other tasks."""
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -9,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, insert, text
+from sqlalchemy import Connection, Engine, event, insert, text
 
 from inbox import Inbox, Verdict
 from inbox.errors import TransientError
-from spark._connect import transaction
+from spark._connect import engine_of, transaction
 from spark._probe import unseen_rows
+from spark._settings import Settings
 from spark._task import Done
 from tests.database import Database
 from tests.spark_writes import (
@@ -110,20 +112,48 @@ def test_a_key_is_in_flight_while_a_partition_is_open(migrated: Database, engine
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_partition_waits_for_a_worker(migrated: Database, engine: Engine, *, commits: bool) -> None:
-    """A partition that meets a key in a worker's open transaction goes on when that ends, as often as its
-    wait runs out: a duplicate if the worker has committed, and else its own."""
+def test_a_partition_waits_for_a_worker(
+    migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, commits: bool
+) -> None:
+    """A partition that meets a key in a worker's open transaction goes on when that ends, however often its
+    wait runs out until then: a duplicate if the worker has committed, and else its own."""
+    connected = []
+
+    def counted(settings: Settings) -> Engine:
+        found = engine_of(settings)
+        event.listen(found, "connect", lambda *_: connected.append(time.monotonic()))
+        return found
+
+    monkeypatch.setattr("spark._task.engine_of", counted)
     with engine.connect() as connection:
         assert Inbox(CONSUMER).accept(connection, "b") is NEW
         task = prepared(migrated, lock_timeout=1)
         writing = Thread(lambda: attempt(task, 0, batch(("a", 1), ("b", 2), ("c", 3))))
         wait_until_blocked(engine)
-        time.sleep(1.5)  # its wait runs out, and it tries again
+        began = time.monotonic()
+        while len(connected) < 2:  # its wait runs out after a second, and it tries again
+            assert time.monotonic() - began < 20
+            time.sleep(0.02)
         (connection.commit if commits else connection.rollback)()
     done = writing.result()
     assert done is not None
     assert (done.counts.new, done.counts.duplicate) == ((2, 1) if commits else (3, 0))
     assert written(engine) == [("a", 1), ("c", 3)] if commits else [("a", 1), ("b", 2), ("c", 3)]
+
+
+@pytest.mark.parametrize("overlap", [1, 7, 2_500, 4_999, 5_000])
+def test_some_of_many_keys_are_taken(migrated: Database, engine: Engine, overlap: int) -> None:
+    """Of five thousand keys those that were taken before are found, however few or many, wherever they
+    are among the others."""
+    keys = [f"key {number:04d}" for number in range(5_000)]
+    before = random.sample(keys, overlap)
+    old = set(before)
+    write(migrated, [batch(*((key, 1) for key in before))])
+    report = write(migrated, [batch(*((key, 2) for key in keys))])
+    assert counts(report) == {
+        name: count for name, count in {"new": 5_000 - overlap, "duplicate": overlap}.items() if count
+    }
+    assert written(engine) == [(key, 1 if key in old else 2) for key in keys]
 
 
 def test_unseen_leaves_out_what_is_taken(migrated: Database, engine: Engine) -> None:
@@ -181,8 +211,7 @@ def test_no_more_connections_than_allowed(postgres: Database) -> None:
 
 
 def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine) -> None:
-    """On every database no more than `max_connections` tasks of a consumer are inside their results; another
-    consumer has a number of its own."""
+    """On every database no more than `max_connections` tasks of a consumer are inside their results."""
     running, most, lock = 0, 0, threading.Lock()
 
     def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
@@ -201,6 +230,26 @@ def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine)
 
     assert all(together([lambda number=number: work(number) for number in range(5)]))  # type: ignore[misc]
     assert most == 1
+
+
+def test_each_consumer_has_connections_of_its_own(migrated: Database, engine: Engine) -> None:
+    """A consumer that uses all its connections does not keep another one waiting."""
+    if migrated.name == "sqlite":
+        pytest.skip("it has one writer at a time, whatever that writes")
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    task = prepared(migrated, max_connections=1)
+    task = replace(task, settings=replace(task.settings, results=slow))
+    holder = Thread(lambda: attempt(task, 0, batch(("a", 1))))
+    assert inside.wait(60)
+    assert write(migrated, [batch(("b", 2))], consumer="shipping", max_connections=1).new == 1
+    go_on.set()
+    assert holder.result() is not None
+    assert written(engine) == [("b", 2)]
 
 
 def test_a_slot_that_never_gets_free(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:

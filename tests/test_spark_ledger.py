@@ -1,7 +1,6 @@
 """What the ledger is for: partitions that come again are recognised, others are not mistaken for them."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -10,7 +9,6 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, Engine, delete, func, insert, select
 
-from inbox.errors import TransactionAborted, TransactionEnded
 from inbox.schema import tables
 from spark._task import Task, run_task
 from spark.errors import InvalidRow
@@ -77,6 +75,15 @@ def test_another_batch_or_run_is_another_piece_of_work(migrated: Database, engin
         report = write(migrated, [batch(*TEN)], **options)
         assert (report.replayed, report.new) == (0, 0 if options != {"batch": 1} else 10)
         assert report.rows == report.new + report.duplicate == 10
+    assert written(engine) == TEN
+
+
+@every_ledger
+def test_keys_of_another_batch_were_taken_before(migrated: Database, engine: Engine, ledger: str) -> None:
+    """What an earlier batch of the same run has taken is no repetition inside of this one."""
+    write(migrated, [batch(*TEN[:6])], run="r", ledger=ledger)
+    report = write(migrated, [batch(*TEN)], run="r", batch=1, ledger=ledger)
+    assert counts(report) == {"new": 4, "duplicate": 6}
     assert written(engine) == TEN
 
 
@@ -249,83 +256,3 @@ def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> 
     report = write(migrated, [batch(*TEN)], run="r")
     assert (report.replayed, report.rows) == (0, 10)
     assert written(engine) == TEN
-
-
-@every_ledger
-def test_a_swallowed_error(migrated: Database, engine: Engine, ledger: str) -> None:
-    """A function that goes on after an error of the database: on PostgreSQL that error has aborted the
-    transaction, which is TransactionAborted; elsewhere it has undone one statement, and the rest commits."""
-
-    def careless(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        for each in rows:
-            connection.execute(insert(RESULT), each.to_pylist())
-        with suppress(Exception):
-            connection.exec_driver_sql("SELECT no_such_column FROM result")
-
-    options = {"run": "r", "ledger": ledger, "results": careless}
-    if migrated.name == "postgresql":
-        with pytest.raises(TransactionAborted):
-            write(migrated, [batch(*TEN)], **options)
-        assert (written(engine), taken(engine), entries(engine)) == ([], [], 0)
-    else:
-        assert counts(write(migrated, [batch(*TEN)], **options)) == {"new": 10}
-        assert written(engine) == TEN
-
-
-ENDINGS = {
-    "commit": Connection.commit,
-    "rollback": Connection.rollback,
-    "close": Connection.close,
-    "COMMIT": lambda connection: connection.exec_driver_sql("COMMIT"),
-    "ROLLBACK": lambda connection: connection.exec_driver_sql("ROLLBACK"),
-    "driver's commit": lambda connection: connection.connection.driver_connection.commit(),
-    "commit and begin": lambda connection: (connection.commit(), connection.exec_driver_sql("SELECT 1")),
-}
-
-
-@pytest.mark.parametrize("ledger", ["verify", "off"])
-@pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-def test_a_function_that_ends_the_transaction(
-    migrated: Database, engine: Engine, end: Any, ledger: str
-) -> None:
-    """TransactionEnded, whatever ended it. The next attempt does not take what was committed for a partition
-    that is whole: it raises, too; or, if nothing was committed or no ledger is kept, it begins anew."""
-
-    def ending(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        connection.execute(insert(RESULT), next(rows).to_pylist())
-        end(connection)
-
-    for _ in range(2):
-        task = prepared(migrated, 1, run="r", ledger=ledger)
-        with pytest.raises(TransactionEnded):
-            attempt(replace_results(task, ending), 0, batch(*TEN))
-        if taken(engine):
-            break
-    kept = bool(taken(engine))
-    assert written(engine) == (TEN if kept else [])
-    if kept and ledger == "verify":
-        for options in ({}, {"ledger": "trust"}):
-            with pytest.raises(TransactionEnded):
-                write(migrated, [batch(*TEN)], run="r", **options)
-    else:
-        assert counts(write(migrated, [batch(*TEN)], run="r", ledger=ledger)) == {"new": 10}
-    assert written(engine) == TEN
-
-
-@every_ledger
-def test_a_function_that_reads_only_some_rows(migrated: Database, engine: Engine, ledger: str) -> None:
-    """What it does not read is taken and counted all the same, over all batches of a large partition."""
-    read = []
-
-    def one(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        read.append(next(rows).num_rows)
-
-    many = [batch(*((f"{at}-{number}", number) for number in range(3_000))) for at in range(20)]
-    options = {"ledger": ledger, "table": None, "results": one, "batch_size": 7, "memory": 2**20}
-    assert counts(write(migrated, many, **options)) == {"new": 60_000}
-    assert read == [7]
-    with engine.connect() as connection:
-        message = tables().message
-        assert connection.execute(select(func.count()).select_from(message)).scalar_one() == 60_000
-    assert counts(write(migrated, many, **options)) == {"duplicate": 60_000}
-    assert read == [7]

@@ -66,6 +66,13 @@ def test_a_bad_value_is_refused_at_once(option: str, value: Any) -> None:
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize("level", ["NONE", "READ_UNCOMMITTED", "Read Uncommitted"])
+def test_too_weak_an_isolation_level_says_why(level: str) -> None:
+    """What Spark's JDBC source would take is refused with its reason, not as a word that nobody knows."""
+    with pytest.raises(InvalidOption, match="guarantee"):
+        InboxWriter(**{**GOOD, "isolation_level": level})
+
+
 BAD_URLS = [
     5,
     "shop",

@@ -2,23 +2,19 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, func, insert, select, text
+from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration
-from inbox.errors import TransactionAborted, TransactionEnded
 from inbox.schema import tables
-from spark._task import Done, Task
+from spark._task import Done
 from tests.database import Database
 from tests.spark_writes import (
     CONSUMER,
-    RESULT,
     attempt,
     batch,
     counts,
@@ -28,10 +24,8 @@ from tests.spark_writes import (
     write,
     written,
 )
-from tests.together import Task as Thread
 from tests.together import together
 
-MANY = [batch(*((f"{at:02d}-{number}", number) for number in range(3_000))) for at in range(20)]
 LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
 
 
@@ -45,11 +39,6 @@ def rows_in(engine: Engine, table: Any) -> int:
     """How many rows a table has."""
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(table)).scalar_one()
-
-
-def with_results(task: Task, results: Any) -> Task:
-    """The same task with another function, which need not be sent anywhere."""
-    return replace(task, settings=replace(task.settings, results=results))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -90,80 +79,6 @@ def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, lev
     assert len(written(engine)) == len(taken(engine)) == 90
 
 
-def test_a_large_partition_in_which_an_error_is_swallowed(postgres: Database) -> None:
-    """TransactionAborted, also where keys were still to be taken after the error; nothing is written."""
-    engine = make_result(postgres)
-
-    def careless(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        connection.execute(insert(RESULT), next(rows).to_pylist())
-        with suppress(DBAPIError):
-            connection.exec_driver_sql("SELECT no_such_column FROM result")
-
-    with pytest.raises(TransactionAborted):
-        write(postgres, MANY, results=careless, memory=2**20)
-    assert (rows_in(engine, RESULT), rows_in(engine, tables().message)) == (0, 0)
-
-
-def test_a_large_partition_in_which_a_function_commits(migrated: Database, engine: Engine) -> None:
-    """TransactionEnded, and what came after its COMMIT is not kept."""
-
-    def hasty(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        connection.execute(insert(RESULT), next(rows).to_pylist())
-        connection.exec_driver_sql("COMMIT")
-        for each in rows:
-            connection.execute(insert(RESULT), each.to_pylist())
-
-    with pytest.raises(TransactionEnded):
-        write(migrated, MANY, results=hasty, memory=2**20, batch_size=100)
-    assert rows_in(engine, RESULT) == 100
-    assert rows_in(engine, tables().message) < 60_000
-
-
-def test_a_savepoint_of_a_function(migrated: Database, engine: Engine) -> None:
-    """A function that expects an error takes a savepoint, and the rest commits on every database."""
-
-    def careful(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        for each in rows:
-            connection.execute(insert(RESULT), each.to_pylist())
-        with suppress(DBAPIError), connection.begin_nested():
-            connection.exec_driver_sql("INSERT INTO result (id, amount) VALUES ('undone', 1)")
-            connection.exec_driver_sql("SELECT no_such_column FROM result")
-
-    assert counts(write(migrated, [batch(("a", 1), ("b", 2))], results=careful)) == {"new": 2}
-    assert written(engine) == [("a", 1), ("b", 2)]
-
-
-def test_a_transient_error_of_a_function_is_tried_again(migrated: Database, engine: Engine) -> None:
-    """The whole transaction runs again in a new one, and all of it is there once; any other error of the
-    database comes through at once."""
-    calls = []
-
-    def locked(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        calls.append(connection)
-        for each in rows:
-            connection.execute(insert(RESULT), each.to_pylist())
-
-    task = with_results(prepared(migrated, 1, lock_timeout=1), locked)
-    with engine.connect() as blocker:
-        blocker.execute(insert(tables().message), {"consumer": CONSUMER, "key": "b", "claim": bytes(16)})
-        writing = Thread(lambda: attempt(task, 0, batch(("a", 1), ("b", 2))))
-        time.sleep(2)
-        blocker.rollback()
-    done = writing.result()
-    assert done is not None
-    assert done.counts.new == 2
-    assert len(calls) == 1
-    assert written(engine) == [("a", 1), ("b", 2)]
-
-    def broken(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-        calls.append(connection)
-        connection.exec_driver_sql("SELECT no_such_column FROM result")
-
-    with pytest.raises(DBAPIError):
-        attempt(with_results(task, broken), 0, batch(("c", 1)))
-    assert len(calls) == 2
-
-
 def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> None:
     """With `query_timeout` the server ends it, the task fails at once, and nothing stays."""
     if migrated.name == "sqlite":
@@ -187,11 +102,11 @@ def test_a_statement_at_the_beginning_of_each_session(migrated: Database, engine
     """`session_init_statement` has run before anything else, on every connection, colons and all."""
     statement, question = {
         "postgresql": (
-            "SELECT set_config('app.who', 'a:b %s'::text, false)",
+            "SELECT set_config('app.who', 'a :b %s'::text, false)",
             "SELECT current_setting('app.who')",
         ),
-        "sqlite": ("CREATE TEMP TABLE who AS SELECT 'a:b %s' AS name", "SELECT name FROM who"),
-    }.get(migrated.name, ("SET @who = 'a:b %s'", "SELECT @who"))
+        "sqlite": ("CREATE TEMP TABLE who AS SELECT 'a :b %s' AS name", "SELECT name FROM who"),
+    }.get(migrated.name, ("SET @who = 'a :b %s'", "SELECT @who"))
     seen = []
 
     def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
@@ -199,7 +114,7 @@ def test_a_statement_at_the_beginning_of_each_session(migrated: Database, engine
 
     options = {"session_init_statement": statement, "results": look}
     write(migrated, [batch(("a", 1))], [batch(("b", 1))], **options)
-    assert seen == ["a:b %s"] * 2
+    assert seen == ["a :b %s"] * 2
     with pytest.raises(DBAPIError):
         prepared(migrated, session_init_statement="SELECT nonsense")
 
