@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -75,7 +75,7 @@ class SparkCluster:
         addresses = ["--host", MASTER_HOST, "--port", str(port), "--webui-port", str(page)]
         try:
             self._start("deploy.master.Master", addresses, lambda: self._workers() == 0)
-            for number, host in enumerate(WORKER_HOSTS):
+            for number, host in enumerate(WORKER_HOSTS, start=1):
                 self._start_worker(number, host)
         except BaseException:
             self.close()
@@ -123,17 +123,19 @@ class SparkCluster:
         folder = self.folder / f"worker-{number}"
         options = ["--host", host, "--webui-port", str(free_port()), "--work-dir", str(folder)]
         size = ["--cores", str(WORKER_CORES), "--memory", WORKER_MEMORY]
-        is_ready = partial(self._has_workers, number + 1)
-        self._start("deploy.worker.Worker", [*options, *size, self.url], is_ready)
+        # The last one waits for all of them.
+        is_last = number == len(WORKER_HOSTS)
+        self._start(
+            "deploy.worker.Worker",
+            [*options, *size, self.url],
+            lambda: not is_last or self._workers() == number,
+        )
 
     def _start(self, kind: str, options: Sequence[str], is_ready: Callable[[], bool]) -> None:
         variables = [f"{key}={value}" for key, value in self.environment.items()]
         program = [str(home() / "bin" / "spark-class"), f"org.apache.spark.{kind}"]
         command = ["env", *variables, *program, *options]
         self._daemons.append(ServerProcess(command, self.folder, user=None, is_ready=is_ready))
-
-    def _has_workers(self, expected: int) -> bool:
-        return self._workers() == expected
 
     def _workers(self) -> int | None:
         """How many workers the master has; None as long as it does not answer."""
