@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check tests benchmark clean
+.PHONY: demo test check tests benchmark benchmark-spark clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -24,6 +24,9 @@ tests: $(VENV)/ready
 
 benchmark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.inbox $(ARGS)
+
+benchmark-spark: $(VENV)/ready
+	$(BIN)/python -m benchmarks.spark_writer $(ARGS)
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from examples.embedded_postgres import EmbeddedPostgres
 
-from . import _accepts, _chart, _indexes, _purging, _transactions
+from . import _accepts, _chart, _indexes, _print, _purging, _transactions
 from ._lab import SETTINGS, Lab
-from ._measure import Figure, Grid, Report
+from ._measure import Report
 
 BENCHMARKS: dict[str, Callable[[Lab], Report]] = {
     "transaction": _transactions.rate,
@@ -42,10 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reports = [BENCHMARKS[name](lab) for name in options.only or BENCHMARKS]
         subtitle = f"PostgreSQL {server.version}, fsync on, median of {lab.rounds} rounds"
     figures = [figure for report in reports for figure in report.figures]
-    console.print(_figures_table(figures, subtitle))
-    for report in reports:
-        for grid in report.grids:
-            console.print(_grid_table(grid))
+    _print.show(console, reports, subtitle)
     if options.png is not None:
         _chart.draw(figures, options.png, subtitle)
     return int(any(figure.holds is False for figure in figures))
@@ -57,30 +53,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=BENCHMARKS, help="one benchmark; may repeat")
     parser.add_argument("--png", type=Path, help="where to draw the ratios")
     return parser.parse_args(arguments)
-
-
-def _figures_table(figures: Sequence[Figure], title: str) -> Table:
-    table = Table(title=title)
-    table.add_column("what")
-    for column in ("ratio", "quartiles", "target"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
-    for figure in figures:
-        bound = "≥" if figure.at_least else "≤"
-        target = "" if figure.target is None else f"{bound} {figure.target:g}"
-        verdict = {True: "[green]holds", False: "[red]missed", None: ""}[figure.holds]
-        quartiles = f"{figure.low:.2f} to {figure.high:.2f}"
-        table.add_row(figure.name, f"{figure.ratio:.2f}", quartiles, target, verdict)
-    return table
-
-
-def _grid_table(grid: Grid) -> Table:
-    table = Table(title=grid.title)
-    for number, column in enumerate(grid.columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in grid.rows:
-        table.add_row(*row)
-    return table
 
 
 if __name__ == "__main__":

@@ -18,11 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.embedded_postgres import EmbeddedPostgres
 
-from . import _chart, _spark_growth, _spark_memory, _spark_rates
+from . import _chart, _print, _spark_growth, _spark_memory, _spark_rates
 from ._lab import SETTINGS, Lab
 from ._measure import Report
 from ._spark_lab import SparkLab, spark_session
-from .inbox import _figures_table, _grid_table
 
 BENCHMARKS: dict[str, Callable[[SparkLab], Report]] = {
     "rates": _spark_rates.rates,
@@ -48,10 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"fsync on, median of {lab.rounds} rounds"
         )
     figures = [figure for report in reports for figure in report.figures]
-    console.print(_figures_table(figures, subtitle))
-    for report in reports:
-        for grid in report.grids:
-            console.print(_grid_table(grid))
+    _print.show(console, reports, subtitle)
     if options.png is not None:
         curves = [curve for report in reports for curve in report.curves]
         _chart.draw(figures, options.png, subtitle, title="Cost of the Spark writer", curves=curves)

@@ -98,6 +98,20 @@ def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> 
     assert taken(engine) == []
 
 
+def test_without_a_timeout_the_session_keeps_its_own(postgres: Database) -> None:
+    """`query_timeout` 0 leaves alone what the statement at the beginning of the session has set."""
+    make_result(postgres)
+    seen = []
+
+    def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        seen.append(connection.exec_driver_sql("SHOW statement_timeout").scalar_one())
+
+    options = {"session_init_statement": "SET statement_timeout = '7s'", "results": look}
+    write(postgres, [batch(("a", 1))], **options)
+    write(postgres, [batch(("b", 1))], **options, query_timeout=3)
+    assert seen == ["7s", "3s"]
+
+
 def test_a_statement_at_the_beginning_of_each_session(migrated: Database, engine: Engine) -> None:
     """`session_init_statement` has run before anything else, on every connection, colons and all."""
     statement, question = {

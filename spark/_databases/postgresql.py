@@ -52,7 +52,8 @@ _UNIQUE_VIOLATION = "23505"
 _GUARD = text("""
     SELECT set_config('lock_timeout', :lock_timeout, true),
            set_config('idle_in_transaction_session_timeout', :idle_in_transaction_session_timeout, true),
-           set_config('statement_timeout', :statement_timeout, true),
+           CASE WHEN :statement_timeout <> '0'
+                THEN set_config('statement_timeout', :statement_timeout, true) END,
            -- A server whose client has died would else go on with what it was told, locks in hand; not every
            -- system can tell it.
            CASE WHEN version() LIKE '%linux%'
@@ -219,7 +220,8 @@ def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:
 def _literal(keys: pa.StringArray) -> str:
     """The keys as PostgreSQL writes an array: sent as one text, they cost a tenth of a list of parameters."""
     escaped = pc.replace_substring(pc.replace_substring(keys, "\\", "\\\\"), '"', '\\"')
-    return '{"' + '","'.join(escaped.to_pylist()) + '"}'
+    joined: str = pc.binary_join(pa.ListArray.from_arrays([0, len(escaped)], escaped), '","')[0].as_py()
+    return f'{{"{joined}"}}'
 
 
 @cache

@@ -1,0 +1,40 @@
+"""What was measured, as tables on a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from ._measure import Figure, Grid, Report
+
+
+def show(console: Console, reports: Sequence[Report], title: str) -> None:
+    """All figures in one table, then the grids."""
+    console.print(_figures_table([figure for report in reports for figure in report.figures], title))
+    for report in reports:
+        for grid in report.grids:
+            console.print(_grid_table(grid))
+
+
+def _figures_table(figures: Sequence[Figure], title: str) -> Table:
+    table = Table(title=title)
+    table.add_column("what")
+    for column in ("ratio", "quartiles", "target"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for figure in figures:
+        bound = "≥" if figure.at_least else "≤"
+        target = "" if figure.target is None else f"{bound} {figure.target:g}"
+        verdict = {True: "[green]holds", False: "[red]missed", None: ""}[figure.holds]
+        quartiles = f"{figure.low:.2f} to {figure.high:.2f}"
+        table.add_row(figure.name, f"{figure.ratio:.2f}", quartiles, target, verdict)
+    return table
+
+
+def _grid_table(grid: Grid) -> Table:
+    table = Table(title=grid.title)
+    for number, column in enumerate(grid.columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in grid.rows:
+        table.add_row(*row)
+    return table
