@@ -2,17 +2,24 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
+from inbox._transaction import pauses
 from inbox.errors import TransientError
 
 from ._databases import Database, database_for
 from ._settings import Settings
+
+T = TypeVar("T")
+
+TRIES = 100
+"""Transactions that are tried: a minute and a half's worth of transient errors."""
 
 PATIENCE = 600.0
 """Seconds that a task waits for a free connection: whoever has one is at work with rows, not computing."""
@@ -30,6 +37,25 @@ def engine_of(settings: Settings) -> Engine:
             name: value for name, value in database.connect_args.items() if name not in settings.url.query
         },
     )
+
+
+def committed(engine: Engine, database: Database, settings: Settings, work: Callable[[Connection], T]) -> T:
+    """What `work` returns, once its transaction has committed; tried again after transient errors.
+
+    A connection that breaks during COMMIT leaves it open whether that happened, so `work` has to find what it
+    has committed before.
+    """
+    for pause in pauses(TRIES):
+        try:
+            with transaction(engine, database, settings) as connection:
+                result = work(connection)
+                connection.commit()
+                return result
+        except (DBAPIError, TransientError) as error:
+            if pause is None or not is_transient(error):
+                raise
+        time.sleep(pause)
+    raise AssertionError("pauses() ends with None")
 
 
 @contextmanager

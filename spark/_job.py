@@ -1,6 +1,7 @@
 """What the driver does before and after the tasks; the same for both ways in."""
 
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from inbox.schema import Tables, tables
 
 from . import _ledger
 from ._columns import check_key, fitted
-from ._connect import engine_of, transaction
+from ._connect import committed, engine_of, transaction
 from ._databases import Database, database_for
 from ._ledger import WHOLE_BATCH, Entry
 from ._report import Counts, WriteReport
@@ -87,16 +88,17 @@ class Job:
         """What was committed, and a note that the batch is finished."""
         total = sum((each.counts for each in done), Counts())
         if self.settings.ledger != "off" and done:
-            with transaction(self._engine, self._database, self.settings) as connection:
-                total = _reconciled(total, self._entries(connection))
-                if self._is_named:
-                    whole = Entry(
-                        self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING
-                    )
-                    self._database.note(connection, self.tables, whole.values() | _ledger.columns(total))
-                connection.commit()
+            work = partial(self._settle, total)
+            total = committed(self._engine, self._database, self.settings, work)
         transport = next((each.transport for each in done if each.transport != "none"), "none")
         return self._told(total, len(done), sum(each.replayed for each in done), transport, seconds)
+
+    def _settle(self, read: Counts, connection: Connection) -> Counts:
+        total = _reconciled(read, self._entries(connection))
+        if self._is_named:
+            whole = Entry(self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING)
+            self._database.note(connection, self.tables, whole.values() | _ledger.columns(total))
+        return total
 
     def report_finished(self, counts: Counts, seconds: float) -> WriteReport:
         """The report of a batch that was not even looked at."""

@@ -1,6 +1,5 @@
 """One partition, on an executor: read it, then take its keys and apply its rows in one transaction."""
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -8,16 +7,13 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
 
-from inbox import is_transient
-from inbox._transaction import pauses
 from inbox.errors import TransientError
 from inbox.schema import Tables, tables
 
 from . import _keys, _ledger, _sinks
 from ._columns import fitted
-from ._connect import engine_of, transaction
+from ._connect import committed, engine_of
 from ._databases import Claim, Database, database_for
 from ._intact import check_open, intact
 from ._ledger import Entry
@@ -26,9 +22,6 @@ from ._results import Append, Statements, Upsert
 from ._settings import Settings
 from ._spool import KEY, Spool
 from .errors import InvalidRow
-
-_TRIES = 100
-"""Transactions that a task tries: a minute and a half's worth of transient errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,33 +133,20 @@ class _Partition:
         self._engine: Engine = engine_of(task.settings)
 
     def commit(self) -> Counts:
-        """Commit it, or find that another attempt has.
+        """Commit it, or find that another attempt has, which the ledger (without it: the keys) tells."""
+        return committed(self._engine, self._database, self._task.settings, self._write)
 
-        A connection that breaks during COMMIT leaves it open whether that happened; trying again tells,
-        because the ledger's row (without a ledger: the keys) is there then.
-        """
-        for pause in pauses(_TRIES):
-            try:
-                return self._try()
-            except (DBAPIError, TransientError) as error:
-                if pause is None or not is_transient(error):
-                    raise
-            time.sleep(pause)
-        raise AssertionError("pauses() ends with None")
-
-    def _try(self) -> Counts:
+    def _write(self, connection: Connection) -> Counts:
         tables, settings = self._task.tables, self._task.settings
-        with transaction(self._engine, self._database, settings) as connection:
-            if settings.ledger != "off":
-                row = self._entry.values() | _ledger.columns(Counts())
-                if not self._database.note(connection, tables, row):
-                    return self._noted(connection)
-            with intact(connection):
-                counts = self._apply(connection)
-            if settings.ledger != "off":
-                _ledger.settle(connection, tables, self._entry, counts)
-            connection.commit()
-            return counts
+        if settings.ledger != "off":
+            row = self._entry.values() | _ledger.columns(Counts())
+            if not self._database.note(connection, tables, row):
+                return self._noted(connection)
+        with intact(connection):
+            counts = self._apply(connection)
+        if settings.ledger != "off":
+            _ledger.settle(connection, tables, self._entry, counts)
+        return counts
 
     def _noted(self, connection: Connection) -> Counts:
         counts = _ledger.find(connection, self._task.tables, self._entry)

@@ -265,8 +265,8 @@ def test_a_slot_that_never_gets_free(postgres: Database, monkeypatch: pytest.Mon
     holding = replace(task, settings=replace(task.settings, results=slow))
     holder = Thread(lambda: attempt(holding, 0, batch(("a", 1))))
     assert inside.wait(60)
-    monkeypatch.setattr("spark._task.transaction", partial(transaction, patience=0.3))
-    monkeypatch.setattr("spark._task._TRIES", 2)
+    monkeypatch.setattr("spark._connect.transaction", partial(transaction, patience=0.3))
+    monkeypatch.setattr("spark._connect.TRIES", 2)
     with pytest.raises(TransientError, match="max_connections=1"):
         attempt(task, 1, batch(("b", 2)))
     go_on.set()

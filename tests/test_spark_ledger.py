@@ -10,6 +10,8 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, func, insert, select
 
 from inbox.schema import tables
+from spark._job import Job
+from spark._report import Counts
 from spark._task import Task, run_task
 from spark.errors import InvalidRow
 from tests.database import Database
@@ -237,6 +239,30 @@ def test_a_partition_that_fails_leaves_nothing(migrated: Database, engine: Engin
         write(migrated, [batch(*TEN), batch((None, 1))], run="r", ledger=ledger)
     assert (written(engine), taken(engine), entries(engine)) == ([], [], 0)
     assert counts(write(migrated, [batch(*TEN)], run="r", ledger=ledger)) == {"new": 10}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_connection_lost_in_the_report(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The driver asks again, and the job that has committed has its report."""
+    make_result(postgres)
+    settle = Job._settle
+    lost: list[Connection] = []
+
+    def breaking(self: Job, read: Counts, connection: Connection) -> Counts:
+        if moment == "after":
+            total = settle(self, read, connection)
+        if not lost:
+            lost.append(connection)
+            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        return settle(self, read, connection) if moment == "before" else total
+
+    monkeypatch.setattr(Job, "_settle", breaking)
+    for replayed in (0, 1):
+        report = write(postgres, [batch(*TEN)], run="r")
+        assert (counts(report), report.replayed) == ({"new": 10}, replayed)
+    assert len(lost) == 1
 
 
 def test_rows_without_a_key_alone_are_counted_once(migrated: Database, engine: Engine) -> None:

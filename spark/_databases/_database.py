@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any, Self
 
 import pyarrow as pa
-from sqlalchemy import Connection, Select, Table
+from sqlalchemy import ColumnElement, Connection, Select, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
@@ -98,6 +98,11 @@ class Taken:
     """Key by key."""
     others: list[bytes]
     """The claims of those that had been taken before, in any order."""
+
+
+def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a row's version is newer than the stored one; none is older than any."""
+    return (stored < given) | (stored.is_(None) & given.is_not(None))
 
 
 class Database(ABC):

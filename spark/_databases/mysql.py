@@ -26,7 +26,7 @@ from .._settings import Settings
 from ..errors import ColumnMismatch, InvalidRow
 from . import _mysql_statements as sql
 from . import _mysql_types as types
-from ._database import Claim, Column, Database, Taken, Target
+from ._database import Claim, Column, Database, Taken, Target, is_newer
 
 _LOCAL_FILES = 128
 """The protocol's flag CLIENT_LOCAL_FILES."""
@@ -151,12 +151,11 @@ class MySQL(Database):
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
     ) -> None:
         added = Insert(target).from_select(list(names), rows)
-        stored, given = target.c[how.version], added.inserted[how.version]
-        is_newer = (stored < given) | (stored.is_(None) & given.is_not(None))
+        newer = is_newer(added.inserted[how.version], target.c[how.version])
         # Assignments see what those before them have assigned, so the version goes last.
         changed = [name for name in names if name not in (*how.key, how.version)]
         values = [
-            (name, case((is_newer, added.inserted[name]), else_=target.c[name]))
+            (name, case((newer, added.inserted[name]), else_=target.c[name]))
             for name in (*changed, how.version)
         ]
         connection.execute(added.on_duplicate_key_update(values))

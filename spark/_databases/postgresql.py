@@ -39,7 +39,7 @@ from inbox.schema import Tables, utcnow
 from .. import _arrow
 from .._results import Upsert
 from .._settings import Settings
-from ._database import Claim, Column, Database, Taken, Target, driver_errors
+from ._database import Claim, Column, Database, Taken, Target, driver_errors, is_newer
 from ._postgresql_types import PostgreSQLTarget, column, quoted, relation, targets
 
 try:
@@ -171,8 +171,7 @@ class PostgreSQL(Database):
     ) -> None:
         added = insert(target).from_select(list(names), rows)
         values = {name: added.excluded[name] for name in names if name not in how.key}
-        stored, given = target.c[how.version], added.excluded[how.version]
-        older = (stored < given) | (stored.is_(None) & given.is_not(None))
+        older = is_newer(added.excluded[how.version], target.c[how.version])
         connection.execute(
             added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
         )

@@ -31,7 +31,7 @@ from inbox.schema import Bytewise, Tables
 from .._results import Upsert
 from .._settings import Settings
 from . import _sqlite_types as types
-from ._database import Claim, Column, Database, Taken, Target
+from ._database import Claim, Column, Database, Taken, Target, is_newer
 
 _GIVEN = Table("inbox_keys", MetaData(), SqlColumn("key", Bytewise(512)), prefixes=["TEMPORARY"])
 _TARGETS = text("""
@@ -122,8 +122,7 @@ class SQLite(Database):
     ) -> None:
         added = insert(target).from_select(list(names), rows)
         values = {name: added.excluded[name] for name in names if name not in how.key}
-        stored, given = target.c[how.version], added.excluded[how.version]
-        older = (stored < given) | (stored.is_(None) & given.is_not(None))
+        older = is_newer(added.excluded[how.version], target.c[how.version])
         connection.execute(
             added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
         )
