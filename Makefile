@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Processes that share the tests; each starts servers of its own.
+WORKERS ?= 2
 
 .PHONY: demo test check tests benchmark benchmark-spark clean
 
@@ -20,7 +22,7 @@ check: $(VENV)/ready
 	$(BIN)/lint-imports
 
 tests: $(VENV)/ready
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 benchmark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.inbox $(ARGS)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine
@@ -13,6 +14,9 @@ from tests import services
 from tests.database import Database
 from tests.services import Missing, Server
 
+SPARK_CLUSTER = "spark cluster"
+SPARK_CLUSTER_FILES = ("test_spark_failures", "test_spark_streaming")
+
 
 def pytest_configure() -> None:
     """Programs that the tests start hear Ctrl-C, even where this run was started in the background."""
@@ -21,8 +25,33 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Start the servers and say where each comes from."""
-    return [] if config.option.collectonly else [_describe(name) for name in services.NAMES]
+    """Start the servers and say where each comes from; processes that share the tests start their own."""
+    if config.option.collectonly:
+        return []
+    described = [_describe(name) for name in services.NAMES]
+    if config.getoption("dist", "no") != "no":
+        services.stop_all()
+    return described
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that need the Spark cluster take longest, so they begin."""
+    items.sort(key=lambda item: file_group(item.nodeid) != SPARK_CLUSTER)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where processes share the tests, a file's stay together, and so do all that need the Spark cluster."""
+    from xdist.scheduler import LoadFileScheduling  # only there where it calls this
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = file_group
+    return scheduler
+
+
+def file_group(nodeid: str) -> str:
+    """Which tests a test stays together with."""
+    file = nodeid.partition("::")[0]
+    return SPARK_CLUSTER if file.rpartition("/")[2].startswith(SPARK_CLUSTER_FILES) else file
 
 
 def pytest_unconfigure() -> None:
