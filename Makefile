@@ -8,7 +8,7 @@ ARGS ?=
 # Processes that share the tests; each starts servers of its own.
 WORKERS ?= 2
 
-.PHONY: demo test check tests benchmark benchmark-spark clean
+.PHONY: demo test check tests benchmark benchmark-spark benchmark-status clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -29,6 +29,10 @@ benchmark: $(VENV)/ready
 
 benchmark-spark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.spark_writer $(ARGS)
+
+benchmark-status: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable . --group benchmarks
+	$(BIN)/python -m benchmarks.status $(ARGS)
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

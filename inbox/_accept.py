@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Table, inspect
@@ -64,7 +64,7 @@ def accept(
             return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
         taken = database.take(connection, attempt, wait)
     except DBAPIError as error:
-        explain(connection, attempt.tables, error)
+        explain(connection, attempt.tables.message, error)
     if taken is True:
         return Verdict.NEW, None
     return (Verdict.IN_FLIGHT, None) if taken is None else (_judge(attempt, taken), taken)
@@ -80,7 +80,7 @@ def _is_too_old(
     database: Database, connection: Connection, retention: Retention, message_time: datetime
 ) -> bool:
     """By the database's clock; it is only asked when the worker's own clock comes near the limit."""
-    if datetime.now(UTC) - message_time < retention.duration / 2:
+    if retention.surely_covers(message_time):
         return False
     return message_time < database.now(connection) - retention.duration
 
@@ -105,7 +105,7 @@ def accept_many(
             left = [key for key in part.keys if key not in taken]
             known |= database.find_many(connection, replace(batch, keys=left)).keys() if left else set()
     except DBAPIError as error:
-        explain(connection, tables, error)
+        explain(connection, tables.message, error)
     return list(_verdicts(texts, taken, known))
 
 
@@ -134,13 +134,13 @@ def _verdicts(texts: Sequence[str], taken: set[str], known: set[str]) -> Iterato
         seen.add(text)
 
 
-def explain(connection: Connection, tables: Tables, error: DBAPIError) -> NoReturn:
-    """Raise the error, or a clearer one when the tables are simply not there."""
+def explain(connection: Connection, table: Table, error: DBAPIError) -> NoReturn:
+    """Raise the error, or a clearer one when our tables, of which this is one, are simply not there."""
     missing = _codes.is_table_missing(error)
     if connection.dialect.name == "sqlite" and not _codes.is_transient(error):
-        missing = not inspect(connection).has_table(tables.message.name)
+        missing = not inspect(connection).has_table(table.name)
     if missing:
-        raise TablesMissing(missing_table(tables.message)) from error
+        raise TablesMissing(missing_table(table)) from error
     raise error
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _codes, _options
 from ._accept import accept, accept_many
+from ._async_listener import AsyncListener
 from ._keys import Key
 from ._purge import Purged, purge
 from ._settings import ATTEMPTS, Settings
@@ -119,6 +120,10 @@ class AsyncInbox(Settings):
             return handle_message
 
         return decorate
+
+    def listener(self, **options: Any) -> AsyncListener:
+        """What runs batches of messages and says what to tell the broker; options as for `Listener`."""
+        return AsyncListener(**options)
 
     async def purge(self, engine: AsyncEngine, **options: Any) -> Purged:
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from . import _codes, _options
 from ._accept import accept, accept_many
 from ._keys import Key
+from ._listener import Listener
 from ._purge import Purged, purge
 from ._settings import ATTEMPTS, Settings
 from ._transaction import pauses, roll_back
@@ -170,6 +171,10 @@ class Inbox(Settings):
             return handle_message
 
         return decorate
+
+    def listener(self, **options: Any) -> Listener:
+        """What runs batches of messages and says what to tell the broker; options as for `Listener`."""
+        return Listener(**options)
 
     def purge(self, engine: Engine, **options: Any) -> Purged:
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""

@@ -1,5 +1,6 @@
 """Checks of what callers pass in: one clear error that names the option and the value."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from .errors import InvalidOption
@@ -24,10 +25,31 @@ def seconds(option: str, value: float | timedelta, longest: float = LONGEST_TIME
     return float(number)
 
 
+def number(option: str, value: float, *, lowest: float) -> float:
+    """A number that is not below `lowest`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < float("inf"):
+        raise InvalidOption(f"{option}={value!r}: expected a number, {lowest:g} or more")
+    return float(value)
+
+
+def one_of(option: str, value: str, known: Sequence[str]) -> str:
+    """One of some words."""
+    if value not in known:
+        raise InvalidOption(f"{option}={value!r}: expected one of {', '.join(known)}")
+    return value
+
+
 def count(option: str, value: int) -> int:
     """A whole number, one or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidOption(f"{option}={value!r}: expected a whole number, one or more")
+    return value
+
+
+def flag(option: str, value: bool) -> bool:
+    """True or False, and nothing that only passes for it."""
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{option}={value!r}: expected True or False")
     return value
 
 

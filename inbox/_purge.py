@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from . import _codes, _options, _statements
 from ._accept import explain
 from ._databases import Database, supported
-from ._retention import Retention
+from ._retention import MARGIN, Retention
+from ._statements import Aging
+from ._stores import Status
 from ._transaction import pauses
 from .schema import Tables, tables
 
@@ -26,7 +28,7 @@ class Purged:
     """What a purge has done so far."""
 
     rows: int
-    """Rows deleted."""
+    """Messages deleted, whichever mode had taken them: rows of `inbox_message` and of `inbox_status`."""
     batches: int
     """Transactions that it took."""
     seconds: float
@@ -41,19 +43,23 @@ def purge(
     consumer: str | None = None,
     retention: Retention | float | timedelta | None = None,
     oldest_unconsumed: datetime | None = None,
+    dead_retention: float | timedelta = timedelta(days=30),
     batch: int = 500,
     budget: float | timedelta | None = None,
     progress: Callable[[Purged], object] | None = None,
     schema: str | None = None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Purged:
-    """Delete inbox rows that are older than the retention, oldest first.
+    """Delete messages that are older than the retention, each consumer's oldest first.
 
     Each batch is a short transaction of its own, and after each the purge rests for as long as the batch
     took, so that live traffic keeps at least half of the database. Rows that somebody else has locked are
     passed over: no `accept` waits for a whole purge, nothing deadlocks, and several purges at once share
-    the work. A row stays one minute longer than the retention says. Rows of the ledger that are as old go
-    last, and are not counted.
+    the work. A row stays one minute longer than the retention says.
+
+    A message of status-table mode is as old as its last change of status; one that is being consumed is as
+    old as its lease, and if its handler ends after all, that raises `LeaseLost`. Rows of the ledger that are
+    as old as the retention go last, and are not counted.
 
     Args:
         engine: the database.
@@ -61,6 +67,7 @@ def purge(
         retention: how long keys are kept (`Retention`, seconds or `timedelta`); None is 7 days.
         oldest_unconsumed: when the oldest message was made that the broker has not yet delivered; rows
             older than that, minus the producer's and the network's margins, may go.
+        dead_retention: how long dead and halted messages are kept, in seconds or as `timedelta`.
         batch: rows in a transaction, at most.
         budget: seconds (or `timedelta`) after which to stop; None is no limit.
         progress: called after each batch with what has been done so far.
@@ -76,10 +83,12 @@ def purge(
     kept = Retention.of(retention)
     if consumer is not None:
         _options.consumer(consumer)
+    dead_kept = timedelta(seconds=_options.seconds("dead_retention", dead_retention))
     run = _Run(engine, tables(schema), batch, limit, sleep, progress)
-    horizon = kept.horizon(run.now(), oldest_unconsumed)
-    for each in run.consumers() if consumer is None else [consumer]:
-        if not run.empty(each, horizon):
+    now = run.now()
+    horizon = kept.horizon(now, oldest_unconsumed)
+    for each, aging, until in run.shelves(consumer, horizon, now - dead_kept - MARGIN):
+        if not run.empty(each, aging, until):
             return run.state(finished=False)
     run.forget_partitions(consumer, horizon)
     return run.state(finished=True)
@@ -109,20 +118,37 @@ class _Run:
         return Purged(self.rows, self.batches, time.monotonic() - self.began, finished)
 
     def now(self) -> datetime:
-        return self._transact(self.database.now)
+        return self._transact(self.tables.message, self.database.now)
 
-    def consumers(self) -> Iterator[str]:
-        """Every consumer, found by jumping through the index instead of reading it."""
+    def shelves(
+        self, consumer: str | None, horizon: datetime, dead_horizon: datetime
+    ) -> Iterator[tuple[str, Aging, datetime]]:
+        """Where old messages are found by an index, with how old they must be: of one consumer, or of all."""
+        message, status = self.tables.message, self.tables.status
+        for each in self._consumers(message, consumer):
+            yield each, Aging(message, "accepted_at"), horizon
+        for each in self._consumers(status, consumer):
+            for settled in (Status.CONSUMED, Status.FAILED):
+                yield each, Aging(status, "updated_at", settled), horizon
+            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), horizon
+            for given_up in (Status.DEAD, Status.HALTED):
+                yield each, Aging(status, "updated_at", given_up), dead_horizon
+
+    def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
+        """Every consumer, found by jumping through the index instead of reading it; or the only one."""
+        if only is not None:
+            yield only
+            return
         name: str | None = ""
-        while (name := self._transact(partial(self._consumer_after, name))) is not None:
+        while (name := self._transact(table, partial(self._consumer_after, table, name))) is not None:
             yield name
 
-    def _consumer_after(self, name: str | None, connection: Connection) -> str | None:
-        following = _statements.next_consumer(self.tables)
+    def _consumer_after(self, table: Table, name: str | None, connection: Connection) -> str | None:
+        following = _statements.next_consumer(table)
         found: str | None = connection.execute(following, {"consumer_": name}).scalar_one()
         return found
 
-    def empty(self, consumer: str, horizon: datetime) -> bool:
+    def empty(self, consumer: str, aging: Aging, horizon: datetime) -> bool:
         """Delete batch after batch; False if the budget ran out before the work did."""
         after = datetime(1970, 1, 1, tzinfo=UTC)
         while True:
@@ -130,7 +156,7 @@ class _Run:
             if self.limit is not None and began - self.began >= self.limit:
                 return False
             parameters = {"consumer_": consumer, "horizon": horizon, "after": after, "batch": self.batch}
-            deleted = self._transact(partial(self._delete, parameters))
+            deleted = self._transact(aging.table, partial(self._delete, aging, parameters))
             if deleted:
                 # Where this batch ended the next begins: the entries of deleted rows are not read again.
                 after = max(deleted)
@@ -146,19 +172,19 @@ class _Run:
         """Delete what is as old of the ledger; there are few rows, one for each partition."""
         statement = _statements.forget_partitions(self.tables, of_one=consumer is not None)
         parameters = {"horizon": horizon} | ({} if consumer is None else {"consumer_": consumer})
-        self._transact(lambda connection: connection.execute(statement, parameters))
+        self._transact(self.tables.ledger, lambda connection: connection.execute(statement, parameters))
 
-    def _delete(self, parameters: dict[str, Any], connection: Connection) -> list[datetime]:
-        return self.database.delete_oldest(connection, self.tables, parameters)
+    def _delete(self, aging: Aging, parameters: dict[str, Any], connection: Connection) -> list[datetime]:
+        return self.database.delete_oldest(connection, aging, parameters)
 
-    def _transact(self, work: Callable[[Connection], T]) -> T:
+    def _transact(self, table: Table, work: Callable[[Connection], T]) -> T:
         for pause in pauses(_TRIES):
             try:
                 with self.engine.begin() as connection:
                     try:
                         return work(connection)
                     except DBAPIError as error:
-                        explain(connection, self.tables, error)
+                        explain(connection, table, error)
             except DBAPIError as error:
                 if pause is None or not _codes.is_transient(error):
                     raise

@@ -10,6 +10,10 @@ MARGIN = timedelta(minutes=1)
 not find its row purged."""
 
 
+_SKEW = timedelta(days=1)
+"""A worker's clock is not wrong by more than this."""
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Retention:
     """A key is kept for `broker` + `producer` + `network`, 7 days unless told otherwise.
@@ -52,6 +56,10 @@ class Retention:
     def duration(self) -> timedelta:
         """The whole time that a key is kept."""
         return self.broker + self.producer + self.network
+
+    def surely_covers(self, made: datetime) -> bool:
+        """Whether a message is so young that no clock needs to be asked but the worker's own."""
+        return datetime.now(UTC) - made < self.duration - _SKEW
 
     def horizon(self, now: datetime, oldest_unconsumed: datetime | None = None) -> datetime:
         """Rows accepted before this point in time may go.

@@ -1,9 +1,22 @@
 """The statements that mean the same on every database: pure, built once, executed elsewhere."""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Delete, Integer, Select, Update, bindparam, delete, func, select, update
+from sqlalchemy import (
+    BindParameter,
+    Delete,
+    Integer,
+    Select,
+    Table,
+    Update,
+    bindparam,
+    delete,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
 from .schema import Tables, utcnow
@@ -14,16 +27,31 @@ ROW: dict[str, BindParameter[Any]] = {
 """The values of a new row; the rest are the database's defaults."""
 
 
-def _this(tables: Tables) -> ColumnElement[bool]:
-    message = tables.message
-    return (message.c.consumer == bindparam("consumer_")) & (message.c.key == bindparam("key_"))
+@dataclass(frozen=True, slots=True)
+class Aging:
+    """Rows that a purge deletes once they are old enough.
+
+    Attributes:
+        time: the column that says how old a row is.
+        status: the only one to look at, in status-table mode.
+        lease: whether a row is only as old as its lease.
+    """
+
+    table: Table
+    time: str
+    status: str | None = None
+    lease: bool = False
+
+
+def _this(table: Table) -> ColumnElement[bool]:
+    return (table.c.consumer == bindparam("consumer_")) & (table.c.key == bindparam("key_"))
 
 
 @cache
 def find(tables: Tables) -> Select[Any]:
     """One key's row, as far as this transaction may see it."""
     c = tables.message.c
-    return select(c.claim, c.digest, c.result).where(_this(tables))
+    return select(c.claim, c.digest, c.result).where(_this(tables.message))
 
 
 @cache
@@ -44,7 +72,7 @@ def find_many(tables: Tables) -> Select[Any]:
 def store_result(tables: Tables) -> Update:
     """The result, into the row that this very attempt wrote."""
     own = tables.message.c.claim == bindparam("claim_")
-    return update(tables.message).where(_this(tables), own).values(result=bindparam("result_"))
+    return update(tables.message).where(_this(tables.message), own).values(result=bindparam("result_"))
 
 
 @cache
@@ -54,26 +82,28 @@ def clock() -> Select[Any]:
 
 
 @cache
-def next_consumer(tables: Tables) -> Select[Any]:
+def next_consumer(table: Table) -> Select[Any]:
     """The first consumer after one, from the index's next entry."""
-    c = tables.message.c.consumer
+    c = table.c.consumer
     return select(func.min(c, type_=c.type)).where(c > bindparam("consumer_"))
 
 
 @cache
-def oldest(tables: Tables) -> Select[Any]:
+def oldest(aging: Aging) -> Select[Any]:
     """A batch of one consumer's oldest rows, between where the last batch ended and the horizon."""
-    c = tables.message.c
-    return (
-        select(c.key, c.accepted_at)
-        .where(
-            c.consumer == bindparam("consumer_"),
-            c.accepted_at >= bindparam("after"),
-            c.accepted_at < bindparam("horizon"),
-        )
-        .order_by(c.accepted_at)
+    c = aging.table.c
+    time = c[aging.time]
+    chosen = (
+        select(c.key, time)
+        .where(c.consumer == bindparam("consumer_"), time >= bindparam("after"), time < bindparam("horizon"))
+        .order_by(time)
         .limit(bindparam("batch", type_=Integer))
     )
+    if aging.status is not None:
+        chosen = chosen.where(c.status == aging.status)
+    if aging.lease:
+        chosen = chosen.where(c.lease_until < bindparam("horizon"))
+    return chosen
 
 
 @cache
@@ -85,6 +115,6 @@ def forget_partitions(tables: Tables, *, of_one: bool) -> Delete:
 
 
 @cache
-def forget(tables: Tables) -> Delete:
+def forget(table: Table) -> Delete:
     """One key."""
-    return delete(tables.message).where(_this(tables))
+    return delete(table).where(_this(table))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import Connection, Engine, case, func, select
 from sqlalchemy.exc import DBAPIError
@@ -10,22 +11,27 @@ from . import _options
 from ._accept import explain
 from ._databases import Database, supported
 from ._keys import Key, encode_key
+from ._stores import Status
 from .schema import Tables, tables
 
 RATE_WINDOW = timedelta(hours=1)
+_NONE: dict[str, Any] = {"rows": 0, "rows_last_hour": 0, "oldest": None, "newest": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """One consumer's rows."""
+    """One consumer's rows in `inbox_message`, and its messages of status-table mode."""
 
     consumer: str
     rows: int
     rows_last_hour: int
-    oldest: datetime
-    newest: datetime
+    oldest: datetime | None
+    """None if there are no rows, as for `newest`."""
+    newest: datetime | None
     bytes: int
     """Its share, by rows, of what the table and its indexes take on disk."""
+    messages: dict[Status, int]
+    """How many are in each status; one that none is in is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Message:
 
 
 def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]:
-    """Every consumer's rows, rate, age and size, by name.
+    """Every consumer's rows, rate, age, size and messages in each status, by name.
 
     Raises:
         TablesMissing: the tables have not been made.
@@ -54,7 +60,7 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
         try:
             return _status(connection, database, all_tables)
         except DBAPIError as error:
-            explain(connection, all_tables, error)
+            explain(connection, all_tables.message, error)
 
 
 def _status(connection: Connection, database: Database, all_tables: Tables) -> list[ConsumerStatus]:
@@ -71,9 +77,32 @@ def _status(connection: Connection, database: Database, all_tables: Tables) -> l
         .group_by(c.consumer)
         .order_by(c.consumer)
     )
-    found = connection.execute(counts).mappings().all()
-    size, total = database.size(connection, all_tables), sum(row["rows"] for row in found)
-    return [ConsumerStatus(**row, bytes=size * row["rows"] // total) for row in found]
+    found = {row["consumer"]: dict(row) for row in connection.execute(counts).mappings()}
+    size, total = database.size(connection, all_tables), sum(row["rows"] for row in found.values())
+    messages = _messages(connection, all_tables)
+    return [
+        ConsumerStatus(
+            **found.get(consumer, _NONE | {"consumer": consumer}),
+            bytes=size * found[consumer]["rows"] // total if consumer in found else 0,
+            messages=messages.get(consumer, {}),
+        )
+        for consumer in sorted({*found, *messages}, key=str.encode)
+    ]
+
+
+def _messages(connection: Connection, all_tables: Tables) -> dict[str, dict[Status, int]]:
+    """Each consumer's messages of status-table mode, counted by status."""
+    c = all_tables.status.c
+    columns = (c.consumer, c.status)
+    counts = select(*columns, func.count().label("messages")).group_by(*columns).order_by(*columns)
+    found: dict[str, dict[Status, int]] = {}
+    try:
+        rows = connection.execute(counts).all()
+    except DBAPIError as error:
+        explain(connection, all_tables.status, error)
+    for row in rows:
+        found.setdefault(row.consumer, {})[Status(row.status)] = row.messages
+    return found
 
 
 def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) -> Message | None:
@@ -91,7 +120,7 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
         try:
             row = connection.execute(select(all_tables.message).where(this)).one_or_none()
         except DBAPIError as error:
-            explain(connection, all_tables, error)
+            explain(connection, all_tables.message, error)
     if row is None:
         return None
     digest = None if row.digest is None else row.digest.hex()

@@ -26,6 +26,7 @@ LARGEST_RESULT = 1_000_000
 
 _RECONNECTS = 6
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode_ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class Transaction:
@@ -148,12 +149,22 @@ def encode_result(result: Any) -> str:
         InvalidResult: not JSON, or more than a million bytes of it.
     """
     try:
-        text = _encode(result)
+        text = compact_json(result)
     except (TypeError, ValueError) as error:
         raise InvalidResult(f"result={result!r:.80}: expected a JSON value: {error}") from None
-    size = len(text.encode("utf-8", "surrogatepass"))
+    size = len(text.encode())
     if size > LARGEST_RESULT:
         raise InvalidResult(f"result of {size:,} bytes: expected at most {LARGEST_RESULT:,}")
+    return text
+
+
+def compact_json(value: Any) -> str:
+    """JSON that is UTF-8; with everything else escaped if there is a lone surrogate, which is not."""
+    text = _encode(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _encode_ascii(value)
     return text
 
 

@@ -9,11 +9,11 @@ class Verdict(StrEnum):
     """What the inbox says about a message; exactly one value says "run it"."""
 
     NEW = "new"
-    """Never taken before: run it, in this transaction."""
+    """Never taken before, or not to its end: run it."""
     DUPLICATE = "duplicate"
     """Taken before, and committed: acknowledge it."""
     IN_FLIGHT = "in_flight"
-    """Another transaction is taking it right now: deliver it again later."""
+    """Somebody else is taking it right now: deliver it again later."""
     MISMATCH = "mismatch"
     """The same key came with another payload: a person has to look."""
     TOO_OLD = "too_old"
@@ -31,3 +31,7 @@ class Outcome:
     verdict: Verdict
     result: Any = None
     """What the body returned: now for `NEW`, the stored value for `DUPLICATE`."""
+    retry_after: float | None = None
+    """Seconds after which to deliver the message again, where the inbox can tell."""
+    error: Exception | None = None
+    """What the body raised, where it is not raised itself."""

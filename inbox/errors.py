@@ -11,8 +11,14 @@
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
     ├── TransactionAborted                          the body swallowed a database error
     ├── TransactionEnded                            the body committed or rolled back by itself
+    ├── LeaseLost                                   somebody else may hold the message by now
+    ├── MessageNotFound      (LookupError)          there is no such message in status-table mode
+    ├── WrongStatus                                 the message is not in a status in which this can be done
+    ├── StepNotDone                                 raise it in a step: it has certainly not happened
+    ├── GiveUp                                      raise it in a handler: no attempt can succeed
     └── TransientError                              deliver the message again
-        └── CommitLost                              the connection broke during COMMIT, which did not happen
+        ├── CommitLost                              the connection broke during COMMIT, which did not happen
+        └── StoreUnreachable                        the store of status-table mode does not answer
 
 `InvalidRequestError` is SQLAlchemy's. Errors of the database driver come through as SQLAlchemy raises
 them; `inbox.is_transient` says of any error whether the same work may simply be tried again.
@@ -57,9 +63,34 @@ class TransactionEnded(InboxError):
     """The body ended the transaction that was to hold the inbox row and its writes together."""
 
 
+class LeaseLost(InboxError):
+    """The claim's token is no longer the message's: the lease ran out and somebody else took it over, or an
+    operator did. Nothing was written; do not acknowledge the message."""
+
+
+class MessageNotFound(InboxError, LookupError):
+    """The store has no record of this message."""
+
+
+class WrongStatus(InboxError):
+    """The message is not in a status in which this can be done, or somebody has changed it just now."""
+
+
+class StepNotDone(InboxError):
+    """For a step to raise: what it calls has certainly not happened, so that it may simply run again."""
+
+
+class GiveUp(InboxError):
+    """For a handler to raise: no attempt can succeed. Finished steps are undone, and the message is dead."""
+
+
 class TransientError(InboxError):
     """The same work may succeed when it is tried again; if it had taken effect, the inbox will say so."""
 
 
 class CommitLost(TransientError):
     """The connection broke during COMMIT; it did not happen, or nobody could be asked whether it did."""
+
+
+class StoreUnreachable(TransientError):
+    """The store of status-table mode did not answer, after some tries."""

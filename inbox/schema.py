@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-REVISION = "0002"
+REVISION = "0003"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"
@@ -126,6 +126,7 @@ class Tables:
     metadata: MetaData
     message: Table
     ledger: Table
+    status: Table
     version: Table
 
 
@@ -145,12 +146,9 @@ def tables(schema: str | None = None) -> Tables:
         PrimaryKeyConstraint("consumer", "key", name="inbox_message_pkey"),
         **_OPTIONS,
     )
-    for column in (message.c.consumer, message.c.key):
-        message.append_constraint(
-            CheckConstraint(column != "", name=f"inbox_message_{column.name}_not_empty")
-        )
+    _named(message)
     Index("inbox_message_accepted_at", message.c.consumer, message.c.accepted_at)
-    ledger = _ledger(metadata)
+    ledger, status = _ledger(metadata), _status(metadata)
     version = Table(
         VERSION_TABLE,
         metadata,
@@ -159,7 +157,7 @@ def tables(schema: str | None = None) -> Tables:
     )
     stamp = DDL(f"INSERT INTO %(fullname)s (version_num) VALUES ('{REVISION}')")  # type: ignore[no-untyped-call]  # noqa: S608
     event.listen(version, "after_create", stamp)
-    return Tables(metadata, message, ledger, version)
+    return Tables(metadata, message, ledger, status, version)
 
 
 def _ledger(metadata: MetaData) -> Table:
@@ -187,6 +185,59 @@ def _ledger(metadata: MetaData) -> Table:
     Index("inbox_ledger_committed_at", ledger.c.consumer, ledger.c.committed_at)
     return ledger
 
+
+def _named(table: Table) -> None:
+    """Neither consumer nor key is empty."""
+    for column in (table.c.consumer, table.c.key):
+        table.append_constraint(CheckConstraint(column != "", name=f"{table.name}_{column.name}_not_empty"))
+
+
+def _status(metadata: MetaData) -> Table:
+    """Status-table mode: how far each message is, and who holds it."""
+    text = Text().with_variant(mysql.MEDIUMTEXT, *_MYSQL)
+    status = Table(
+        "inbox_status",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("key", Bytewise(512), nullable=False),
+        Column("status", String(9), nullable=False),
+        Column("token", BigInteger, nullable=False),
+        Column("claim", _binary(16), nullable=False),
+        Column("owner", String(255), nullable=False),
+        Column("lease_until", UtcDateTime),
+        Column("attempts_started", Integer, nullable=False),
+        Column("attempts_finished", Integer, nullable=False),
+        Column("digest", _binary(16)),
+        Column("payload", LargeBinary().with_variant(mysql.LONGBLOB, *_MYSQL)),
+        Column("result", text),
+        Column("error", text),
+        Column("steps", text),
+        Column("history", text),
+        Column("pending_step", String(255)),
+        Column("undos", Integer, nullable=False, server_default="0"),
+        Column("created_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("updated_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("consumer", "key", name="inbox_status_pkey"),
+        **_OPTIONS,
+    )
+    _named(status)
+    for name, rule in STATUS_RULES.items():
+        status.append_constraint(CheckConstraint(rule, name=f"inbox_status_{name}"))
+    # The status first: an index that begins as the primary key does may be taken to find a single key, by a
+    # plan that was made while the table was new, and then all of the consumer's entries are read.
+    Index("inbox_status_updated_at", status.c.status, status.c.consumer, status.c.updated_at)
+    return status
+
+
+STATUS_RULES = {
+    "known": "status IN ('consuming', 'consumed', 'failed', 'dead', 'halted')",
+    "lease": "(status = 'consuming') = (lease_until IS NOT NULL)",
+    "attempts": "attempts_finished >= 0 AND attempts_started >= attempts_finished",
+    "result": "status = 'consumed' OR result IS NULL",
+    "halted": "status <> 'halted' OR pending_step IS NOT NULL",
+    "given_up": "status NOT IN ('dead', 'halted') OR error IS NOT NULL",
+}
+"""What no row of status-table mode can break, by the constraint's name."""
 
 metadata = tables().metadata
 """The tables in the connection's default schema."""

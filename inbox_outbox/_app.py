@@ -7,10 +7,10 @@ from typing import NoReturn
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from inbox.errors import InboxError, InvalidOption
+from inbox.errors import InboxError, InvalidOption, MessageNotFound, WrongStatus
 
-from . import _inbox, _migrate, _secrets
-from ._exit import EXPLAINED, FAILED, INTERRUPTED, USAGE
+from . import _inbox, _migrate, _repair, _secrets
+from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 
 app = typer.Typer(
     name="inbox-outbox",
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 app.command("migrate")(_migrate.migrate)
 app.add_typer(_inbox.app, name="inbox")
+for name, command in _repair.COMMANDS.items():
+    _inbox.app.command(name)(command)
 
 # The class of all wrong usage; typer does not export it, and it has moved out of click.
 _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
@@ -34,6 +36,10 @@ def run() -> NoReturn:
         sys.stdout.flush()
     except InvalidOption as error:
         _fail(str(error), USAGE)
+    except MessageNotFound as error:
+        _fail(str(error), NOT_FOUND)
+    except WrongStatus as error:
+        _fail(str(error), WRONG_STATUS)
     except InboxError as error:
         _fail(str(error), FAILED)
     except (SQLAlchemyError, ImportError) as error:

@@ -8,7 +8,8 @@ import typer
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import ArgumentError
 
-from inbox.errors import InvalidOption
+from inbox import RedisStore, SqlStore, Store
+from inbox.errors import InvalidOption, StoreUnreachable
 from inbox.migration import URL_VARIABLE, check, database_url
 
 from . import _secrets
@@ -22,6 +23,16 @@ Url = Annotated[
         help="The database, like postgresql://user@host/database.",
     ),
 ]
+StoreUrl = Annotated[
+    str,
+    typer.Option(
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        metavar="URL",
+        help="The database, like postgresql://user@host/database, or redis://user@host/0.",
+    ),
+]
+Prefix = Annotated[str, typer.Option(help="Redis only: what the keys begin with.", metavar="TEXT")]
 Schema = Annotated[
     str | None,
     typer.Option(help="PostgreSQL only: the schema of the tables; migrate makes it.", metavar="NAME"),
@@ -52,6 +63,43 @@ def engine_at(url: str, schema: str | None) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+@contextmanager
+def store_at(url: str, schema: str | None, prefix: str) -> Iterator[Store]:
+    """A store of status-table mode for the length of a command: a database's, or that in a Redis.
+
+    Raises:
+        StoreUnreachable: Redis does not answer, or refuses.
+        InvalidOption, UnsupportedDatabase, ImportError, sqlalchemy.exc.SQLAlchemyError: as `engine_at`.
+    """
+    address = database_url(url)
+    if address.drivername in ("redis", "rediss"):
+        with _redis_at(address, schema, prefix) as store:
+            yield store
+    else:
+        with engine_at(url, schema) as engine:
+            yield SqlStore(engine, schema=schema)
+
+
+@contextmanager
+def _redis_at(address: URL, schema: str | None, prefix: str) -> Iterator[Store]:
+    _secrets.remember(address)
+    if schema is not None:
+        raise InvalidOption(f"schema={schema!r}: only PostgreSQL has schemas inside a database")
+    try:
+        import redis
+    except ImportError as error:
+        raise ImportError(f"cannot load redis-py; inbox-outbox[redis] brings it ({error})") from None
+    with _options_checked():
+        client = redis.Redis.from_url(address.render_as_string(hide_password=False))
+    try:
+        client.ping()
+        yield RedisStore(client, prefix=prefix)
+    except redis.RedisError as error:
+        raise StoreUnreachable(f"redis: {error}") from error
+    finally:
+        client.close()
 
 
 def _engine(address: URL) -> Engine:

@@ -1,5 +1,6 @@
 """`inbox-outbox inbox ...`: look at the inbox, and keep it small."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Self
 
@@ -8,24 +9,33 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import inbox
-from inbox import Purged
+from inbox import ConsumerStatus, Message, Purged, SqlStore, Status
 from inbox.errors import InvalidOption
 
-from ._connect import Json, Schema, Url, engine_at
+from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
 from ._print import as_json, duration, grid, size
+from ._records import as_object, print_record
 
-app = typer.Typer(help="The exactly-once path's inbox.", no_args_is_help=True)
+app = typer.Typer(help="The inbox of both modes.", no_args_is_help=True)
 
 
 @app.command()
 def status(url: Url, schema: Schema = None, json: Json = False) -> None:
-    """Rows, rate, age and size of every consumer."""
+    """Rows, rate, age and size of every consumer; in status-table mode, messages by status."""
     with engine_at(url, schema) as engine:
         found = inbox.status(engine, schema=schema)
     if json:
         as_json(found)
         return
+    taken, recorded = [each for each in found if each.rows], [each for each in found if each.messages]
+    if taken or not recorded:
+        _print_rows(taken)
+    if recorded:
+        _print_messages(recorded)
+
+
+def _print_rows(found: list[ConsumerStatus]) -> None:
     now = datetime.now(UTC)
     grid(
         ("consumer", "rows", "in the last hour", "oldest", "newest", "size"),
@@ -34,8 +44,10 @@ def status(url: Url, schema: Schema = None, json: Json = False) -> None:
                 each.consumer,
                 f"{each.rows:,}",
                 f"{each.rows_last_hour:,}",
-                f"{duration(now - each.oldest)} ago",
-                f"{duration(now - each.newest)} ago",
+                *(
+                    "-" if when is None else f"{duration(now - when)} ago"
+                    for when in (each.oldest, each.newest)
+                ),
                 size(each.bytes),
             )
             for each in found
@@ -43,23 +55,55 @@ def status(url: Url, schema: Schema = None, json: Json = False) -> None:
     )
 
 
+def _print_messages(found: list[ConsumerStatus]) -> None:
+    grid(
+        ("consumer", *Status),
+        [(each.consumer, *(f"{each.messages.get(one, 0):,}" for one in Status)) for each in found],
+    )
+
+
 @app.command()
 def show(
-    url: Url,
+    url: StoreUrl,
     consumer: Annotated[str, typer.Argument(help="The inbox's name.")],
     key: Annotated[str, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")],
     schema: Schema = None,
+    prefix: Prefix = "inbox",
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Write the payload that is kept, and nothing else.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """One message that was taken; exit code 3 if the inbox does not know it."""
-    with engine_at(url, schema) as engine:
-        found = inbox.show(engine, consumer, key, schema=schema)
-    if found is None:
+    """One message that was taken, in either mode; exit code 3 if the inbox does not know it."""
+    with store_at(url, schema, prefix) as store:
+        record = inbox.show_message(store, consumer, key)
+        message = None
+        if isinstance(store, SqlStore):
+            message = inbox.show(store.engine, consumer, key, schema=schema)
+    if record is None and message is None:
         typer.echo(f"inbox-outbox: consumer {consumer!r} has not taken {key!r}", err=True)
         raise typer.Exit(NOT_FOUND)
-    if json:
-        as_json(found)
+    if payload:
+        _write_payload(None if record is None else record.payload)
         return
+    if json:
+        in_status_mode = None if record is None else as_object(record)
+        as_json(in_status_mode if message is None else asdict(message) | {"record": in_status_mode})
+        return
+    if message is not None:
+        _print_message(message)
+    if record is not None:
+        print_record(record)
+
+
+def _write_payload(payload: bytes | None) -> None:
+    if payload is None:
+        typer.echo("inbox-outbox: no payload of this message is kept", err=True)
+        raise typer.Exit(NOT_FOUND)
+    typer.echo(payload, nl=False)
+
+
+def _print_message(found: Message) -> None:
     grid(
         ("column", "value"),
         [
@@ -80,8 +124,11 @@ def purge(
         str | None, typer.Option(help="Whose rows; all if not given.", metavar="NAME")
     ] = None,
     older_than: Annotated[
-        str, typer.Option(help="How long keys are kept: 30s, 15m, 12h or 7d.", metavar="TIME")
+        str, typer.Option(help="How long messages are kept: 30s, 15m, 12h or 7d.", metavar="TIME")
     ] = "7d",
+    dead_older_than: Annotated[
+        str, typer.Option(help="How long dead and halted messages are kept.", metavar="TIME")
+    ] = "30d",
     oldest_unconsumed: Annotated[
         str | None,
         typer.Option(
@@ -97,12 +144,13 @@ def purge(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Delete rows that no duplicate can need any more, beside live traffic."""
+    """Delete messages, of both modes, that no duplicate can need any more, beside live traffic."""
     with engine_at(url, schema) as engine, _Progress() as show_progress:
         done = inbox.purge(
             engine,
             consumer=consumer,
             retention=_time("older-than", older_than),
+            dead_retention=_time("dead-older-than", dead_older_than),
             oldest_unconsumed=None if oldest_unconsumed is None else _when(oldest_unconsumed),
             batch=batch,
             budget=None if budget is None else _time("budget", budget),

@@ -30,9 +30,13 @@ def _printable(text: str) -> str:
 
 
 def as_json(value: Any) -> None:
-    """A dataclass, or a list of them, as JSON; times in ISO 8601."""
-    plain = [asdict(each) for each in value] if isinstance(value, list) else asdict(value)
+    """A dataclass or a dictionary, or a list of them, as JSON; times in ISO 8601."""
+    plain = [_plain(each) for each in value] if isinstance(value, list) else _plain(value)
     print(json.dumps(plain, indent=2, default=_time))
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else asdict(value)
 
 
 def _time(value: datetime) -> str:

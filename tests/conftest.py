@@ -2,18 +2,23 @@
 
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from redis import RedisError
 from sqlalchemy import URL, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from examples.embedded_postgres import EmbeddedPostgres
+from inbox._stores import Store
 from inbox.schema import metadata
-from tests import services
+from tests import services, status_stores
 from tests.database import Database
-from tests.services import Missing, Server
+from tests.services import Missing, RedisServer, Server
+from tests.services.redis import LocalRedis, program
+from tests.status_stores import Place
 
+T = TypeVar("T")
 SPARK_CLUSTER = "spark cluster"
 SPARK_CLUSTER_FILES = ("test_spark_failures", "test_spark_streaming")
 
@@ -28,7 +33,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Start the servers and say where each comes from; processes that share the tests start their own."""
     if config.option.collectonly:
         return []
-    described = [_describe(name) for name in services.NAMES]
+    described = [_describe(name) for name in (*services.NAMES, "redis")]
     if config.getoption("dist", "no") != "no":
         services.stop_all()
     return described
@@ -61,8 +66,8 @@ def pytest_unconfigure() -> None:
 
 def _describe(name: str) -> str:
     try:
-        found = services.find(name)
-    except (DBAPIError, RuntimeError, OSError) as error:
+        found = services.find_redis() if name == "redis" else services.find(name)
+    except (DBAPIError, RedisError, RuntimeError, OSError) as error:
         raise pytest.UsageError(f"{name} does not answer: {error}") from error
     if isinstance(found, Missing):
         return f"{name}: MISSING: {found.reason}"
@@ -102,6 +107,38 @@ def private_postgres() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
+@pytest.fixture
+def private_redis() -> Iterator[LocalRedis]:
+    """A Redis that the test may crash; it forgets nothing that it has answered."""
+    server = LocalRedis(_present("redis", program()))
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=status_stores.NAMES)
+def place(request: pytest.FixtureRequest, shared: dict[str, Database]) -> Iterator[Place]:
+    """Where an empty store of status-table mode is, of each kind in turn."""
+    place = _redis_place() if request.param == "redis" else _sql_place(request.param, shared)
+    yield place
+    place.clear()
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[Store]:
+    """An empty store of status-table mode, of each kind in turn."""
+    with place.open() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[dict[str, Database]]:
+    """By server: a database with the tables, for tests that empty those that they use."""
+    made: dict[str, Database] = {}
+    yield made
+    for database in made.values():
+        database.close()
+
+
 @pytest.fixture(scope="session")
 def templates() -> Iterator[dict[str, Database]]:
     """By server: a database with the tables, to be copied; made when a test first needs it."""
@@ -112,12 +149,28 @@ def templates() -> Iterator[dict[str, Database]]:
 
 
 def _server(name: str) -> Server:
-    found = services.find(name)
-    if isinstance(found, Server):
+    return _present(name, services.find(name))
+
+
+def _present(name: str, found: T | Missing) -> T:
+    if not isinstance(found, Missing):
         return found
     if services.is_required(name):
         pytest.fail(f"{name} is required: {found.reason}")
     pytest.skip(f"{name}: {found.reason}")
+
+
+def _redis_place() -> Place:
+    server: RedisServer = _present("redis", services.find_redis())
+    return Place("redis", server.url, status_stores.new_prefix())
+
+
+def _sql_place(name: str, shared: dict[str, Database]) -> Place:
+    if name not in shared:
+        server = _server(name)
+        shared[name] = Database(server, server.new_database())
+        _make_tables(shared[name].url)
+    return Place(name, shared[name].url.render_as_string(hide_password=False))
 
 
 def _database(server: Server, url: URL) -> Iterator[Database]:

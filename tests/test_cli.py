@@ -68,7 +68,8 @@ def test_a_schema(database: Database, way: list[str]) -> None:
     if way:
         run_script(database, output)
     engine = database.engine()
-    assert set(inspect(engine).get_table_names("my app")) == {"inbox_message", "inbox_ledger", VERSION_TABLE}
+    made = {"inbox_message", "inbox_ledger", "inbox_status", VERSION_TABLE}
+    assert set(inspect(engine).get_table_names("my app")) == made
     with engine.begin() as connection:
         Inbox("billing", schema="my app").accept(connection, "order-1")
     for command in (["status"], ["show", "billing", "order-1"], ["purge"]):
@@ -224,4 +225,5 @@ def test_library_and_command_agree(migrated: Database) -> None:
     fill(migrated.engine(), 2)
     (row,) = inbox.status(migrated.engine())
     (printed,) = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
+    assert row.newest is not None
     assert (printed["newest"], printed["bytes"]) == (row.newest.isoformat(), row.bytes)

@@ -19,7 +19,7 @@ from tests.script import run_script
 MESSAGE = tables().message
 REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
 ALEMBIC = [sys.executable, "-W", "error", "-m", "alembic"]
-INBOX_TABLES = {"inbox_message", "inbox_ledger", VERSION_TABLE}
+INBOX_TABLES = {"inbox_message", "inbox_ledger", "inbox_status", VERSION_TABLE}
 
 
 @pytest.fixture
@@ -250,8 +250,12 @@ def fill(engine: Engine) -> None:
         | {"digest": bytes(16) if number else None, "result": "{}" if number else None}
         for number in range(2)
     ]
+    in_status_mode = {"consumer": "orders", "key": "a", "claim": bytes(16), "status": "failed", "token": 1}
+    in_status_mode |= {"owner": "worker", "attempts_started": 1, "attempts_finished": 1}
     with engine.begin() as connection:
         connection.execute(insert(MESSAGE), rows)
+        if inspect(connection).has_table("inbox_status"):
+            connection.execute(insert(tables().status), in_status_mode)
 
 
 def revisions() -> list[Script]:

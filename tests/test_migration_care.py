@@ -4,15 +4,16 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, Table, func, insert, inspect, select, update
+from sqlalchemy import Engine, Table, func, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration, show
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
-from inbox.schema import REVISION, VERSION_TABLE, metadata, tables
+from inbox.schema import REVISION, STATUS_RULES, VERSION_TABLE, metadata, tables
 from tests.application import Application
 from tests.database import Database
 from tests.inspection import snapshot
@@ -67,7 +68,9 @@ def test_schemas_are_apart(postgres: Database) -> None:
 def test_unknown_revisions_are_refused(database: Database) -> None:
     """A revision that does not exist is refused by name, and nothing is done."""
     engine = database.engine()
-    with pytest.raises(InvalidOption, match="revision='0815': expected head or one of base, 0001, 0002"):
+    with pytest.raises(
+        InvalidOption, match="revision='0815': expected head or one of base, 0001, 0002, 0003"
+    ):
         migration.migrate(engine, "0815")
     with pytest.raises(InvalidOption, match="revision='0815'"):
         migration.script(engine.dialect.name, "0815")
@@ -208,16 +211,52 @@ def test_the_turn_ends_with_the_migration(database: Database) -> None:
         migration.migrate(engine, revision)
 
 
+MESSAGE_ROW: dict[str, object] = {"consumer": "billing", "key": "a", "claim": bytes(16)}
+STATUS_ROW = MESSAGE_ROW | {
+    "status": "failed",
+    "token": 1,
+    "owner": "worker",
+    "attempts_started": 1,
+    "attempts_finished": 1,
+}
+HALF_STATES: list[tuple[str, dict[str, object]]] = [
+    ("known", {"status": "lost"}),
+    ("lease", {"status": "consuming"}),
+    ("lease", {"lease_until": datetime(2026, 1, 1, tzinfo=UTC)}),
+    ("attempts", {"attempts_finished": 2}),
+    ("attempts", {"attempts_started": -1, "attempts_finished": -1}),
+    ("result", {"result": "1"}),
+    ("halted", {"status": "halted", "error": "no"}),
+    ("given_up", {"status": "halted", "pending_step": "charge"}),
+    ("given_up", {"status": "dead"}),
+    ("consumer_not_empty", {"consumer": ""}),
+    ("key_not_empty", {"key": ""}),
+]
+
+
 @pytest.mark.parametrize("column", ["consumer", "key"])
 def test_checks_refuse_half_states(migrated: Database, column: str) -> None:
     """The database itself refuses an empty consumer and an empty key, and names the rule."""
-    engine = migrated.engine()
-    row: dict[str, object] = {"consumer": "billing", "key": "a", "claim": bytes(16)}
+    _refused(migrated.engine(), tables().message, MESSAGE_ROW, f"{column}_not_empty", {column: ""})
+
+
+@pytest.mark.parametrize(("rule", "half"), HALF_STATES, ids=str)
+def test_checks_refuse_half_states_of_a_message(
+    migrated: Database, rule: str, half: dict[str, object]
+) -> None:
+    """The same for what no message of status-table mode can be."""
+    _refused(migrated.engine(), tables().status, STATUS_ROW, rule, half)
+
+
+def test_every_rule_is_broken() -> None:
+    """No rule of the table goes untested."""
+    assert {*STATUS_RULES} <= {rule for rule, _ in HALF_STATES}
+
+
+def _refused(
+    engine: Engine, table: Table, row: dict[str, object], rule: str, half: dict[str, object]
+) -> None:
     with engine.begin() as connection:
-        _insert(connection, tables().message, row)
-    with engine.connect() as connection, pytest.raises(DBAPIError, match=f"inbox_message_{column}_not_empty"):
-        _insert(connection, tables().message, row | {column: ""})
-
-
-def _insert(connection: Connection, table: Table, row: dict[str, object]) -> None:
-    connection.execute(insert(table), row)
+        connection.execute(insert(table), row)
+    with engine.connect() as connection, pytest.raises(DBAPIError, match=f"{table.name}_{rule}"):
+        connection.execute(insert(table), row | {"key": "b"} | half)

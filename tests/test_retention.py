@@ -57,3 +57,11 @@ def test_a_horizon_needs_time_zones() -> None:
     """A naive datetime could mean any hour, so it is refused."""
     with pytest.raises(InvalidOption, match="oldest_unconsumed"):
         Retention().horizon(NOW, datetime(2026, 3, 1))  # noqa: DTZ001 - naive on purpose
+
+
+def test_a_worker_whose_clock_is_wrong_does_not_decide() -> None:
+    """Only a message that is a day younger than the retention needs no other clock than the worker's own."""
+    now = datetime.now(UTC)
+    assert Retention().surely_covers(now - timedelta(days=5, hours=23))
+    assert not Retention().surely_covers(now - timedelta(days=6, hours=1))
+    assert not Retention(timedelta(hours=20)).surely_covers(now)

@@ -177,7 +177,7 @@ def test_every_command(full: Installed, database: Database) -> None:
     said = full.succeed("inbox-outbox", "migrate", "--url", url)
     assert said == f"tables are at revision {REVISION}\n"
     made = snapshot(engine)
-    assert set(made) == {"inbox_message", "inbox_ledger", VERSION_TABLE}
+    assert set(made) == {"inbox_message", "inbox_ledger", "inbox_status", VERSION_TABLE}
     with engine.begin() as connection:
         row = {"consumer": "billing", "key": "order-1", "claim": bytes(16)}
         connection.execute(insert(tables().message), row)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection
 
 from .. import _statements
+from .._statements import Aging
 from ..schema import Tables
 
 
@@ -94,9 +95,9 @@ class Database(ABC):
 
     @abstractmethod
     def delete_oldest(
-        self, connection: Connection, tables: Tables, parameters: dict[str, Any]
+        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
-        """Delete one batch of old rows that nobody has locked: when they had been accepted."""
+        """Delete one batch of old rows that nobody has locked: what their times were."""
 
     @abstractmethod
     def size(self, connection: Connection, tables: Tables) -> int:

@@ -21,6 +21,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from .. import _codes, _statements
+from .._statements import Aging
 from ..errors import TransientError, UnsupportedDatabase, UnusableConnection
 from ..schema import Tables
 from ._database import Attempt, Batch, Database, Stored
@@ -63,18 +64,18 @@ def _bounded_insert(element: BoundedInsert, compiler: SQLCompiler, **kw: Any) ->
 @cache
 def add(tables: Tables) -> Insert:
     """The row goes in unless its key was taken."""
-    return _or_tell(Insert(tables.message))
+    return or_tell(Insert(tables.message))
 
 
 @cache
 def add_bounded(tables: Tables, lock_wait: int) -> BoundedInsert:
     """The same, waiting at most so many seconds for a transaction that is taking the key."""
-    statement = _or_tell(BoundedInsert(tables.message))
+    statement = or_tell(BoundedInsert(tables.message))
     statement.lock_wait = lock_wait
     return statement
 
 
-def _or_tell(statement: AnyInsert) -> AnyInsert:
+def or_tell(statement: AnyInsert) -> AnyInsert:
     """A key that was taken keeps its row, and the answer's insert id is 1 instead of 0.
 
     INSERT IGNORE would take a shared lock on that row: of several who waited for a row that is then deleted,
@@ -151,15 +152,15 @@ class MySQL(Database):
         return None if row is None else Stored(*row)
 
     def delete_oldest(
-        self, connection: Connection, tables: Tables, parameters: dict[str, Any]
+        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
-        chosen = _statements.oldest(tables).with_for_update(skip_locked=True)
+        chosen = _statements.oldest(aging).with_for_update(skip_locked=True)
         rows = connection.execute(chosen, parameters).all()
         if rows:
             # One by one: given a list, the optimizer may scan past it, and wait for rows of others.
             keys = [{"consumer_": parameters["consumer_"], "key_": row.key} for row in rows]
-            connection.execute(_statements.forget(tables), keys)
-        return [row.accepted_at for row in rows]
+            connection.execute(_statements.forget(aging.table), keys)
+        return [time for _, time in rows]
 
     def size(self, connection: Connection, tables: Tables) -> int:
         return int(connection.execute(_SIZE, {"name": tables.message.name}).scalar_one())

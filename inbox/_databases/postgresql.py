@@ -36,6 +36,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 
 from .. import _codes, _statements
+from .._statements import Aging
 from ..errors import UnsupportedDatabase
 from ..schema import Tables
 from ._database import Attempt, Batch, Database, Stored
@@ -123,13 +124,12 @@ def _seed(tables: Tables, lock: str) -> ColumnElement[int]:
 
 
 @cache
-def delete_batch(tables: Tables) -> Executable:
+def delete_batch(aging: Aging) -> Executable:
     """The oldest rows that nobody has locked, found by index and deleted by their place in the table."""
     place: ColumnElement[Any] = literal_column("ctid")
-    chosen = _statements.oldest(tables).with_only_columns(place).with_for_update(skip_locked=True)
+    chosen = _statements.oldest(aging).with_only_columns(place).with_for_update(skip_locked=True)
     places = func.array(chosen.scalar_subquery())
-    message = tables.message
-    return delete(message).where(place == any_(places)).returning(message.c.accepted_at)
+    return delete(aging.table).where(place == any_(places)).returning(aging.table.c[aging.time])
 
 
 @cache
@@ -197,11 +197,11 @@ class PostgreSQL(Database):
         return self.find(connection, attempt)
 
     def delete_oldest(
-        self, connection: Connection, tables: Tables, parameters: dict[str, Any]
+        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
         # Should this process hang before it commits, whoever waits for a row of the batch does not hang, too.
         connection.execute(_PURGE_GUARD)
-        return list(connection.execute(delete_batch(tables), parameters).scalars())
+        return list(connection.execute(delete_batch(aging), parameters).scalars())
 
     def size(self, connection: Connection, tables: Tables) -> int:
         name = connection.dialect.identifier_preparer.format_table(tables.message)

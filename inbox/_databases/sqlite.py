@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
 from .. import _codes, _statements
+from .._statements import Aging
 from ..errors import UnusableConnection
 from ..schema import Tables
 from ._database import Attempt, Batch, Database, Stored
@@ -29,12 +30,11 @@ def add(tables: Tables) -> Insert:
 
 
 @cache
-def delete_batch(tables: Tables) -> Executable:
+def delete_batch(aging: Aging) -> Executable:
     """The oldest rows, in one statement: a read that turns into a write would find the file locked."""
-    message = tables.message
     place: ColumnElement[int] = literal_column("rowid")
-    chosen = _statements.oldest(tables).with_only_columns(place)
-    return delete(message).where(place.in_(chosen)).returning(message.c.accepted_at)
+    chosen = _statements.oldest(aging).with_only_columns(place)
+    return delete(aging.table).where(place.in_(chosen)).returning(aging.table.c[aging.time])
 
 
 class SQLite(Database):
@@ -77,9 +77,9 @@ class SQLite(Database):
         return self.find(connection, attempt)
 
     def delete_oldest(
-        self, connection: Connection, tables: Tables, parameters: dict[str, Any]
+        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
-        return list(connection.execute(delete_batch(tables), parameters).scalars())
+        return list(connection.execute(delete_batch(aging), parameters).scalars())
 
     def size(self, connection: Connection, tables: Tables) -> int:
         pages: int = connection.exec_driver_sql("PRAGMA page_count").scalar_one()

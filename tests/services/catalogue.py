@@ -1,8 +1,11 @@
 """Which services there are, found once and kept until the end of the run."""
 
 import os
+from collections.abc import Callable
+from functools import cache
 
-from tests.services import mariadb, mysql, postgresql, sqlite
+from tests.services import mariadb, mysql, postgresql, redis, sqlite
+from tests.services.redis import RedisServer
 from tests.services.server import Missing, Server
 
 FINDERS = {
@@ -12,24 +15,35 @@ FINDERS = {
     "sqlite": sqlite.find,
 }
 NAMES = tuple(FINDERS)
-OTHERS = ("spark",)
-"""What else can be required: it is no database, and its own fixtures start it."""
-_found: dict[str, Server | Missing] = {}
+OTHERS = ("redis", "spark")
+"""What else can be required: they are no SQL databases, and have fixtures of their own."""
+_stops: list[Callable[[], None]] = []
 
 
+@cache
 def find(name: str) -> Server | Missing:
-    """The server of that name, started if need be, or why there is none."""
-    if name not in _found:
-        _found[name] = FINDERS[name]()
-    return _found[name]
+    """The SQL server of that name, started if need be, or why there is none."""
+    found = FINDERS[name]()
+    if isinstance(found, Server):
+        _stops.append(found.stop)
+    return found
+
+
+@cache
+def find_redis() -> RedisServer | Missing:
+    """Redis, started if need be, or why there is none."""
+    found = redis.find()
+    if isinstance(found, RedisServer):
+        _stops.append(found.stop)
+    return found
 
 
 def stop_all() -> None:
-    """Stop every server that `find` started."""
-    while _found:
-        _, server = _found.popitem()
-        if isinstance(server, Server):
-            server.stop()
+    """Stop every server that was started here."""
+    while _stops:
+        _stops.pop()()
+    find.cache_clear()
+    find_redis.cache_clear()
 
 
 def is_required(name: str) -> bool:

@@ -3,13 +3,12 @@
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from docker.errors import DockerException  # type: ignore[import-untyped]
 from sqlalchemy import URL, create_engine
-from sqlalchemy.exc import DBAPIError
 from testcontainers.core.container import DockerContainer
 
 from tests.services.server import Missing
@@ -17,15 +16,25 @@ from tests.services.server import Missing
 PROBE = "from testcontainers.core.docker_client import DockerClient; DockerClient().client.ping()"
 
 
+def connect_sql(url: URL) -> None:
+    """Connect to a database once; raises the driver's error if it does not answer."""
+    engine = create_engine(url)
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What to run, and the address (without host and port) at which it will answer."""
+    """What to run, and the address (without host and port) at which it will answer `connect`."""
 
     name: str
     port: int
     environment: Mapping[str, str]
     command: Sequence[str]
     url: URL
+    connect: Callable[[URL], object] = connect_sql
 
 
 def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
@@ -45,26 +54,24 @@ def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
     host, port = container.get_container_host_ip(), container.get_exposed_port(image.port)
     url = image.url.set(host=host, port=port)
     try:
-        _wait_until_it_answers(url)
+        _wait_until_it_answers(image.connect, url)
     except BaseException:
         container.stop()
         raise
     return container, url
 
 
-def _wait_until_it_answers(url: URL, timeout: float = 90) -> None:
+def _wait_until_it_answers(connect: Callable[[URL], object], url: URL, timeout: float = 90) -> None:
     """Return once a connection works; raises the driver's error when that takes too long."""
-    engine = create_engine(url)
     deadline = time.monotonic() + timeout
     while True:
         try:
-            engine.connect().close()
-        except DBAPIError:
+            connect(url)
+        except Exception:  # each driver has an error of its own
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
         else:
-            engine.dispose()
             return
 
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import URL
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +35,12 @@ class Missing:
     reason: str
 
 
-def first_of(ways: Sequence[Callable[[], Server | Missing]]) -> Server | Missing:
+def first_of(ways: Sequence[Callable[[], S | Missing]]) -> S | Missing:
     """The server of the first way that has one; without any, all their reasons."""
     reasons = []
     for way in ways:
         found = way()
-        if isinstance(found, Server):
+        if not isinstance(found, Missing):
             return found
         reasons.append(found.reason)
     return Missing("; ".join(reasons))

@@ -1,0 +1,104 @@
+"""The services that the order flow calls: inventory and shipping, each a process of its own that counts."""
+
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from multiprocessing.connection import Connection as Pipe
+from threading import Lock, Thread
+from typing import Any
+
+LATENCY = 0.03
+"""Seconds between what a call does and its answer: a worker that is killed then does not know."""
+
+MAKES = ("lock", "ship")
+NOWHERE = "nowhere"
+
+
+@dataclass(slots=True)
+class Service:
+    """What is kept in memory: made by `lock` or `ship`, taken away by `release`; `check` only looks.
+
+    A call whose idempotency key has been seen gets the first answer again, and does nothing.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    kept: dict[str, str] = field(default_factory=dict)
+    """The orders that things are kept for, by the things' ids."""
+    _answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _ids: Any = field(default_factory=count)
+    _lock: Any = field(default_factory=Lock)
+
+    def call(self, verb: str, details: dict[str, str], key: str | None) -> dict[str, Any]:
+        """Count a call, and do it unless its key has been seen."""
+        with self._lock:
+            self.calls[f"{verb} {details['order']}"] += 1
+            if key is not None and key in self._answers:
+                return self._answers[key]
+            answer = self._do(verb, details)
+            if key is not None:
+                self._answers[key] = answer
+            return answer
+
+    def _do(self, verb: str, details: dict[str, str]) -> dict[str, Any]:
+        if details.get("to") == NOWHERE:
+            return {"refused": f"cannot ship to {NOWHERE}"}
+        if verb in MAKES:
+            made = f"{verb}-{next(self._ids)}"
+            self.kept[made] = details["order"]
+            return {"id": made}
+        if verb == "release":
+            self.kept.pop(details["id"], None)
+        return {"done": verb}
+
+    def state(self) -> dict[str, Any]:
+        """How often each call was made, and how many things are kept for each order."""
+        with self._lock:
+            return {"calls": self.calls, "kept": Counter(self.kept.values())}
+
+
+class Server(ThreadingHTTPServer):
+    """Takes it calmly when a caller is killed before it has its answer."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def main(pipe: Pipe) -> None:
+    """Serve until the other end of the pipe is closed; the first thing said is the port."""
+    service = Service()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_POST(self) -> None:
+            details = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            found = service.call(self.path.strip("/"), details, self.headers["Idempotency-Key"])
+            time.sleep(LATENCY)
+            self._answer(found)
+
+        def do_GET(self) -> None:
+            self._answer(service.state())
+
+        def _answer(self, value: dict[str, Any]) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(409 if "refused" in value else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: the calls are counted."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        pipe.send(server.server_port)
+        pipe.poll(None)
+        server.shutdown()

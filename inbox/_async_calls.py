@@ -1,0 +1,88 @@
+"""Synchronous code in an asynchronous task: inside SQLAlchemy's greenlet, calls of the store to their end."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from sqlalchemy.util import await_only, greenlet_spawn
+
+T = TypeVar("T")
+
+GRACE = 10.0
+"""Seconds for which a cancelled task waits for the store."""
+
+
+async def begin(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run synchronous code in which `uninterrupted` calls are made, and keep what it returns: a cancellation
+    that had to wait for such a call is raised where the task waits next, or here in place of an error."""
+    try:
+        return await greenlet_spawn(work, *args, **kwargs)
+    except Exception:
+        await checkpoint()
+        raise
+
+
+async def run(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """The same; a cancellation that had to wait is raised here."""
+    result = await begin(work, *args, **kwargs)
+    await checkpoint()
+    return result
+
+
+async def checkpoint() -> None:
+    """Raise the cancellation that is on its way to this task, if there is one."""
+    await asyncio.sleep(0)
+
+
+def uninterrupted(work: Callable[[], T]) -> T:
+    """Inside `run`: make a call to its end even if the task is cancelled, which `run` raises after that.
+
+    A call that takes ten seconds more is cancelled, and its outcome is unknown.
+    """
+    call = asyncio.ensure_future(greenlet_spawn(work))
+    await_only(wait_for(call))
+    return call.result()
+
+
+async def wait_for(call: asyncio.Future[Any]) -> None:
+    """Wait for a call to end even if this task is cancelled, which is raised where it waits next.
+
+    Raises:
+        CancelledError: the call took ten seconds more, and was cancelled, too.
+    """
+    try:
+        await asyncio.wait([call])
+    except asyncio.CancelledError as error:
+        await _wait_at_most(GRACE, call)
+        if not call.done():
+            call.cancel()
+            raise
+        _cancel_again(error)
+
+
+async def _wait_at_most(seconds: float, call: asyncio.Future[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not call.done() and (left := end - loop.time()) > 0:
+        with suppress(asyncio.CancelledError):  # one is on its way already
+            await asyncio.wait([call], timeout=left)
+
+
+def _cancel_again(error: asyncio.CancelledError) -> None:
+    """As if it had just arrived."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - only a task is cancelled
+    task.uncancel()
+    task.cancel(*error.args)
+
+
+def awaited(body: Callable[..., Any]) -> Callable[..., Any]:
+    """A function, asynchronous or not, as a synchronous one for use inside `run`."""
+
+    def call(*args: Any) -> Any:
+        result = body(*args)
+        return await_only(result) if inspect.isawaitable(result) else result
+
+    return call

@@ -1,0 +1,142 @@
+"""Status-table mode, for asynchronous code: the same core, run inside SQLAlchemy's greenlet."""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from ._async_calls import begin, checkpoint, run, uninterrupted
+from ._async_claim import AsyncClaim
+from ._async_heartbeat import Heartbeat
+from ._async_listener import AsyncListener
+from ._hold import GivingUp, Hold
+from ._keys import Key
+from ._status_settings import StatusSettings
+from ._verdict import Outcome, Verdict
+from .errors import LeaseLost
+
+M = TypeVar("M")
+
+_log = logging.getLogger("inbox.claims")
+
+
+class AsyncStatusInbox(StatusSettings):
+    """`StatusInbox` with the same verbs, awaited: takes each message once without a transaction around its
+    handler, which may call other services.
+
+    Arguments, guarantees and errors are those of `StatusInbox`; the store is a `SqlStore` on an AsyncEngine
+    or a `RedisStore` on a client of `redis.asyncio`. Needs the extra `asyncio`.
+    """
+
+    _is_async = True
+    _call = staticmethod(uninterrupted)
+
+    @asynccontextmanager
+    async def claim(
+        self,
+        key: Key | None,
+        payload: Any = None,
+        *,
+        message_id: str | None = None,
+        message_time: datetime | None = None,
+    ) -> AsyncIterator[AsyncClaim]:
+        """Claim the message, run the block, and record how it ended, as `StatusInbox.claim` does.
+
+        When the lease is lost the block's task is cancelled, and what comes out of the block is `LeaseLost`.
+        A cancellation by anybody else releases the message and stays a CancelledError.
+        """
+        stored_key, given = await begin(self._claim, key, payload, message_id, message_time)
+        claim = AsyncClaim(stored_key, self.store, given)
+        if not isinstance(given, Hold):
+            yield claim
+            await checkpoint()
+            return
+        heartbeat = Heartbeat(given, self.lease, enabled=self.heartbeat)
+        try:
+            yield claim
+        except GeneratorExit:  # the task was thrown away: there is nothing that could wait for the store
+            heartbeat.abandon()
+            raise
+        except BaseException as raised:
+            error = raised
+            if await heartbeat.stop(raised):
+                error = _lost(claim)
+            await self._record(claim, given, error)
+            if error is not raised:
+                raise error from raised
+            if not isinstance(raised, GivingUp):
+                raise
+        else:
+            await heartbeat.stop()
+            await run(claim._end, None, self.backoff.delay)  # noqa: SLF001 - a handler is not to end its own claim
+        finally:
+            given.leave()
+
+    def handler(
+        self,
+        *,
+        key: Callable[[Any], Key | None],
+        payload: Callable[[Any], Any] | None = None,
+        message_id: Callable[[Any], str] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+    ) -> Callable[[Callable[[AsyncClaim, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
+        """Decorate `async body(claim, message)`: it runs as `claim` does, once unless it fails.
+
+        As for `StatusInbox.handler`, the decorated function has an `outcome(message)`, to be awaited.
+        """
+
+        def decorate(body: Callable[[AsyncClaim, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
+            async def outcome(message: M) -> Outcome:
+                claim: AsyncClaim | None = None
+                try:
+                    async with self.claim(
+                        key(message),
+                        payload and payload(message),
+                        message_id=message_id and message_id(message),
+                        message_time=message_time and message_time(message),
+                    ) as claim:
+                        if claim.is_new:
+                            claim.result = await body(claim, message)
+                except Exception as error:  # noqa: BLE001 - whoever asked for it decides
+                    if claim is None:
+                        return Outcome(Verdict.NEW, error=error)
+                    return Outcome(claim.verdict, None, claim.retry_after, error)
+                return Outcome(claim.verdict, claim.result, claim.retry_after)
+
+            @functools.wraps(body)
+            async def handle_message(message: M) -> Outcome:
+                found = await outcome(message)
+                if found.error is not None:
+                    raise found.error
+                return found
+
+            handle_message.outcome = outcome  # type: ignore[attr-defined]
+            return handle_message
+
+        return decorate
+
+    def listener(self, **options: Any) -> AsyncListener:
+        """What runs batches of messages and says what to tell the broker; options as for `Listener`, the
+        backoff is this inbox's own unless another is given."""
+        return AsyncListener(**{"backoff": self.backoff} | options)
+
+    async def _record(self, claim: AsyncClaim, hold: Hold, error: BaseException) -> None:
+        """Write down that the handler has raised, and renew the lease while its steps are undone."""
+        heartbeat = Heartbeat(hold, self.lease, enabled=self.heartbeat)
+        try:
+            await run(claim._end, error, self.backoff.delay)  # noqa: SLF001
+        except BaseException as raised:
+            if await heartbeat.stop(raised):
+                raise _lost(claim) from raised
+            if not (isinstance(raised, Exception) and isinstance(error, asyncio.CancelledError)):
+                raise
+            _log.exception("key %r was not given back: its lease has to run out", claim.key)
+        else:
+            await heartbeat.stop()
+
+
+def _lost(claim: AsyncClaim) -> LeaseLost:
+    return LeaseLost(f"key={claim.key!r}: its lease is over, or somebody took it away")

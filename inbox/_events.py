@@ -1,0 +1,93 @@
+"""What monitoring is told: one small event for everything that happens to a message."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .errors import InvalidOption
+
+_log = logging.getLogger("inbox.events")
+
+
+class EventKind(StrEnum):
+    """What has happened.
+
+    What begins with `CLAIMED` or `UNPROTECTED` ends with exactly one of `COMPLETED`, `FAILED`, `RELEASED`,
+    `DEAD`, `HALTED` and `ABANDONED`, in the same thread or task.
+    """
+
+    CLAIMED = "claimed"
+    """A handler begins."""
+    DUPLICATE = "duplicate"
+    IN_FLIGHT = "in_flight"
+    """Somebody else is at it: the message is to come again."""
+    MISMATCH = "mismatch"
+    TOO_OLD = "too_old"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """The handler raised; the message is to come again."""
+    RELEASED = "released"
+    """Given back unfinished, which does not count as an attempt."""
+    DEAD = "dead"
+    HALTED = "halted"
+    LOST = "lost"
+    """The lease ran out, or an operator took the claim away, while the handler was running."""
+    ABANDONED = "abandoned"
+    """The handler is over and its end was not recorded: the claim is lost, or the store does not answer."""
+    FENCED_WRITE = "fenced_write"
+    """A write of a claim that is not the message's any more was refused."""
+    STEP_DONE = "step_done"
+    STEP_UNKNOWN = "step_unknown"
+    """A step that may not be repeated ended without anybody knowing whether it has happened."""
+    UNDONE = "undone"
+    """A finished step was undone, because the handler gave up."""
+    UNPROTECTED = "unprotected"
+    """A handler begins without a claim, as the options for such cases say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that has happened to one message.
+
+    Attributes:
+        attempt: of the message, from 1; 0 if it was not claimed.
+        token: the claim's; 0 if there is none.
+        seconds: since the claim began; for a step, how long that took.
+        step: the step that it is about.
+        error: what went wrong, as text.
+    """
+
+    kind: EventKind
+    consumer: str
+    key: str
+    attempt: int = 0
+    token: int = 0
+    seconds: float = 0.0
+    step: str | None = None
+    error: str | None = None
+
+
+Hook = Callable[[Event], object]
+"""Is called with each event, in the thread or task of the message's handler (`LOST`: or of the heartbeat)."""
+
+
+class Hooks:
+    """Everybody who wants to know."""
+
+    def __init__(self, hooks: Hook | Iterable[Hook] | None) -> None:
+        given = () if hooks is None else hooks
+        if not callable(given) and not isinstance(given, Iterable):
+            raise InvalidOption(f"on_event={hooks!r}: expected a function, or several")
+        self._hooks: tuple[Hook, ...] = (given,) if callable(given) else tuple(given)
+        for hook in self._hooks:
+            if not callable(hook):
+                raise InvalidOption(f"on_event={hooks!r}: {hook!r} is no function")
+
+    def __call__(self, event: Event) -> None:
+        """Tell all of them; one that fails is logged and does not hurt the message."""
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:  # noqa: BLE001 - monitoring must not hurt what it watches
+                _log.exception("a hook failed on %s", event)

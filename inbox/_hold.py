@@ -1,0 +1,328 @@
+"""One message while this process handles it: everything that is written about it, synchronously.
+
+`Claim` and `AsyncClaim` are the two faces of it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+
+from . import _options
+from ._events import Event, EventKind, Hooks
+from ._steps import Steps, checked_name
+from ._stores import (
+    LONGEST_ERROR,
+    UNDO_ATTEMPTS,
+    USED_UP,
+    Answer,
+    Change,
+    Held,
+    Record,
+    Request,
+    Status,
+    Store,
+    remember,
+)
+from ._transaction import encode_result
+from .errors import GiveUp, InvalidOption, LeaseLost, StepNotDone
+
+OnUnknown = Literal["retry", "halt"]
+Caller = Callable[[Callable[[], Any]], Any]
+"""Makes a call of the store to its end, so that its outcome is known, and returns what it returns."""
+
+_FAILURE_EVENTS = {
+    Status.FAILED: EventKind.FAILED,
+    Status.DEAD: EventKind.DEAD,
+    Status.HALTED: EventKind.HALTED,
+}
+
+
+class GivingUp(BaseException):
+    """The way forward ends here: raised inside a handler that is only run again to undo its finished steps.
+
+    Not an Exception, so that a handler which catches those does not stop it.
+    """
+
+
+class Hold:
+    """A claimed message. `store` None is a message that runs without protection: nothing is written."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        request: Request,
+        answer: Answer,
+        *,
+        sent: float,
+        hooks: Hooks,
+        call: Caller,
+    ) -> None:
+        self._store = store
+        self._record: Record = answer.record
+        self._now = answer.now
+        self._sent = sent
+        self.lease = request.lease
+        self._request = request
+        self._hooks = hooks
+        self.call = call
+        self._ended = self._lost = False
+        self._is_unsure = False
+        """Whether the last thing written about steps got no answer, so that the record may not say it."""
+        self.is_locked = False
+        """Whether a transaction of ours keeps everybody else from the record."""
+        self._running: str | None = None
+        self._used: set[str] = set()
+        self._until = sent + request.lease
+        self.held = Held(answer.record.consumer, answer.record.key, answer.record.token)
+        self.steps = Steps(answer.record.steps)
+        self.attempt = answer.record.attempts_started
+        self.status = Status.CONSUMING
+        self.giving_up = self.attempt > request.max_attempts or self.steps.is_undoing
+        self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether there is a claim."""
+        return self._store is not None
+
+    @property
+    def left(self) -> float:
+        """Seconds of the lease that are left, by the worker's own reckoning; infinite where it cannot end."""
+        if self._ended or self.is_locked or self._store is None:
+            return math.inf
+        return self._until - time.monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim may be somebody else's by now."""
+        return self._lost or self.left < 0
+
+    def emit(self, kind: EventKind, **fields: Any) -> None:
+        """Tell monitoring."""
+        event = Event(
+            kind=kind,
+            consumer=self.held.consumer,
+            key=self.held.key,
+            attempt=self.attempt,
+            token=self.held.token,
+            **{"seconds": time.monotonic() - self._sent} | fields,
+        )
+        self._hooks(event)
+
+    def renew(self) -> None:
+        """Let the lease begin anew.
+
+        Raises:
+            LeaseLost: the message is not ours any more.
+        """
+        if not self.is_locked:
+            self._write(Change(forget_after=self._kept_alive()), "a heartbeat")
+
+    def beat(self) -> bool:
+        """A heartbeat's renewal: whether the claim is still ours. Errors of the store come through."""
+        if self._ended or self._lost or self.is_locked or self._store is None:
+            return not self._lost
+        sent = time.monotonic()
+        if self._store.write(self.held, Change(lease=self.lease, forget_after=self._kept_alive())):
+            self._until = sent + self.lease
+        elif not self._ended:
+            self.lose()
+        return not self._lost
+
+    def lose(self) -> None:
+        """Somebody else has the message."""
+        if not self._lost:
+            self._lost = True
+            self.emit(EventKind.LOST)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Around a step: none other begins meanwhile, neither inside it nor beside it, because what is
+        written about one would not know of the other."""
+        if self._running is not None:
+            raise InvalidOption(f"step={name!r}: step {self._running!r} has not ended; one follows the other")
+        self._running = name
+        try:
+            yield
+        finally:
+            self._running = None
+
+    def begin_step(self, name: str, on_unknown: OnUnknown, *, has_undo: bool = False) -> bool:
+        """Whether to run the step; if not, its result is `steps.result(name)`."""
+        _options.one_of("on_unknown", on_unknown, ("retry", "halt"))
+        if checked_name(name) in self._used:
+            raise InvalidOption(f"step={name!r}: this attempt has had a step of that name")
+        self._used.add(name)
+        self.check()
+        state = self.steps.state(name)
+        if state in ("done", "undone"):
+            return False
+        if self.giving_up:
+            raise GivingUp
+        if on_unknown == "halt":
+            self._save(self.steps.begun(name, has_undo=has_undo), f"step {name!r}", begins=True)
+        return True
+
+    def check(self) -> None:
+        """Raise unless the claim is certainly ours.
+
+        Raises:
+            LeaseLost: it is not.
+        """
+        if self._lost:
+            raise LeaseLost(f"key={self.held.key!r}: the claim is somebody else's by now")
+        if self.lost:  # by the worker's own reckoning: only the store knows
+            self.renew()
+
+    def end_step(self, name: str, result: Any, *, has_undo: bool, seconds: float) -> Any:
+        """Record a finished step: its result, as every later attempt will get it.
+
+        Raises:
+            LeaseLost: the claim is somebody else's: nothing was recorded.
+            InvalidResult: the result is not JSON, or too large.
+        """
+        self._save(self.steps.done(name, result, has_undo=has_undo), f"the end of step {name!r}")
+        self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
+        return self.steps.result(name)
+
+    def abandon_step(self, name: str, error: BaseException) -> None:
+        """A step raised: if it may not be repeated, its outcome is unknown unless it says otherwise."""
+        if self.steps.state(name) != "begun":
+            return
+        if isinstance(error, StepNotDone):
+            self._save(self.steps.without(name), f"step {name!r}")
+        else:
+            self.emit(EventKind.STEP_UNKNOWN, step=name, error=describe(error))
+
+    def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
+        """A transaction has committed a step, and the lease anew, which it had `sent` by then."""
+        self.steps = steps
+        self._until = sent + self.lease
+        self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
+
+    def complete(self, result: Any) -> None:
+        """The handler has succeeded.
+
+        Raises:
+            LeaseLost: somebody else has the message.
+            InvalidResult: the result is not JSON, or too large.
+        """
+        text = None if result is None else encode_result(result)
+        change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
+        self._end(change, "completing")
+        self.emit(EventKind.COMPLETED)
+
+    def fail(self, error: BaseException, *, for_good: bool) -> None:
+        """The handler has raised; `for_good`: no attempt is to follow.
+
+        Raises:
+            LeaseLost: somebody else has the message.
+        """
+        text = describe(error)
+        status = Status.DEAD if for_good else Status.FAILED
+        if self.steps.pending is not None:
+            status = Status.HALTED
+            text = f"the outcome of step {self.steps.pending!r} is unknown: {text}"
+        self._end(self._failure(status, text), "failing")
+        self.emit(_FAILURE_EVENTS[status], error=text, step=self.steps.pending)
+
+    def release(self, interruption: BaseException) -> None:
+        """Give the message back unfinished, as if this attempt had not been.
+
+        Raises:
+            LeaseLost: somebody else has the message.
+        """
+        if self.steps.pending is not None:
+            self.fail(interruption, for_good=False)
+            return
+        self._end(Change(status=Status.FAILED, started=-1, forget_after=self._request.retention), "releasing")
+        self.emit(EventKind.RELEASED)
+
+    def leave(self) -> None:
+        """The handler is over: monitoring learns of it here, if its end was not recorded."""
+        if self.status is Status.CONSUMING:
+            self.emit(EventKind.ABANDONED)
+
+    def gives_up_on(self, error: BaseException) -> bool:
+        """Whether this error is the end of the message."""
+        return self.giving_up or isinstance(error, GiveUp) or self.attempt >= self._request.max_attempts
+
+    def may_retry_undo(self) -> bool:
+        """Whether another attempt may still undo what this one could not."""
+        return self.attempt < self._request.max_attempts + UNDO_ATTEMPTS
+
+    def undone(self, name: str) -> None:
+        """Record that a step was undone."""
+        self._save(self.steps.undone(name), f"the undoing of step {name!r}")
+        self.emit(EventKind.UNDONE, step=name)
+
+    def _failure(self, status: Status, text: str) -> Change:
+        is_over = status is not Status.FAILED
+        at = self._now + timedelta(seconds=time.monotonic() - self._sent)
+        return Change(
+            status=status,
+            finished=1,
+            error=text,
+            history=remember(self._record, text, at),
+            payload=self._request.payload if is_over else None,
+            forget_after=self._request.dead_retention if is_over else self._request.retention,
+        )
+
+    def _save(self, steps: Steps, what: str, *, begins: bool = False) -> None:
+        """Write how far the steps are. Without an answer a step that was to begin has not, and all else has
+        happened: the claim's end says so once more."""
+        was_pending = self.steps.pending is not None or self._is_unsure
+        change = Change(
+            steps=steps.text(),
+            undos=steps.undos,
+            pending_step=(steps.pending or "") if begins or was_pending else None,
+            forget_after=self._kept_alive(),
+        )
+        if not begins:
+            self.steps = steps
+        self._is_unsure = True
+        self._write(change, what)
+        self._is_unsure = False
+        self.steps = steps
+
+    def _write(self, change: Change, what: str) -> None:
+        """Write while the handler runs, which begins the lease anew."""
+        sent = time.monotonic()
+        self._fenced(replace(change, lease=self.lease), what)
+        self._until = sent + self.lease
+
+    def _end(self, change: Change, what: str) -> None:
+        self._ended = True
+        if self._is_unsure:
+            steps = self.steps
+            change = replace(change, steps=steps.text(), undos=steps.undos, pending_step=steps.pending or "")
+        self._fenced(change, what)
+        assert change.status is not None  # noqa: S101 - an end has one
+        self.status = change.status
+
+    def _fenced(self, change: Change, what: str) -> None:
+        store = self._store
+        if store is None or self.call(lambda: store.write(self.held, change)):
+            return
+        self.emit(EventKind.FENCED_WRITE, error=what)
+        self.lose()
+        raise LeaseLost(f"key={self.held.key!r}: {what} was refused, the claim is somebody else's by now")
+
+    def _kept_alive(self) -> float:
+        return self.lease + self._request.retention
+
+
+def describe(error: BaseException) -> str:
+    """An error as it is stored: of what is no text in a database, as Python would write it."""
+    if isinstance(error, GivingUp):
+        return USED_UP
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - what cannot be said must not keep the message from ending
+        said = ""
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")[:LONGEST_ERROR]

@@ -1,0 +1,156 @@
+"""Status-table mode, for synchronous code."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from ._claim import Claim
+from ._heartbeats import Heartbeats
+from ._hold import GivingUp, Hold
+from ._keys import Key
+from ._listener import Listener
+from ._status_settings import StatusSettings
+from ._verdict import Outcome, Verdict
+
+M = TypeVar("M")
+
+
+class StatusInbox(StatusSettings):
+    """Takes each message once without a transaction around its handler, which may call other services.
+
+    At any time at most one handler has the message's lease. What a handler does is at least once, never
+    concurrent as long as its lease is renewed, and resumable step by step: a finished `Claim.step` is not
+    called again as long as the record is kept.
+
+    Args:
+        consumer: the scope of the keys, 1 to 128 bytes of UTF-8; two consumers can take the same message.
+        store: a `SqlStore` or a `RedisStore`; its clock decides, never a worker's.
+        lease: how long a claim holds without a heartbeat, in seconds or as `timedelta`; then somebody else
+            may take the message over.
+        max_attempts: attempts until the message is dead, those included that never ended.
+        heartbeat: whether to renew the lease while the handler runs.
+        backoff: how long to wait before a message comes again.
+        retention: how long records are kept (`Retention`, seconds or `timedelta`); None is 7 days.
+        dead_retention: how long those of dead and halted messages are kept.
+        keep_payload: whether a dead or halted message keeps its payload.
+        missing_key: what to do without a key: "refuse" with an error, take the "message_id", or "run"
+            without protection.
+        unreachable: what to do when the store does not answer: "raise", or "run" without protection.
+        on_event: is called with each `Event`; or several such.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    _is_async = False
+    _beats: Heartbeats | None = None
+
+    @property
+    def _heartbeats(self) -> Heartbeats:
+        """This process's own."""
+        if self._beats is None or self._beats.pid != os.getpid():
+            self._beats = Heartbeats(self.lease)
+        return self._beats
+
+    @contextmanager
+    def claim(
+        self,
+        key: Key | None,
+        payload: Any = None,
+        *,
+        message_id: str | None = None,
+        message_time: datetime | None = None,
+    ) -> Iterator[Claim]:
+        """Claim the message, run the block, and record how it ended.
+
+        The block runs whatever the verdict is; look at `claim.is_new`. Leaving it normally completes the
+        message; an exception fails it and comes through unchanged.
+
+        Args:
+            key: text of 1 to 512 bytes of UTF-8 without NUL, or a tuple of text and whole numbers.
+            payload: bytes, text or a JSON value, of which a digest is kept: the same key with another
+                payload is `MISMATCH`.
+            message_id: the broker's; what `missing_key="message_id"` takes.
+            message_time: when the message was made; older than the retention is `TOO_OLD`.
+
+        Raises:
+            InvalidKey: the key breaks the rules, or there is none.
+            LeaseLost: somebody else has the message: do not acknowledge it.
+            StoreUnreachable: the store does not answer.
+            TablesMissing: the tables have not been made.
+        """
+        stored_key, given = self._claim(key, payload, message_id, message_time)
+        claim = Claim(stored_key, self.store, given)
+        if not isinstance(given, Hold):
+            yield claim
+            return
+        heartbeats = self._heartbeats
+        if self.heartbeat:
+            heartbeats.add(given)
+        try:
+            yield claim
+        except BaseException as error:
+            claim._end(error, self.backoff.delay)  # noqa: SLF001 - a handler is not to end its own claim
+            if not isinstance(error, GivingUp):
+                raise
+        else:
+            claim._end(None, self.backoff.delay)  # noqa: SLF001
+        finally:
+            heartbeats.remove(given)
+            given.leave()
+
+    def handler(
+        self,
+        *,
+        key: Callable[[Any], Key | None],
+        payload: Callable[[Any], Any] | None = None,
+        message_id: Callable[[Any], str] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+    ) -> Callable[[Callable[[Claim, M], Any]], Callable[[M], Outcome]]:
+        """Decorate `body(claim, message)`: it runs as `claim` does, once unless it fails.
+
+        What it returns (a JSON value) is stored and is the `Outcome.result` of every duplicate. What it
+        raises comes through unchanged; `outcome(message)` of the decorated function puts it into
+        `Outcome.error` instead, which is what a `Listener` asks for.
+
+        Args:
+            key, payload, message_id, message_time: functions of the message.
+        """
+
+        def decorate(body: Callable[[Claim, M], Any]) -> Callable[[M], Outcome]:
+            def outcome(message: M) -> Outcome:
+                claim: Claim | None = None
+                try:
+                    with self.claim(
+                        key(message),
+                        payload and payload(message),
+                        message_id=message_id and message_id(message),
+                        message_time=message_time and message_time(message),
+                    ) as claim:
+                        if claim.is_new:
+                            claim.result = body(claim, message)
+                except Exception as error:  # noqa: BLE001 - whoever asked for it decides
+                    if claim is None:
+                        return Outcome(Verdict.NEW, error=error)
+                    return Outcome(claim.verdict, None, claim.retry_after, error)
+                return Outcome(claim.verdict, claim.result, claim.retry_after)
+
+            @functools.wraps(body)
+            def handle_message(message: M) -> Outcome:
+                found = outcome(message)
+                if found.error is not None:
+                    raise found.error
+                return found
+
+            handle_message.outcome = outcome  # type: ignore[attr-defined]
+            return handle_message
+
+        return decorate
+
+    def listener(self, **options: Any) -> Listener:
+        """What runs batches of messages and says what to tell the broker; options as for `Listener`, the
+        backoff is this inbox's own unless another is given."""
+        return Listener(**{"backoff": self.backoff} | options)

@@ -1,0 +1,200 @@
+"""What the synchronous and the asynchronous inbox of status-table mode have in common."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from . import _options
+from ._backoff import Backoff
+from ._events import Event, EventKind, Hook, Hooks
+from ._hold import Hold
+from ._keys import Key, digest, encode_key
+from ._retention import Retention
+from ._stores import Answer, Request, Store, new_record
+from ._transaction import compact_json
+from ._verdict import Outcome, Verdict
+from .errors import InvalidKey, InvalidOption, StoreUnreachable
+
+MissingKey = Literal["refuse", "message_id", "run"]
+Unreachable = Literal["raise", "run"]
+
+_EVENTS = {
+    Verdict.DUPLICATE: EventKind.DUPLICATE,
+    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
+    Verdict.MISMATCH: EventKind.MISMATCH,
+    Verdict.TOO_OLD: EventKind.TOO_OLD,
+    Verdict.DEAD: EventKind.DEAD,
+    Verdict.HALTED: EventKind.HALTED,
+}
+_SHORTEST_LEASE = 0.1
+LARGEST_PAYLOAD = 1_000_000
+"""Bytes of a payload that a dead letter can keep, at most: databases refuse a statement that is too long."""
+
+
+class StatusSettings:
+    """A consumer's name, its store and its options, checked."""
+
+    _is_async: bool
+
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        store: Store,
+        lease: float | timedelta = timedelta(minutes=10),
+        max_attempts: int = 16,
+        heartbeat: bool = True,
+        backoff: Backoff | None = None,
+        retention: Retention | float | timedelta | None = None,
+        dead_retention: float | timedelta = timedelta(days=30),
+        keep_payload: bool = False,
+        missing_key: MissingKey = "refuse",
+        unreachable: Unreachable = "raise",
+        on_event: Hook | Iterable[Hook] | None = None,
+    ) -> None:
+        if not isinstance(store, Store):
+            raise InvalidOption(f"store={type(store).__name__}: expected a SqlStore or a RedisStore")
+        if store.is_async is not self._is_async:
+            other = "AsyncStatusInbox" if store.is_async else "StatusInbox"
+            raise InvalidOption(f"store={store!r}: it is for {other}")
+        self.consumer = _options.consumer(consumer)
+        self.store = store
+        self.lease = _options.seconds("lease", lease)
+        if self.lease < _SHORTEST_LEASE:
+            raise InvalidOption(f"lease={lease!r}: expected at least {_SHORTEST_LEASE} seconds")
+        self.max_attempts = _options.count("max_attempts", max_attempts)
+        self.heartbeat = _options.flag("heartbeat", heartbeat)
+        if not isinstance(backoff, Backoff | None):
+            raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
+        self.backoff = backoff or Backoff()
+        self.retention = Retention.of(retention)
+        self.dead_retention = _options.seconds("dead_retention", dead_retention)
+        self.keep_payload = _options.flag("keep_payload", keep_payload)
+        self.missing_key = _options.one_of("missing_key", missing_key, ("refuse", "message_id", "run"))
+        self.unreachable = _options.one_of("unreachable", unreachable, ("raise", "run"))
+        self.hooks = Hooks(on_event)
+        self._host = socket.gethostname()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.consumer!r}, store={self.store!r})"
+
+    @staticmethod
+    def _call(work: Callable[[], Any]) -> Any:
+        """Nothing comes between a synchronous call and its end."""
+        return work()
+
+    def _claim(
+        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+    ) -> tuple[str, Hold | Outcome]:
+        """Claim a message, or learn why not; synchronously, whatever the store is. With the stored key."""
+        stored_key = self._stored_key(key, message_id)
+        request = self._request(stored_key or "", payload)
+        if stored_key is None:
+            return "", self._unprotected(request)
+        return stored_key, self._claim_key(request, message_time)
+
+    def _claim_key(self, request: Request, message_time: datetime | None) -> Hold | Outcome:
+        sent = time.monotonic()
+        try:
+            if message_time is not None and self._is_too_old(message_time, request.key):
+                return self._refused(Outcome(Verdict.TOO_OLD), request.key)
+            answer: Answer = self._call(lambda: self.store.claim(request))
+        except StoreUnreachable:
+            if self.unreachable == "raise":
+                raise
+            return self._unprotected(request)
+        if answer.verdict is Verdict.NEW:
+            return self._hold(self.store, request, answer, sent)
+        return self._refused(self._refusal(answer), request.key, answer)
+
+    def _stored_key(self, key: Key | None, message_id: str | None) -> str | None:
+        """The key to claim; None: run without."""
+        if key is not None:
+            return encode_key(key)
+        if self.missing_key == "message_id":
+            if message_id is None:
+                raise InvalidKey("key=None, message_id=None: with missing_key='message_id' one must be given")
+            return encode_key(("message id", message_id))
+        if self.missing_key == "run":
+            return None
+        raise InvalidKey("key=None: the message has no key (missing_key='refuse')")
+
+    def _request(self, key: str, payload: Any) -> Request:
+        return Request(
+            consumer=self.consumer,
+            key=key,
+            claim=os.urandom(16),
+            owner=f"{self._host}:{os.getpid()}"[-255:],
+            lease=self.lease,
+            max_attempts=self.max_attempts,
+            digest=digest(payload),
+            payload=_as_bytes(payload) if self.keep_payload else None,
+            retention=self.retention.duration.total_seconds(),
+            dead_retention=self.dead_retention,
+        )
+
+    def _hold(self, store: Store | None, request: Request, answer: Answer, sent: float) -> Hold:
+        return Hold(store, request, answer, sent=sent, hooks=self.hooks, call=self._call)
+
+    def _unprotected(self, request: Request) -> Hold:
+        """The message runs without a claim."""
+        now = datetime.now(UTC)
+        record = new_record(request, 0, now)
+        return self._hold(
+            None, request, Answer(verdict=Verdict.NEW, record=record, now=now), time.monotonic()
+        )
+
+    def _refusal(self, answer: Answer) -> Outcome:
+        record = answer.record
+        if answer.verdict is Verdict.DUPLICATE:
+            return Outcome(answer.verdict, None if record.result is None else json.loads(record.result))
+        if answer.verdict is Verdict.IN_FLIGHT:
+            wait = self.backoff.delay(record.attempts_started)
+            return Outcome(answer.verdict, None, min(wait, answer.lease_left.total_seconds()))
+        return Outcome(answer.verdict)
+
+    def _refused(self, refusal: Outcome, key: str, answer: Answer | None = None) -> Outcome:
+        event = Event(
+            kind=_EVENTS[refusal.verdict],
+            consumer=self.consumer,
+            key=key,
+            attempt=answer.record.attempts_started if answer else 0,
+            error=answer.record.error if answer else None,
+        )
+        self.hooks(event)
+        return refusal
+
+    def _is_too_old(self, message_time: datetime, key: str) -> bool:
+        """By the store's clock, which is only asked when the worker's own comes near the limit."""
+        made = _options.aware("message_time", message_time)
+        if self.retention.surely_covers(made) or made >= self.store.now() - self.retention.duration:
+            return False
+        return self.store.find(self.consumer, key) is None
+
+
+def _as_bytes(payload: Any) -> bytes | None:
+    """A payload as a dead letter keeps it.
+
+    Raises:
+        InvalidOption: it is too large to be kept, or not JSON.
+    """
+    if payload is None:
+        return None
+    if isinstance(payload, bytes | bytearray | memoryview):
+        kept = bytes(payload)
+    elif isinstance(payload, str):
+        kept = payload.encode(errors="surrogatepass")
+    else:
+        try:
+            kept = compact_json(payload).encode()
+        except ValueError as error:
+            raise InvalidOption(f"payload: expected bytes, str or a JSON value: {error}") from None
+    if len(kept) > LARGEST_PAYLOAD:
+        raise InvalidOption(
+            f"payload of {len(kept):,} bytes: expected at most {LARGEST_PAYLOAD:,} (keep_payload=True)"
+        )
+    return kept

@@ -1,0 +1,169 @@
+"""A step that commits together with the record that it has happened."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+
+from . import _codes
+from ._databases import database_of
+from ._hold import Hold
+from ._steps import Steps
+from ._stores import SqlStore, Store
+from ._transaction import roll_back
+from .errors import (
+    CommitLost,
+    InvalidOption,
+    LeaseLost,
+    StoreUnreachable,
+    TransactionAborted,
+    TransactionEnded,
+)
+
+Source = Engine | sessionmaker[Session]
+
+
+class StepTransaction:
+    """Begin, record and commit around a step's body; synchronous, for whatever handle there is.
+
+    The record's row is locked from the first statement on, so nobody takes the message over while the
+    transaction is open, and a claim that was lost before is found out before anything is written.
+    """
+
+    def __init__(self, hold: Hold, store: SqlStore | None, name: str, *, has_undo: bool) -> None:
+        self._hold = hold
+        self._store = store
+        self._name = name
+        self._has_undo = has_undo
+        self._witness = os.urandom(16)
+        self._steps: Steps = hold.steps
+        self._sent = time.monotonic()
+
+    def begin(self, handle: Connection | Session) -> None:
+        """Begin a transaction, and lock the claim in it.
+
+        Raises:
+            LeaseLost: the message is somebody else's.
+        """
+        self._handle = handle
+        handle.begin()
+        self._connection = handle.connection() if isinstance(handle, Session) else handle
+        self._hold.is_locked = True
+        if self._store is not None and not self._store.lock(self._connection, self._hold.held, self._witness):
+            self._hold.lose()
+            raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
+
+    def end(self, result: Any) -> None:
+        """Record the step, and commit.
+
+        Raises:
+            TransactionEnded, TransactionAborted, CommitLost: as for the exactly-once path.
+            InvalidResult: the result is not JSON, or too large.
+        """
+        self._steps = self._hold.steps.done(self._name, result, has_undo=self._has_undo)
+        if isinstance(self._handle, Session):
+            self._handle.flush()
+        self._record()
+        try:
+            self._hold.call(self._handle.commit)
+        except DBAPIError as error:
+            if not _codes.breaks_connection(error):
+                raise
+            self._resolve(error)
+
+    def adopt(self, seconds: float) -> None:
+        """It has committed."""
+        self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
+
+    def roll_back(self) -> None:
+        """Undo all of it."""
+        roll_back(self._handle)
+
+    def _record(self) -> None:
+        database = database_of(self._connection)
+        if not self._connection.in_transaction() or database.is_ended(self._connection):
+            raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back by itself")
+        if database.is_aborted(self._connection, None) or not self._is_recorded():
+            raise TransactionAborted(
+                f"step={self._name!r}: the body swallowed a database error that had aborted the transaction: "
+                "nothing was written"
+            )
+
+    def _is_recorded(self) -> bool:
+        """Whether the record has the step now; not if the transaction has been undone since it began."""
+        self._sent = time.monotonic()
+        return self._store is None or self._store.record_step(
+            self._connection,
+            self._hold.held,
+            self._witness,
+            steps=self._steps.text(),
+            undos=self._steps.undos,
+            lease=self._hold.lease,
+        )
+
+    def _resolve(self, error: DBAPIError) -> None:
+        """Finish normally if the COMMIT did happen: the record has the witness then."""
+        held = self._hold.held
+        try:
+            record = self._store.find(held.consumer, held.key) if self._store else None
+        except StoreUnreachable:
+            self._hold.lose()  # nobody knows what is recorded, so nothing may be written over it
+            raise
+        if record is None or record.claim != self._witness:
+            raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
+
+
+def transact(
+    hold: Hold,
+    store: SqlStore,
+    name: str,
+    open_handle: Callable[[], Connection | Session],
+    body: Callable[[Any], Any],
+    *,
+    has_undo: bool,
+) -> None:
+    """Run a step in a transaction, unless it is finished."""
+    with hold.running(name):
+        if not hold.begin_step(name, "retry"):
+            return
+        began = time.monotonic()
+        transaction = StepTransaction(hold, store if hold.is_protected else None, name, has_undo=has_undo)
+        try:
+            with open_handle() as handle:
+                try:
+                    transaction.begin(handle)
+                    transaction.end(body(handle))
+                except BaseException:
+                    transaction.roll_back()
+                    raise
+            transaction.adopt(time.monotonic() - began)
+        finally:
+            hold.is_locked = False
+
+
+def sql_store(store: Store) -> SqlStore:
+    """The store of a step in a transaction.
+
+    Raises:
+        InvalidOption: it is not in a database that could commit with the step.
+    """
+    if not isinstance(store, SqlStore):
+        raise InvalidOption(f"transact: {type(store).__name__} is not in the database; use step")
+    return store
+
+
+def opener(source: Source) -> Callable[[], Connection | Session]:
+    """What opens a Connection or a Session.
+
+    Raises:
+        InvalidOption: neither an engine nor a sessionmaker.
+    """
+    if isinstance(source, Engine):
+        return source.connect
+    if isinstance(source, sessionmaker):
+        return source
+    raise InvalidOption(f"source={type(source).__name__}: expected an Engine or a sessionmaker")

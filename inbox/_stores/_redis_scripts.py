@@ -1,0 +1,77 @@
+"""The scripts of status-table mode on Redis: each is atomic, touches one key, and reads Redis' own clock."""
+
+from dataclasses import dataclass
+from hashlib import sha1
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, and the digest by which Redis remembers it."""
+
+    text: str
+    sha: str
+
+
+def _script(text: str) -> Script:
+    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+_CLOCK = """
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local function whole(number) return string.format('%.0f', number) end
+"""
+
+ADD_OR_LOOK = _script(
+    _CLOCK
+    + """
+-- ARGV: lease in microseconds, milliseconds to keep the record, fields and values of a new one
+local found = redis.call('HGETALL', KEYS[1])
+if #found > 0 then return {whole(now), found} end
+redis.call('HSET', KEYS[1], 'status', 'consuming', 'token', whole(now), 'lease_until', whole(now + ARGV[1]),
+    'attempts_started', 1, 'attempts_finished', 0, 'undos', 0,
+    'created_at', whole(now), 'updated_at', whole(now), unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return {whole(now)}
+"""
+)
+
+LOOK = _script(
+    _CLOCK
+    + """
+return {whole(now), redis.call('HGETALL', KEYS[1])}
+"""
+)
+
+WRITE = _script(
+    _CLOCK
+    + """
+-- ARGV: token, statuses, by what the record was judged if nobody may hold it, lease in microseconds or
+-- nothing, milliseconds to keep the record, to add to attempts started, to attempts finished, whether the
+-- status changes, number of fields to remove, these, fields and values to write
+local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'lease_until', 'undos', 'pending_step')
+if record[1] ~= ARGV[1] or not string.find(ARGV[2], ',' .. record[2] .. ',', 1, true) then return 0 end
+if ARGV[3] ~= '' then
+    if record[3] and tonumber(record[3]) > now then return 0 end
+    if ARGV[3] ~= record[4] .. ',' .. (record[5] or '') then return 0 end
+end
+if ARGV[8] == '1' then
+    redis.call('HSET', KEYS[1], 'updated_at', whole(now))
+    redis.call('HDEL', KEYS[1], 'lease_until')
+end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'lease_until', whole(now + ARGV[4])) end
+if ARGV[6] ~= '0' then redis.call('HINCRBY', KEYS[1], 'attempts_started', ARGV[6]) end
+if ARGV[7] ~= '0' then redis.call('HINCRBY', KEYS[1], 'attempts_finished', ARGV[7]) end
+local first = 10 + ARGV[9]
+if ARGV[9] ~= '0' then redis.call('HDEL', KEYS[1], unpack(ARGV, 10, first - 1)) end
+if #ARGV >= first then redis.call('HSET', KEYS[1], unpack(ARGV, first)) end
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+return 1
+"""
+)
+
+DELETE = _script("""
+local record = redis.call('HMGET', KEYS[1], 'token', 'status')
+if record[1] ~= ARGV[1] or not string.find(ARGV[2], ',' .. record[2] .. ',', 1, true) then return 0 end
+return redis.call('DEL', KEYS[1])
+""")

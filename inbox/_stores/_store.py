@@ -1,0 +1,308 @@
+"""What status-table mode needs of a store, and the rules that every store applies."""
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from .._transaction import pauses
+from .._verdict import Verdict
+
+UNDO_ATTEMPTS = 3
+"""Attempts beyond the last one, when there are finished steps still to be undone."""
+
+NEVER_ENDED = "the attempt did not end within its lease"
+USED_UP = "its attempts are used up"
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+LONGEST_HISTORY = 20
+"""Attempts that are remembered; the oldest go first."""
+
+LONGEST_ERROR = 2_000
+"""Characters of an error that are kept."""
+
+
+class Status(StrEnum):
+    """How far a message is."""
+
+    CONSUMING = "consuming"
+    """Claimed; after the lease somebody else may take it over."""
+    CONSUMED = "consumed"
+    """Done: every later delivery is a duplicate."""
+    FAILED = "failed"
+    """The last attempt failed or was given back; the next delivery runs."""
+    DEAD = "dead"
+    """Attempts are used up, or the handler gave up."""
+    HALTED = "halted"
+    """A step that may not be repeated has an unknown outcome: a person has to say what it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One attempt to claim one message.
+
+    Attributes:
+        claim: 16 random bytes, by which an attempt recognises its own row when an answer was lost.
+        lease: seconds.
+        payload: what a dead letter keeps; None keeps nothing.
+        retention, dead_retention: seconds; for stores that forget by themselves.
+    """
+
+    consumer: str
+    key: str
+    claim: bytes
+    owner: str
+    lease: float
+    max_attempts: int
+    digest: bytes | None
+    payload: bytes | None
+    retention: float
+    dead_retention: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is stored of one message; times are the store's.
+
+    Attributes:
+        steps: a JSON object, by the steps' names in the order in which they began.
+        history: a JSON array of the attempts that have not succeeded, and of what operators have done.
+        pending_step: the step that began, may not be repeated, and has no recorded end.
+        undos: how many finished steps have something to undo.
+    """
+
+    consumer: str
+    key: str
+    status: Status
+    token: int
+    claim: bytes
+    owner: str
+    lease_until: datetime | None
+    attempts_started: int
+    attempts_finished: int
+    digest: bytes | None
+    payload: bytes | None
+    result: str | None
+    error: str | None
+    steps: str | None
+    history: str | None
+    pending_step: str | None
+    undos: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a store says to a claim.
+
+    Attributes:
+        record: as it stands after the claim.
+        now: the store's clock.
+    """
+
+    verdict: Verdict
+    record: Record
+    now: datetime
+
+    @property
+    def lease_left(self) -> timedelta:
+        """How long somebody else's claim holds."""
+        until = self.record.lease_until
+        return timedelta() if until is None else max(timedelta(), until - self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What every write of a claim repeats: nobody else has this token for this key, ever."""
+
+    consumer: str
+    key: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What to write; None leaves a field as it is.
+
+    Attributes:
+        token: a new one, by which whoever has the old one is refused from then on.
+        lease: seconds from now, by the store's clock.
+        finished: how many attempts to add to the finished ones.
+        started: how many to add to (or take from) the started ones.
+        pending_step: a name, or the empty text for none.
+        forget_after: seconds; for stores that forget by themselves.
+    """
+
+    status: Status | None = None
+    token: int | None = None
+    lease: float | None = None
+    finished: int = 0
+    started: int = 0
+    result: str | None = None
+    error: str | None = None
+    payload: bytes | None = None
+    steps: str | None = None
+    history: str | None = None
+    pending_step: str | None = None
+    undos: int | None = None
+    forget_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a claim may do about a record.
+
+    Attributes:
+        verdict: what to say; `NEW` is to take it over.
+        bury: the status to write first, because this claim has found out that it holds.
+    """
+
+    verdict: Verdict
+    bury: Status | None = None
+
+
+def judge(record: Record, now: datetime, request: Request) -> Judgement:
+    """The rules by which a record that is there may be taken over, the same for every store."""
+    if None not in (record.digest, request.digest) and record.digest != request.digest:
+        return Judgement(Verdict.MISMATCH)
+    if record.status in _SETTLED:
+        return Judgement(_SETTLED[record.status])
+    if record.lease_until is not None and record.lease_until > now:
+        return Judgement(Verdict.IN_FLIGHT)
+    if record.pending_step is not None:
+        return Judgement(Verdict.HALTED, bury=Status.HALTED)
+    extra = UNDO_ATTEMPTS if record.undos else 0
+    if record.attempts_started >= request.max_attempts + extra:
+        return Judgement(Verdict.DEAD, bury=Status.DEAD)
+    return Judgement(Verdict.NEW)
+
+
+def new_record(request: Request, token: int, now: datetime) -> Record:
+    """The record of a message that nobody had claimed before."""
+    return Record(
+        consumer=request.consumer,
+        key=request.key,
+        status=Status.CONSUMING,
+        token=token,
+        claim=request.claim,
+        owner=request.owner,
+        lease_until=now + timedelta(seconds=request.lease),
+        attempts_started=1,
+        attempts_finished=0,
+        digest=request.digest,
+        payload=None,
+        result=None,
+        error=None,
+        steps=None,
+        history=None,
+        pending_step=None,
+        undos=0,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def successor(record: Record, now: datetime, request: Request, judgement: Judgement) -> dict[str, Any]:
+    """The fields of a record that a claim takes over, or buries, and that nobody holds; with a new token in
+    both cases, so that whoever held it before does not take them for its own."""
+    token, history = max(record.token + 1, first_token(now)), record.history
+    if record.status is Status.CONSUMING:
+        history = remember(record, NEVER_ENDED)
+    if judgement.bury is not None:
+        error = NEVER_ENDED if record.status is Status.CONSUMING else record.error or USED_UP
+        payload = request.payload if record.payload is None else record.payload
+        fields = {"status": judgement.bury, "error": error, "payload": payload}
+        return fields | {"token": token, "history": history}
+    return {
+        "token": token,
+        "claim": request.claim,
+        "owner": request.owner,
+        "digest": record.digest if request.digest is None else request.digest,
+        "history": history,
+    }
+
+
+def first_token(now: datetime) -> int:
+    """Microseconds since 1970 by the store's clock: a key's first token. A later one is larger by at least
+    one; one after the record was purged is the clock again."""
+    return (now - EPOCH) // timedelta(microseconds=1)
+
+
+def remember(record: Record, error: str, at: datetime | None = None, *, by: str | None = None) -> str:
+    """The history of a record with its last attempt added, or what an operator has done.
+
+    Args:
+        error: how the attempt ended, or what was done.
+        at: when, by the store's clock; None is when the lease ran out.
+        by: the operator; None is the attempt's owner.
+    """
+    ended = at or record.lease_until
+    entry = {
+        "attempt": record.attempts_started,
+        "owner": record.owner if by is None else by,
+        "ended": ended.isoformat() if ended else None,
+        "error": error[:LONGEST_ERROR],
+    }
+    entries = [*json.loads(record.history or "[]"), entry]
+    return json.dumps(entries[-LONGEST_HISTORY:], ensure_ascii=False)
+
+
+_SETTLED = {
+    Status.CONSUMED: Verdict.DUPLICATE,
+    Status.DEAD: Verdict.DEAD,
+    Status.HALTED: Verdict.HALTED,
+}
+
+
+def tries() -> Iterator[float | None]:
+    """How long to wait after each try at reaching a store, in seconds; None after the last: there are eight,
+    but none begins when a second is over, because drivers may have tried for long by themselves."""
+    deadline = time.monotonic() + 1.0
+    for pause in pauses(8):
+        if pause is None or time.monotonic() > deadline:
+            break
+        yield pause
+    yield None
+
+
+class Store(ABC):
+    """Where status-table mode keeps its records. All times are the store's own clock.
+
+    Methods are synchronous; a store on an asynchronous engine or client is called inside a greenlet.
+    """
+
+    is_async: bool
+
+    @abstractmethod
+    def claim(self, request: Request) -> Answer:
+        """Take the message, or say why not; one atomic decision.
+
+        Raises:
+            StoreUnreachable: the store did not answer, after some tries.
+        """
+
+    @abstractmethod
+    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+        """Write if the record still has this token and one of these statuses; False if it has not."""
+
+    @abstractmethod
+    def find(self, consumer: str, key: str) -> Record | None:
+        """What is stored of one message."""
+
+    @abstractmethod
+    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
+        """Records, those that were changed longest ago first."""
+
+    @abstractmethod
+    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+        """Forget the message if its record still has this token and one of these statuses."""
+
+    @abstractmethod
+    def now(self) -> datetime:
+        """The store's clock."""

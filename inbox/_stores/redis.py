@@ -1,0 +1,260 @@
+"""Records of status-table mode in Redis: one hash a message, changed by scripts only."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from .._verdict import Verdict
+from ..errors import InvalidOption, StoreUnreachable
+from . import _redis_scripts
+from ._redis_scripts import Script
+from ._store import (
+    EPOCH,
+    Answer,
+    Change,
+    Held,
+    Record,
+    Request,
+    Status,
+    Store,
+    first_token,
+    judge,
+    new_record,
+    successor,
+    tries,
+)
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+    Client = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
+
+_ROUNDS = 100
+_NUMBERS = ("token", "attempts_started", "attempts_finished", "undos")
+_TIMES = ("lease_until", "created_at", "updated_at")
+_BYTES = ("claim", "digest", "payload")
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class RedisStore(Store):
+    """Records in Redis 6 or newer, or a Redis Cluster; extra `redis`.
+
+    A message is one key, and every claim and write one script on it, so decisions are as atomic as in a
+    database; the time is Redis' TIME. Records forget themselves after the inbox's retention. What Redis
+    loses is lost: it needs ``appendonly yes``, ``maxmemory-policy noeviction``, and a failover to a replica
+    that had not got the last writes can let a second handler run.
+
+    Args:
+        client: of redis-py, synchronous or (for `AsyncStatusInbox`) asynchronous, without `decode_responses`.
+        prefix: what the keys begin with.
+
+    Raises:
+        InvalidOption: not such a client, or an empty prefix.
+    """
+
+    def __init__(self, client: "Client", *, prefix: str = "inbox") -> None:
+        import redis
+        import redis.asyncio
+
+        asynchronous = redis.asyncio.Redis | redis.asyncio.RedisCluster
+        if not isinstance(client, redis.Redis | redis.RedisCluster | asynchronous):
+            raise InvalidOption(f"client={type(client).__name__}: expected a client of redis-py")
+        if client.get_encoder().decode_responses:
+            raise InvalidOption("client: with decode_responses=True it cannot read bytes")
+        if not prefix or not isinstance(prefix, str):
+            raise InvalidOption(f"prefix={prefix!r}: expected some text")
+        self.is_async = isinstance(client, asynchronous)
+        self._client: Any = client
+        self._prefix = prefix
+        self._transient = (
+            redis.exceptions.ConnectionError,
+            redis.exceptions.TimeoutError,
+            redis.exceptions.ReadOnlyError,
+            redis.exceptions.ClusterDownError,
+            redis.exceptions.TryAgainError,
+        )
+        self._no_script = redis.exceptions.NoScriptError
+
+    def __repr__(self) -> str:
+        return f"RedisStore(prefix={self._prefix!r})"
+
+    def claim(self, request: Request) -> Answer:
+        name = self._name(request.consumer, request.key)
+        for _ in range(_ROUNDS):
+            now, record = self._add_or_look(name, request)
+            if record.claim == request.claim and record.status is Status.CONSUMING:
+                return Answer(verdict=Verdict.NEW, record=record, now=now)
+            judgement = judge(record, now, request)
+            if judgement.bury is None and judgement.verdict is not Verdict.NEW:
+                return Answer(verdict=judgement.verdict, record=record, now=now)
+            values = successor(record, now, request, judgement)
+            if judgement.bury is None:
+                values |= {"status": Status.CONSUMING, "error": None}
+                keep, lease, started = request.lease + request.retention, request.lease, 1
+            else:
+                keep, lease, started = request.dead_retention, None, 0
+            seen = Held(record.consumer, record.key, record.token)
+            if self._write(seen, [record.status], values, keep, lease, started, 0, judged=_judged(record)):
+                now, found = self._look(name, request.consumer, request.key)
+                if found is not None and (judgement.bury or found.claim == request.claim):
+                    return Answer(verdict=judgement.verdict, record=found, now=now)
+        raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
+
+    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+        fields = ("status", "token", "result", "error", "payload", "steps", "history", "undos")
+        values = {name: getattr(change, name) for name in fields if getattr(change, name) is not None}
+        if change.pending_step is not None:
+            values["pending_step"] = change.pending_step or None
+        if self._write(
+            held, among, values, change.forget_after, change.lease, change.started, change.finished
+        ):
+            return True
+        # Perhaps this very write took effect before, and only its answer was lost.
+        record = self.find(held.consumer, held.key) if change.status is not None else None
+        return record is not None and (record.token, record.status) == (held.token, change.status)
+
+    def find(self, consumer: str, key: str) -> Record | None:
+        return self._look(self._name(consumer, key), consumer, key)[1]
+
+    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
+        """As `Store.list`; reads all records there are, because Redis has no index of them."""
+        start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
+        found = []
+        for name in self._names(_escaped(start) + "*"):
+            of, key = _parted(name[len(self._prefix) + 1 :].decode())
+            record = self._look(name, of, key)[1]
+            if record is not None and status in (None, record.status):
+                found.append(record)
+        return sorted(found, key=lambda record: record.updated_at)[:limit]
+
+    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+        name = self._name(held.consumer, held.key)
+        return bool(self._run(_redis_scripts.DELETE, name, held.token, _listed(among)))
+
+    def now(self) -> datetime:
+        return self._look(self._name("", ""), "", "")[0]
+
+    def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record]:
+        values = {"claim": request.claim, "owner": request.owner, "digest": request.digest}
+        given = [part for field, value in values.items() if value is not None for part in (field, value)]
+        lease, keep = _microseconds(request.lease), _milliseconds(request.lease + request.retention)
+        time, *found = self._run(_redis_scripts.ADD_OR_LOOK, name, lease, keep, *given)
+        now = _time(time)
+        if found:
+            return now, _record(request.consumer, request.key, found[0])
+        return now, new_record(request, first_token(now), now)
+
+    def _look(self, name: bytes, consumer: str, key: str) -> tuple[datetime, Record | None]:
+        now, flat = self._run(_redis_scripts.LOOK, name)
+        return _time(now), _record(consumer, key, flat) if flat else None
+
+    def _write(
+        self,
+        held: Held,
+        among: Iterable[Status],
+        values: Mapping[str, Any],
+        keep: float,
+        lease: float | None,
+        started: int,
+        finished: int,
+        *,
+        judged: str = "",
+    ) -> bool:
+        removed = [field for field, value in values.items() if value is None]
+        written = [part for field, value in values.items() if value is not None for part in (field, value)]
+        arguments = (
+            held.token,
+            _listed(among),
+            judged,
+            "" if lease is None else _microseconds(lease),
+            _milliseconds(keep),
+            started,
+            finished,
+            int("status" in values),
+            len(removed),
+            *removed,
+            *written,
+        )
+        name = self._name(held.consumer, held.key)
+        return bool(self._run(_redis_scripts.WRITE, name, *arguments))
+
+    def _run(self, script: Script, name: bytes, *arguments: Any) -> Any:
+        for pause in tries():
+            try:
+                try:
+                    return self._called(self._client.evalsha(script.sha, 1, name, *arguments))
+                except self._no_script:
+                    return self._called(self._client.eval(script.text, 1, name, *arguments))
+            except self._transient as error:
+                if pause is None:
+                    raise StoreUnreachable(f"{self!r} did not answer: {type(error).__name__}") from error
+            self._called(asyncio.sleep(pause)) if self.is_async else time.sleep(pause)
+        raise AssertionError("tries() ends with None")
+
+    def _called(self, result: Any) -> Any:
+        if not self.is_async:
+            return result
+        from sqlalchemy.util import await_only  # without greenlet the import fails
+
+        return await_only(result)
+
+    def _names(self, pattern: str) -> Iterator[bytes]:
+        scan = self._client.scan_iter(match=pattern, count=1_000)
+        if not self.is_async:
+            yield from scan
+            return
+        while (name := self._called(anext(scan, None))) is not None:
+            yield name
+
+    def _name(self, consumer: str, key: str) -> bytes:
+        """The length tells where the consumer ends, whatever is in it."""
+        return f"{self._prefix}:{len(consumer)}:{consumer}:{key}".encode()
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """Consumer and key."""
+    length, _, rest = name.partition(":")
+    return rest[: int(length)], rest[int(length) + 1 :]
+
+
+def _escaped(text: str) -> str:
+    """Text as a pattern that matches nothing else."""
+    return "".join(f"\\{each}" if each in "\\*?[]^-" else each for each in text)
+
+
+def _judged(record: Record) -> str:
+    """By what a record was judged, besides token and status: what its holder may have changed since."""
+    return f"{record.undos},{record.pending_step or ''}"
+
+
+def _listed(statuses: Iterable[Status]) -> str:
+    return "".join(f",{status.value}" for status in statuses) + ","
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _milliseconds(seconds: float) -> int:
+    """At least one: Redis takes 0 for "delete it"."""
+    return max(1, round(seconds * 1_000))
+
+
+def _time(text: bytes) -> datetime:
+    return EPOCH + int(text) * _MICROSECOND
+
+
+def _record(consumer: str, key: str, flat: list[bytes]) -> Record:
+    found = dict(zip([name.decode() for name in flat[::2]], flat[1::2], strict=True))
+    values: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__)
+    for name, value in found.items():
+        if name in _NUMBERS:
+            values[name] = int(value)
+        elif name in _TIMES:
+            values[name] = _time(value)
+        else:
+            values[name] = value if name in _BYTES else value.decode()
+    return Record(**values | {"consumer": consumer, "key": key, "status": Status(values["status"])})

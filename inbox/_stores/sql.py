@@ -1,0 +1,263 @@
+"""Records of status-table mode in a table: every write repeats, in one statement, what it is based on."""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Row
+from sqlalchemy.exc import DBAPIError
+
+from .. import _codes
+from .._accept import explain
+from .._databases import supported
+from .._verdict import Verdict
+from ..errors import InvalidOption, StoreUnreachable
+from ..schema import tables
+from . import _sql_statements
+from ._store import (
+    EPOCH,
+    Answer,
+    Change,
+    Held,
+    Judgement,
+    Record,
+    Request,
+    Status,
+    Store,
+    judge,
+    new_record,
+    successor,
+    tries,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+_ESCAPED = re.compile(rb"\\(?:([0-7]{3})|\\)")
+_ROUNDS = 100
+"""How often a claim that others were faster than looks again."""
+
+
+class SqlStore(Store):
+    """Records in the table ``inbox_status`` of PostgreSQL, MySQL, MariaDB or SQLite.
+
+    Every claim, heartbeat and step is one short transaction of its own, so no lock is held while a handler
+    runs, and the time is the database's clock. Transient errors are tried again for about a second.
+
+    Args:
+        engine: where the tables are; an AsyncEngine for `AsyncStatusInbox`.
+        schema: the PostgreSQL schema of the tables; None is the connection's own.
+
+    Raises:
+        InvalidOption: not an engine.
+        UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
+    """
+
+    def __init__(self, engine: "Engine | AsyncEngine", *, schema: str | None = None) -> None:
+        sync_engine = getattr(engine, "sync_engine", engine)
+        if not isinstance(sync_engine, Engine):
+            raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine or an AsyncEngine")
+        self.is_async = sync_engine is not engine
+        self.engine = sync_engine
+        self.tables = tables(schema)
+        self._database = supported(sync_engine.dialect.name)
+        self._own = sync_engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def __repr__(self) -> str:
+        return f"SqlStore({self.engine.url.render_as_string()!r})"
+
+    def claim(self, request: Request) -> Answer:
+        for _ in range(_ROUNDS):
+            answer = self._run(lambda connection: self._claim(connection, request))
+            if answer is not None:
+                return answer
+        raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
+
+    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+        values = _values(change)
+        statement = _sql_statements.write(self.tables, frozenset(values), _names(among))
+        parameters = values | _where(held)
+        if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
+            return True
+        return change.status is not None and self._has_happened(held, change)
+
+    def _has_happened(self, held: Held, change: Change) -> bool:
+        """Whether this very write took effect before, and only its answer was lost."""
+        record = self.find(held.consumer, held.key)
+        return record is not None and (record.token, record.status) == (held.token, change.status)
+
+    def find(self, consumer: str, key: str) -> Record | None:
+        parameters = {"consumer_": consumer, "key_": key}
+        return self._run(lambda connection: self._look(connection, parameters)[1])
+
+    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
+        statement = _sql_statements.listed(
+            self.tables, of_one=consumer is not None, with_status=status is not None
+        )
+        parameters = {"consumer_": consumer, "status_": status and status.value, "limit": limit}
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return self._run(
+            lambda connection: [_record(row) for row in connection.execute(statement, given)],
+        )
+
+    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+        statement = _sql_statements.forget(self.tables, _names(among))
+        return self._run(lambda connection: connection.execute(statement, _where(held)).rowcount == 1)
+
+    def now(self) -> datetime:
+        return self._run(self._database.now)
+
+    def lock(self, connection: Connection, held: Held, witness: bytes) -> bool:
+        """In the caller's transaction, keep everybody else from the record until it ends; False if the claim
+        is not the message's any more. A transaction that has been undone does not leave its `witness`."""
+        parameters = _where(held) | {"claim": witness}
+        dialect = connection.dialect.name
+        statement = _sql_statements.lock(self.tables, dialect, _names([Status.CONSUMING]))
+        done = connection.execute(statement, parameters)
+        return done.first() is not None if done.returns_rows else done.rowcount == 1
+
+    def record_step(
+        self, connection: Connection, held: Held, witness: bytes, *, steps: str, undos: int, lease: float
+    ) -> bool:
+        """In that same transaction, write down the steps and let the lease begin anew, in seconds; False if
+        the transaction has been undone in between."""
+        parameters = _where(held) | {"claim": witness, "steps": steps, "undos": undos, "lease": lease}
+        statement = _sql_statements.record_step(self.tables, connection.dialect.name)
+        return connection.execute(statement, parameters).rowcount == 1
+
+    def _claim(self, connection: Connection, request: Request) -> Answer | None:
+        """The answer; None if the record was changed in between by others: look again."""
+        now, record, is_new = self._add_or_look(connection, request)
+        if is_new or (record is not None and _is_ours(record, request)):
+            assert record is not None  # noqa: S101 - it is ours
+            return Answer(verdict=Verdict.NEW, record=record, now=now)
+        if record is None:  # purged in between
+            return None
+        judgement = judge(record, now, request)
+        if judgement.bury is not None or judgement.verdict is Verdict.NEW:
+            return self._change(connection, request, record, now, judgement)
+        return Answer(verdict=judgement.verdict, record=record, now=now)
+
+    def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | None, bool]:
+        parameters = _new(request)
+        if connection.dialect.name == "postgresql":
+            row = connection.execute(_sql_statements.add_or_look(self.tables), parameters).one_or_none()
+            if row is None:
+                return EPOCH, None, False
+            if row.token is None:
+                return row.now, _record_of_json(row.record), False
+            return row.now, new_record(request, row.token, row.now), True
+        where = {"consumer_": request.consumer, "key_": request.key}
+        now, record = self._look(connection, where)
+        if record is None:
+            connection.execute(_sql_statements.add(self.tables, connection.dialect.name), parameters)
+            now, record = self._look(connection, where)
+        return now, record, False
+
+    def _look(self, connection: Connection, where: dict[str, Any]) -> tuple[datetime, Record | None]:
+        row = connection.execute(_sql_statements.look(self.tables), where).one()
+        return row.now, None if row.token is None else _record(row)
+
+    def _change(
+        self, connection: Connection, request: Request, record: Record, now: datetime, judgement: Judgement
+    ) -> Answer | None:
+        seen = _where(Held(record.consumer, record.key, record.token))
+        judged = {
+            "status_": record.status.value,
+            "undos_": record.undos,
+            "pending_step_": record.pending_step,
+        }
+        values = seen | judged | successor(record, now, request, judgement)
+        if judgement.bury is None:
+            taken = _sql_statements.take_over(self.tables)
+            changed = connection.execute(taken, values | {"lease": request.lease}).rowcount
+        else:
+            buried = _sql_statements.bury(self.tables)
+            changed = connection.execute(buried, values | {"status": judgement.bury.value}).rowcount
+        now, found = self._look(connection, seen)
+        if changed == 0 or found is None or (judgement.bury is None and found.claim != request.claim):
+            return None
+        return Answer(verdict=judgement.verdict, record=found, now=now)
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        for pause in tries():
+            try:
+                with self._own.connect() as connection:
+                    try:
+                        return work(connection)
+                    except DBAPIError as error:
+                        explain(connection, self.tables.status, error)
+            except DBAPIError as error:
+                if not _codes.is_transient(error):
+                    raise
+                if pause is None:
+                    raise StoreUnreachable(f"{self!r} did not answer: {error.orig}") from error
+            self._sleep(pause)
+        raise AssertionError("tries() ends with None")
+
+    def _sleep(self, seconds: float) -> None:
+        if self.is_async:
+            import asyncio
+
+            from sqlalchemy.util import await_only
+
+            await_only(asyncio.sleep(seconds))
+        else:
+            time.sleep(seconds)
+
+
+def _is_ours(record: Record, request: Request) -> bool:
+    return record.claim == request.claim and record.status is Status.CONSUMING
+
+
+def _new(request: Request) -> dict[str, Any]:
+    names = (*_sql_statements.GIVEN, "lease")
+    return {name: getattr(request, name) for name in names}
+
+
+def _where(held: Held) -> dict[str, Any]:
+    return {"consumer_": held.consumer, "key_": held.key, "token_": held.token}
+
+
+def _values(change: Change) -> dict[str, Any]:
+    fields = ("token", "lease", "result", "error", "payload", "steps", "history", "undos")
+    values: dict[str, Any] = {
+        name: getattr(change, name) for name in fields if getattr(change, name) is not None
+    }
+    values |= {name: getattr(change, name) for name in ("started", "finished") if getattr(change, name)}
+    if change.status is not None:
+        values["status"] = change.status.value
+    if change.pending_step is not None:
+        values["pending_step"] = change.pending_step or None
+    return values
+
+
+def _names(statuses: Iterable[Status]) -> frozenset[str]:
+    return frozenset(status.value for status in statuses)
+
+
+def _record_of_json(found: dict[str, Any]) -> Record:
+    """A record as PostgreSQL's to_jsonb() gives it."""
+    for name in ("claim", "digest", "payload"):
+        if found[name] is not None:
+            found[name] = _bytes(found[name])
+    for name in ("lease_until", "created_at", "updated_at"):
+        if found[name] is not None:
+            found[name] = datetime.fromisoformat(found[name])
+    return Record(**found | {"status": Status(found["status"])})
+
+
+def _bytes(text: str) -> bytes:
+    """Bytes as PostgreSQL writes them, whichever its bytea_output is."""
+    if text.startswith("\\x"):
+        return bytes.fromhex(text[2:])
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]) if found[1] else b"\\", text.encode())
+
+
+def _record(row: Row[Any]) -> Record:
+    found = row._mapping  # noqa: SLF001 - SQLAlchemy documents it
+    values = {name: found[name] for name in Record.__dataclass_fields__}
+    return Record(**values | {"status": Status(values["status"])})

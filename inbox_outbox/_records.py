@@ -1,0 +1,66 @@
+"""How messages of status-table mode look, to people and to programs."""
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from inbox import Record
+
+from ._print import duration, grid, size
+
+
+def as_object(record: Record) -> dict[str, Any]:
+    """A record for JSON: bytes in hexadecimal, steps and history as what they are, and of the payload the
+    number of bytes."""
+    found = asdict(record)
+    payload = found.pop("payload")
+    return found | {
+        "claim": record.claim.hex(),
+        "digest": record.digest and record.digest.hex(),
+        "payload_bytes": None if payload is None else len(payload),
+        "steps": json.loads(record.steps or "{}"),
+        "history": json.loads(record.history or "[]"),
+    }
+
+
+def print_list(records: list[Record]) -> None:
+    """A line for each."""
+    now = datetime.now(UTC)
+    grid(
+        ("consumer", "key", "status", "attempts", "changed", "error"),
+        [
+            (
+                record.consumer,
+                record.key,
+                record.status,
+                str(record.attempts_started),
+                f"{duration(now - record.updated_at)} ago",
+                record.error or "-",
+            )
+            for record in records
+        ],
+    )
+
+
+def print_record(record: Record) -> None:
+    """All that is stored of one, its steps and its history."""
+    found = as_object(record)
+    steps, history = found.pop("steps"), found.pop("history")
+    payload = found.pop("payload_bytes")
+    rows = [*found.items(), ("payload", None if payload is None else size(payload))]
+    grid(("column", "value"), [(name, _text(value)) for name, value in rows])
+    if steps:
+        grid(
+            ("step", "state", "result"),
+            [(name, step["state"], json.dumps(step.get("result"))) for name, step in steps.items()],
+        )
+    if history:
+        columns = ("ended", "attempt", "owner", "error")
+        grid(columns, [[_text(entry[name]) for name in columns] for entry in history])
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,147 @@
+"""`inbox-outbox inbox list`, `retry`, `discard`, `release`, `resolve-step`: what a person does about messages
+of status-table mode."""
+
+import json as jsons
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+import inbox
+from inbox import Status, Store
+from inbox.errors import InvalidOption
+
+from ._connect import Json, Prefix, Schema, StoreUrl, store_at
+from ._print import as_json
+from ._records import as_object, print_list
+
+
+class Resolved(StrEnum):
+    """What came of a step whose outcome is unknown."""
+
+    DONE = "done"
+    NOT_DONE = "not_done"
+
+
+Consumer = Annotated[str, typer.Argument(help="The inbox's name.")]
+Key = Annotated[str, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")]
+By = Annotated[
+    str | None,
+    typer.Option(
+        envvar="USER", show_envvar=False, help="Who decides, as the history will say.", metavar="NAME"
+    ),
+]
+
+
+def list_messages(
+    url: StoreUrl,
+    status: Annotated[Status | None, typer.Option(help="In which status; any if not given.")] = None,
+    consumer: Annotated[
+        str | None, typer.Option(help="Whose messages; all if not given.", metavar="NAME")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="So many, at most.")] = 100,
+    schema: Schema = None,
+    prefix: Prefix = "inbox",
+    json: Json = False,
+) -> None:
+    """Messages of status-table mode, those that were changed longest ago first."""
+    with store_at(url, schema, prefix) as store:
+        found = inbox.list_messages(store, consumer=consumer, status=status, limit=limit)
+    if json:
+        as_json([as_object(record) for record in found])
+    else:
+        print_list(found)
+
+
+def retry(
+    url: StoreUrl,
+    consumer: Consumer,
+    key: Key,
+    by: By = None,
+    schema: Schema = None,
+    prefix: Prefix = "inbox",
+    json: Json = False,
+) -> None:
+    """Let a dead or failed message run with its next delivery, its attempts counted anew."""
+    with store_at(url, schema, prefix) as store:
+        inbox.retry(store, consumer, key, by=by)
+        _print_changed(store, consumer, key, json)
+
+
+def discard(
+    url: StoreUrl,
+    consumer: Consumer,
+    key: Key,
+    by: By = None,
+    schema: Schema = None,
+    prefix: Prefix = "inbox",
+    json: Json = False,
+) -> None:
+    """Never run a dead, halted or failed message: every later delivery of it is a duplicate."""
+    with store_at(url, schema, prefix) as store:
+        inbox.discard(store, consumer, key, by=by)
+        _print_changed(store, consumer, key, json)
+
+
+def release(
+    url: StoreUrl,
+    consumer: Consumer,
+    key: Key,
+    by: By = None,
+    schema: Schema = None,
+    prefix: Prefix = "inbox",
+    json: Json = False,
+) -> None:
+    """Take a message that is being consumed away from its handler, whose writes are refused from then on."""
+    with store_at(url, schema, prefix) as store:
+        inbox.release(store, consumer, key, by=by)
+        _print_changed(store, consumer, key, json)
+
+
+def resolve_step(
+    url: StoreUrl,
+    consumer: Consumer,
+    key: Key,
+    step: Annotated[str, typer.Argument(help="The step for which the message is halted.")],
+    outcome: Annotated[Resolved, typer.Argument(help="What came of it.")],
+    result: Annotated[
+        str | None, typer.Option(help="What a step that is done has returned.", metavar="JSON")
+    ] = None,
+    by: By = None,
+    schema: Schema = None,
+    prefix: Prefix = "inbox",
+    json: Json = False,
+) -> None:
+    """Say what came of the step for which a message is halted; its next delivery goes on from there."""
+    value = None if result is None else _parsed(result)
+    with store_at(url, schema, prefix) as store:
+        inbox.resolve_step(store, consumer, key, step, outcome.value, result=value, by=by)
+        _print_changed(store, consumer, key, json)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": list_messages,
+    "retry": retry,
+    "discard": discard,
+    "release": release,
+    "resolve-step": resolve_step,
+}
+
+
+def _print_changed(store: Store, consumer: str, key: str, json: bool) -> None:
+    """The message as it is now, which may be that it runs already."""
+    record = inbox.show_message(store, consumer, key)
+    if record is None:  # Redis has lost it in between
+        return
+    if json:
+        as_json(as_object(record))
+    else:
+        print_list([record])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return jsons.loads(text)
+    except ValueError as error:
+        raise InvalidOption(f"--result={text!r}: expected JSON: {error}") from None

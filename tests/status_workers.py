@@ -1,0 +1,88 @@
+"""Processes for the tests of status-table mode, which a test can stop, continue and see die.
+
+They come from a fork server, a process without threads that has imported everything: a new interpreter for
+each would take most of the tests' time.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.status_worker", "psycopg", "pymysql", "pytest"])
+
+
+class Worker:
+    """`work(pipe, *arguments)` in a process of its own; by the pipe it can be heard and told."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._pipe, end = CONTEXT.Pipe()
+        self._name = work.__name__
+        self._process = CONTEXT.Process(target=work, args=(end, *arguments), daemon=True)
+        self._process.start()
+        end.close()
+
+    def hear(self, timeout: float = 60) -> Any:
+        """The next thing that the worker sends."""
+        assert self._pipe.poll(timeout), f"{self._name}: nothing heard for {timeout} s"
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise AssertionError(f"{self._name} has ended, with {self.exit_code()}") from None
+
+    def tell(self, what: Any = None) -> None:
+        """Send something to the worker."""
+        self._pipe.send(what)
+
+    def freeze(self) -> None:
+        """Let it stand still in the middle of what it does, as on a machine that swaps."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on where it was, without knowing of it."""
+        self._signal(signal.SIGCONT)
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self._signal(signal.SIGINT)
+
+    def exit_code(self, timeout: float = 60) -> int | None:
+        """How it ended: zero, or minus the signal that killed it."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, f"{self._name} still runs after {timeout} s"
+        return self._process.exitcode
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+
+@contextmanager
+def workers(*works: Sequence[Any]) -> Iterator[list[Worker]]:
+    """A worker for each (function, *arguments); they end with the block."""
+    started: list[Worker] = []
+    try:
+        started.extend(Worker(*work) for work in works)
+        yield started
+    finally:
+        for worker in started:
+            worker.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
+    """Return once the condition holds; AssertionError if it never does."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        time.sleep(0.02)

@@ -1,0 +1,107 @@
+"""What is Redis' alone about the store: scripts, clusters, and keys that anybody may have chosen."""
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from examples.embedded_postgres import ServerProcess, free_port
+from inbox import RedisStore, Status, StatusInbox, Verdict
+from inbox.errors import InvalidOption, StoreUnreachable
+from tests.conftest import _present
+from tests.services.redis import LocalRedis, program
+
+SLOTS = 16_384
+
+
+@pytest.fixture
+def cluster_client(tmp_path: Any) -> Iterator["redis.RedisCluster"]:
+    """A client of a cluster of one node, which refuses what touches two slots as any cluster does."""
+    port = free_port()
+    command = [_present("redis", program()), "--port", str(port), "--dir", str(tmp_path)]
+    node: Any = redis.Redis(port=port)
+    command += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+    server = ServerProcess(command, tmp_path, user=None, is_ready=lambda: _answers(node))
+    try:
+        node.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
+        while node.cluster("INFO")["cluster_state"] != "ok":
+            time.sleep(0.02)
+        client = redis.RedisCluster(host="127.0.0.1", port=port)
+        yield client
+        client.close()
+    finally:
+        node.close()
+        server.stop(signal.SIGTERM)
+
+
+@pytest.fixture
+def client(private_redis: LocalRedis) -> Iterator["redis.Redis"]:
+    """A client of a Redis of the test's own."""
+    with redis.Redis.from_url(private_redis.url) as client:
+        yield client
+
+
+def test_a_cluster_keeps_records_on_all_its_slots(cluster_client: "redis.RedisCluster") -> None:
+    """Claims, steps and lists work through a cluster's client, whatever slots the keys fall on."""
+    store = RedisStore(cluster_client)
+    inbox = StatusInbox("orders", store=store)
+    keys = [f"order-{number}" for number in range(20)]
+    for key in keys:
+        with inbox.claim(key) as claim:
+            claim.result = claim.step("count", lambda: 1)
+    for key in keys:
+        with inbox.claim(key) as claim:
+            assert (claim.verdict, claim.result) == (Verdict.DUPLICATE, 1)
+    assert sorted(record.key for record in store.list("orders", Status.CONSUMED, 100)) == sorted(keys)
+
+
+def test_scripts_that_redis_has_forgotten(client: "redis.Redis") -> None:
+    """They are sent again, in the middle of a claim as well."""
+    inbox = StatusInbox("orders", store=RedisStore(client))
+    with inbox.claim("a") as claim:
+        client.script_flush()
+        claim.step("one", lambda: 1)
+        client.script_flush()
+    with inbox.claim("a") as claim:
+        assert claim.verdict is Verdict.DUPLICATE
+
+
+@pytest.mark.parametrize("consumer", ["*", "a?", "[ab]", "a\\", "a:b", "ü", "12:a"])
+def test_names_are_no_patterns(client: "redis.Redis", consumer: str) -> None:
+    """A consumer's list has its own messages, whatever its name would mean as a pattern."""
+    store = RedisStore(client, prefix="in[box]*")
+    for name in (consumer, "a", "ab", "b"):
+        with StatusInbox(name, store=store).claim(f"key of {name}"):
+            pass
+    with StatusInbox("a", store=RedisStore(client, prefix="inbox")).claim("of another prefix"):
+        pass
+    assert [record.key for record in store.list(consumer, None, 100)] == [f"key of {consumer}"]
+    assert {record.consumer for record in store.list(None, None, 100)} == {consumer, "a", "ab", "b"}
+
+
+def test_bad_clients(client: "redis.Redis") -> None:
+    """One clear error, before anything is sent."""
+    decoding = redis.Redis(decode_responses=True)
+    for given, name in (("redis://", "client=str"), (decoding, "decode_responses")):
+        with pytest.raises(InvalidOption, match=name):
+            RedisStore(given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="prefix=''"):
+        RedisStore(client, prefix="")
+
+
+def test_a_redis_that_is_gone() -> None:
+    """`StoreUnreachable`, after some tries, without the password."""
+    store = RedisStore(redis.Redis(port=free_port(), password="s3cret"))  # noqa: S106 - the test's own
+    with pytest.raises(StoreUnreachable) as caught, StatusInbox("orders", store=store).claim("a"):
+        raise AssertionError("it ran")
+    assert "s3cret" not in f"{caught.value}{store!r}"
+
+
+def _answers(node: Any) -> bool:
+    try:
+        return bool(node.ping())
+    except redis.ConnectionError:
+        return False
