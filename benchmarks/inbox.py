@@ -5,21 +5,12 @@
 Runs on a private PostgreSQL with fsync on. The exit code is 1 when a target is missed.
 """
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from . import _accepts, _command, _indexes, _purging, _transactions
 
-from examples.embedded_postgres import EmbeddedPostgres
-
-from . import _accepts, _chart, _indexes, _print, _purging, _transactions
-from ._lab import SETTINGS, Lab
-from ._measure import Report
-
-BENCHMARKS: dict[str, Callable[[Lab], Report]] = {
+BENCHMARKS: _command.Benchmarks = {
     "transaction": _transactions.rate,
     "cpu": _transactions.cpu,
     "many": _accepts.many,
@@ -32,27 +23,7 @@ BENCHMARKS: dict[str, Callable[[Lab], Report]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for, print it, draw it; 1 if a target is missed."""
-    options = _options(arguments)
-    console = Console()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with EmbeddedPostgres(SETTINGS) as server:
-        with Progress(*columns, console=console, auto_refresh=False) as progress:
-            lab = Lab(server, progress, options.quick)
-            reports = [BENCHMARKS[name](lab) for name in options.only or BENCHMARKS]
-        subtitle = f"PostgreSQL {server.version}, fsync on, median of {lab.rounds} rounds"
-    figures = [figure for report in reports for figure in report.figures]
-    _print.show(console, reports, subtitle)
-    if options.png is not None:
-        _chart.draw(figures, options.png, subtitle)
-    return int(any(figure.holds is False for figure in figures))
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.inbox", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller tables")
-    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="one benchmark; may repeat")
-    parser.add_argument("--png", type=Path, help="where to draw the ratios")
-    return parser.parse_args(arguments)
+    return _command.run(BENCHMARKS, "Cost of the inbox", __doc__.splitlines()[0], arguments)
 
 
 if __name__ == "__main__":
