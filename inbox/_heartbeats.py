@@ -23,7 +23,6 @@ class Heartbeats:
         self._lease = lease
         self._due: dict[Hold, float] = {}
         self._lock = threading.Lock()
-        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, hold: Hold) -> None:
@@ -42,7 +41,7 @@ class Heartbeats:
     def _run(self) -> None:
         last = time.monotonic()
         while True:
-            self._wake.wait(self._lease / 12)
+            time.sleep(self._lease / 12)
             now = time.monotonic()
             with self._lock:
                 if self._due:

@@ -178,7 +178,7 @@ class Hold:
         if self.lost:  # by the worker's own reckoning: only the store knows
             self.renew()
 
-    def end_step(self, name: str, result: Any, *, has_undo: bool, seconds: float) -> Any:
+    def end_step(self, name: str, result: Any, *, has_undo: bool, seconds: float) -> None:
         """Record a finished step: its result, as every later attempt will get it.
 
         Raises:
@@ -187,7 +187,6 @@ class Hold:
         """
         self._save(self.steps.done(name, result, has_undo=has_undo), f"the end of step {name!r}")
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
-        return self.steps.result(name)
 
     def abandon_step(self, name: str, error: BaseException) -> None:
         """A step raised: if it may not be repeated, its outcome is unknown unless it says otherwise."""

@@ -11,12 +11,16 @@ from typing import Any
 
 from .._transaction import pauses
 from .._verdict import Verdict
+from ..errors import StoreUnreachable
 
 UNDO_ATTEMPTS = 3
 """Attempts beyond the last one, when there are finished steps still to be undone."""
 
 NEVER_ENDED = "the attempt did not end within its lease"
 USED_UP = "its attempts are used up"
+
+_ROUNDS = 100
+"""How often a claim that others were faster than looks again."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -153,6 +157,17 @@ class Change:
     undos: int | None = None
     forget_after: float
 
+    def fields(self) -> dict[str, Any]:
+        """What to write into which column; None empties it. Lease and attempts are not among them, because
+        a store reckons with those."""
+        names = ("token", "result", "error", "payload", "steps", "history", "undos")
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.status is not None:
+            values["status"] = self.status.value
+        if self.pending_step is not None:
+            values["pending_step"] = self.pending_step or None
+        return values
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -206,6 +221,11 @@ def new_record(request: Request, token: int, now: datetime) -> Record:
         created_at=now,
         updated_at=now,
     )
+
+
+def is_ours(record: Record, request: Request) -> bool:
+    """Whether this very claim has taken the message: just now, or before, and its answer was lost."""
+    return record.claim == request.claim and record.status is Status.CONSUMING
 
 
 def successor(record: Record, now: datetime, request: Request, judgement: Judgement) -> dict[str, Any]:
@@ -279,13 +299,21 @@ class Store(ABC):
 
     is_async: bool
 
-    @abstractmethod
     def claim(self, request: Request) -> Answer:
         """Take the message, or say why not; one atomic decision.
 
         Raises:
             StoreUnreachable: the store did not answer, after some tries.
         """
+        for _ in range(_ROUNDS):
+            answer = self._claim(request)
+            if answer is not None:
+                return answer
+        raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
+
+    @abstractmethod
+    def _claim(self, request: Request) -> Answer | None:
+        """The answer; None if the record was changed in between by others: look again."""
 
     @abstractmethod
     def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
@@ -306,3 +334,8 @@ class Store(ABC):
     @abstractmethod
     def now(self) -> datetime:
         """The store's clock."""
+
+    def _has_happened(self, held: Held, change: Change) -> bool:
+        """Of a write that was refused: whether it took effect before, and only its answer was lost."""
+        record = self.find(held.consumer, held.key) if change.status is not None else None
+        return record is not None and (record.token, record.status) == (held.token, change.status)

@@ -20,6 +20,7 @@ from ._store import (
     Status,
     Store,
     first_token,
+    is_ours,
     judge,
     new_record,
     successor,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     Client = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
-_ROUNDS = 100
 _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos")
 _TIMES = ("lease_until", "created_at", "updated_at")
 _BYTES = ("claim", "digest", "payload")
@@ -81,40 +81,11 @@ class RedisStore(Store):
     def __repr__(self) -> str:
         return f"RedisStore(prefix={self._prefix!r})"
 
-    def claim(self, request: Request) -> Answer:
-        name = self._name(request.consumer, request.key)
-        for _ in range(_ROUNDS):
-            now, record = self._add_or_look(name, request)
-            if record.claim == request.claim and record.status is Status.CONSUMING:
-                return Answer(verdict=Verdict.NEW, record=record, now=now)
-            judgement = judge(record, now, request)
-            if judgement.bury is None and judgement.verdict is not Verdict.NEW:
-                return Answer(verdict=judgement.verdict, record=record, now=now)
-            values = successor(record, now, request, judgement)
-            if judgement.bury is None:
-                values |= {"status": Status.CONSUMING, "error": None}
-                keep, lease, started = request.lease + request.retention, request.lease, 1
-            else:
-                keep, lease, started = request.dead_retention, None, 0
-            seen = Held(record.consumer, record.key, record.token)
-            if self._write(seen, [record.status], values, keep, lease, started, 0, judged=_judged(record)):
-                now, found = self._look(name, request.consumer, request.key)
-                if found is not None and (judgement.bury or found.claim == request.claim):
-                    return Answer(verdict=judgement.verdict, record=found, now=now)
-        raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
-
     def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
-        fields = ("status", "token", "result", "error", "payload", "steps", "history", "undos")
-        values = {name: getattr(change, name) for name in fields if getattr(change, name) is not None}
-        if change.pending_step is not None:
-            values["pending_step"] = change.pending_step or None
-        if self._write(
-            held, among, values, change.forget_after, change.lease, change.started, change.finished
-        ):
+        lease, keep = change.lease, change.forget_after
+        if self._write(held, among, change.fields(), keep, lease, change.started, change.finished):
             return True
-        # Perhaps this very write took effect before, and only its answer was lost.
-        record = self.find(held.consumer, held.key) if change.status is not None else None
-        return record is not None and (record.token, record.status) == (held.token, change.status)
+        return self._has_happened(held, change)
 
     def find(self, consumer: str, key: str) -> Record | None:
         return self._look(self._name(consumer, key), consumer, key)[1]
@@ -136,6 +107,28 @@ class RedisStore(Store):
 
     def now(self) -> datetime:
         return self._look(self._name("", ""), "", "")[0]
+
+    def _claim(self, request: Request) -> Answer | None:
+        name = self._name(request.consumer, request.key)
+        now, record = self._add_or_look(name, request)
+        if is_ours(record, request):
+            return Answer(verdict=Verdict.NEW, record=record, now=now)
+        judgement = judge(record, now, request)
+        if judgement.bury is None and judgement.verdict is not Verdict.NEW:
+            return Answer(verdict=judgement.verdict, record=record, now=now)
+        values = successor(record, now, request, judgement)
+        if judgement.bury is None:
+            values |= {"status": Status.CONSUMING, "error": None}
+            keep, lease, started = request.lease + request.retention, request.lease, 1
+        else:
+            keep, lease, started = request.dead_retention, None, 0
+        seen = Held(record.consumer, record.key, record.token)
+        if not self._write(seen, [record.status], values, keep, lease, started, 0, judged=_judged(record)):
+            return None
+        now, found = self._look(name, request.consumer, request.key)
+        if found is None or (judgement.bury is None and found.claim != request.claim):
+            return None
+        return Answer(verdict=judgement.verdict, record=found, now=now)
 
     def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record]:
         values = {"claim": request.claim, "owner": request.owner, "digest": request.digest}

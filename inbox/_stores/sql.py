@@ -26,6 +26,7 @@ from ._store import (
     Request,
     Status,
     Store,
+    is_ours,
     judge,
     new_record,
     successor,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ESCAPED = re.compile(rb"\\(?:([0-7]{3})|\\)")
-_ROUNDS = 100
-"""How often a claim that others were faster than looks again."""
 
 
 class SqlStore(Store):
@@ -69,25 +68,13 @@ class SqlStore(Store):
     def __repr__(self) -> str:
         return f"SqlStore({self.engine.url.render_as_string()!r})"
 
-    def claim(self, request: Request) -> Answer:
-        for _ in range(_ROUNDS):
-            answer = self._run(lambda connection: self._claim(connection, request))
-            if answer is not None:
-                return answer
-        raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
-
     def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
         values = _values(change)
         statement = _sql_statements.write(self.tables, frozenset(values), _names(among))
         parameters = values | _where(held)
         if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
             return True
-        return change.status is not None and self._has_happened(held, change)
-
-    def _has_happened(self, held: Held, change: Change) -> bool:
-        """Whether this very write took effect before, and only its answer was lost."""
-        record = self.find(held.consumer, held.key)
-        return record is not None and (record.token, record.status) == (held.token, change.status)
+        return self._has_happened(held, change)
 
     def find(self, consumer: str, key: str) -> Record | None:
         parameters = {"consumer_": consumer, "key_": key}
@@ -128,34 +115,35 @@ class SqlStore(Store):
         statement = _sql_statements.record_step(self.tables, connection.dialect.name)
         return connection.execute(statement, parameters).rowcount == 1
 
-    def _claim(self, connection: Connection, request: Request) -> Answer | None:
-        """The answer; None if the record was changed in between by others: look again."""
-        now, record, is_new = self._add_or_look(connection, request)
-        if is_new or (record is not None and _is_ours(record, request)):
-            assert record is not None  # noqa: S101 - it is ours
-            return Answer(verdict=Verdict.NEW, record=record, now=now)
+    def _claim(self, request: Request) -> Answer | None:
+        return self._run(lambda connection: self._claim_on(connection, request))
+
+    def _claim_on(self, connection: Connection, request: Request) -> Answer | None:
+        now, record = self._add_or_look(connection, request)
         if record is None:  # purged in between
             return None
+        if is_ours(record, request):
+            return Answer(verdict=Verdict.NEW, record=record, now=now)
         judgement = judge(record, now, request)
         if judgement.bury is not None or judgement.verdict is Verdict.NEW:
             return self._change(connection, request, record, now, judgement)
         return Answer(verdict=judgement.verdict, record=record, now=now)
 
-    def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | None, bool]:
+    def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | None]:
         parameters = _new(request)
         if connection.dialect.name == "postgresql":
             row = connection.execute(_sql_statements.add_or_look(self.tables), parameters).one_or_none()
             if row is None:
-                return EPOCH, None, False
+                return EPOCH, None
             if row.token is None:
-                return row.now, _record_of_json(row.record), False
-            return row.now, new_record(request, row.token, row.now), True
+                return row.now, _record_of_json(row.record)
+            return row.now, new_record(request, row.token, row.now)
         where = {"consumer_": request.consumer, "key_": request.key}
         now, record = self._look(connection, where)
         if record is None:
             connection.execute(_sql_statements.add(self.tables, connection.dialect.name), parameters)
             now, record = self._look(connection, where)
-        return now, record, False
+        return now, record
 
     def _look(self, connection: Connection, where: dict[str, Any]) -> tuple[datetime, Record | None]:
         row = connection.execute(_sql_statements.look(self.tables), where).one()
@@ -209,10 +197,6 @@ class SqlStore(Store):
             time.sleep(seconds)
 
 
-def _is_ours(record: Record, request: Request) -> bool:
-    return record.claim == request.claim and record.status is Status.CONSUMING
-
-
 def _new(request: Request) -> dict[str, Any]:
     names = (*_sql_statements.GIVEN, "lease")
     return {name: getattr(request, name) for name in names}
@@ -223,16 +207,9 @@ def _where(held: Held) -> dict[str, Any]:
 
 
 def _values(change: Change) -> dict[str, Any]:
-    fields = ("token", "lease", "result", "error", "payload", "steps", "history", "undos")
-    values: dict[str, Any] = {
-        name: getattr(change, name) for name in fields if getattr(change, name) is not None
-    }
-    values |= {name: getattr(change, name) for name in ("started", "finished") if getattr(change, name)}
-    if change.status is not None:
-        values["status"] = change.status.value
-    if change.pending_step is not None:
-        values["pending_step"] = change.pending_step or None
-    return values
+    counts = ("started", "finished")
+    values = change.fields() | {name: getattr(change, name) for name in counts if getattr(change, name)}
+    return values if change.lease is None else values | {"lease": change.lease}
 
 
 def _names(statuses: Iterable[Status]) -> frozenset[str]:
