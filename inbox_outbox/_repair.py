@@ -54,49 +54,24 @@ def list_messages(
         print_list(found)
 
 
-def retry(
-    url: StoreUrl,
-    consumer: Consumer,
-    key: Key,
-    by: By = None,
-    schema: Schema = None,
-    prefix: Prefix = "inbox",
-    json: Json = False,
-) -> None:
-    """Let a dead or failed message run with its next delivery, its attempts counted anew."""
-    with store_at(url, schema, prefix) as store:
-        inbox.retry(store, consumer, key, by=by)
-        _print_changed(store, consumer, key, json)
+def _deciding(decide: Callable[..., None], explained: str) -> Callable[..., None]:
+    """A command that decides about one message, and prints it as it is then."""
 
+    def command(
+        url: StoreUrl,
+        consumer: Consumer,
+        key: Key,
+        by: By = None,
+        schema: Schema = None,
+        prefix: Prefix = "inbox",
+        json: Json = False,
+    ) -> None:
+        with store_at(url, schema, prefix) as store:
+            decide(store, consumer, key, by=by)
+            _print_changed(store, consumer, key, json)
 
-def discard(
-    url: StoreUrl,
-    consumer: Consumer,
-    key: Key,
-    by: By = None,
-    schema: Schema = None,
-    prefix: Prefix = "inbox",
-    json: Json = False,
-) -> None:
-    """Never run a dead, halted or failed message: every later delivery of it is a duplicate."""
-    with store_at(url, schema, prefix) as store:
-        inbox.discard(store, consumer, key, by=by)
-        _print_changed(store, consumer, key, json)
-
-
-def release(
-    url: StoreUrl,
-    consumer: Consumer,
-    key: Key,
-    by: By = None,
-    schema: Schema = None,
-    prefix: Prefix = "inbox",
-    json: Json = False,
-) -> None:
-    """Take a message that is being consumed away from its handler, whose writes are refused from then on."""
-    with store_at(url, schema, prefix) as store:
-        inbox.release(store, consumer, key, by=by)
-        _print_changed(store, consumer, key, json)
+    command.__doc__ = explained
+    return command
 
 
 def resolve_step(
@@ -122,9 +97,17 @@ def resolve_step(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_messages,
-    "retry": retry,
-    "discard": discard,
-    "release": release,
+    "retry": _deciding(
+        inbox.retry, "Let a dead or failed message run with its next delivery, its attempts counted anew."
+    ),
+    "discard": _deciding(
+        inbox.discard,
+        "Never run a dead, halted or failed message: every later delivery of it is a duplicate.",
+    ),
+    "release": _deciding(
+        inbox.release,
+        "Take a message that is being consumed away from its handler, whose writes are refused from then on.",
+    ),
     "resolve-step": resolve_step,
 }
 
