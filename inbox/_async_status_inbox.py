@@ -12,10 +12,11 @@ from ._async_calls import begin, checkpoint, run, uninterrupted
 from ._async_claim import AsyncClaim
 from ._async_heartbeat import Heartbeat
 from ._async_listener import AsyncListener
+from ._claim_base import outcome_of
 from ._hold import GivingUp, Hold
 from ._keys import Key
 from ._status_settings import StatusSettings
-from ._verdict import Outcome, Verdict
+from ._verdict import Outcome
 from .errors import LeaseLost
 
 M = TypeVar("M")
@@ -101,10 +102,8 @@ class AsyncStatusInbox(StatusSettings):
                         if claim.is_new:
                             claim.result = await body(claim, message)
                 except Exception as error:  # noqa: BLE001 - whoever asked for it decides
-                    if claim is None:
-                        return Outcome(Verdict.NEW, error=error)
-                    return Outcome(claim.verdict, None, claim.retry_after, error)
-                return Outcome(claim.verdict, claim.result, claim.retry_after)
+                    return outcome_of(claim, error)
+                return outcome_of(claim)
 
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:

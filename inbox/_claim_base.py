@@ -177,3 +177,11 @@ class ClaimBase:
         self.verdict = _VERDICTS.get(status, self.verdict)
         if status is Status.FAILED:
             self.retry_after = delay(self.attempt)
+
+
+def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outcome:
+    """What became of a message whose handler has ended, with this error unless it is None; without a claim
+    it never began."""
+    if claim is None:
+        return Outcome(Verdict.NEW, error=error)
+    return Outcome(claim.verdict, claim.result if error is None else None, claim.retry_after, error)

@@ -8,12 +8,13 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ._claim import Claim
+from ._claim_base import outcome_of
 from ._heartbeats import Heartbeats
 from ._hold import GivingUp, Hold
 from ._keys import Key
 from ._listener import Listener
 from ._status_settings import StatusSettings
-from ._verdict import Outcome, Verdict
+from ._verdict import Outcome
 
 M = TypeVar("M")
 
@@ -133,10 +134,8 @@ class StatusInbox(StatusSettings):
                         if claim.is_new:
                             claim.result = body(claim, message)
                 except Exception as error:  # noqa: BLE001 - whoever asked for it decides
-                    if claim is None:
-                        return Outcome(Verdict.NEW, error=error)
-                    return Outcome(claim.verdict, None, claim.retry_after, error)
-                return Outcome(claim.verdict, claim.result, claim.retry_after)
+                    return outcome_of(claim, error)
+                return outcome_of(claim)
 
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
