@@ -30,6 +30,7 @@ from sqlalchemy import URL
 GUARD = """
 cat >/dev/null
 kill -QUIT "$1"
+kill -CONT "$1"
 for _ in $(seq 100); do kill -0 "$1" 2>/dev/null || break; sleep 0.1; done
 rm -rf "$2"
 """

@@ -24,6 +24,7 @@ from ._backoff import Backoff
 from ._claim import Claim
 from ._codes import is_transient
 from ._decision import Action, Decision, Decisions
+from ._delivery import Delivery, message_id, message_key
 from ._event_log import LogEvents
 from ._events import Event, EventKind
 from ._inbox import Inbox
@@ -49,6 +50,7 @@ __all__ = [
     "ConsumerStatus",
     "Decision",
     "Decisions",
+    "Delivery",
     "Event",
     "EventKind",
     "Inbox",
@@ -71,6 +73,8 @@ __all__ = [
     "errors",
     "is_transient",
     "list_messages",
+    "message_id",
+    "message_key",
     "purge",
     "release",
     "resolve_step",

@@ -9,21 +9,24 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from inbox.errors import InboxError, InvalidOption, MessageNotFound, WrongStatus
 
-from . import _inbox, _migrate, _repair, _secrets
+from . import _audit, _inbox, _migrate, _outbox, _relaying, _repair, _secrets
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 
 app = typer.Typer(
     name="inbox-outbox",
-    help="Messages that take effect exactly once.",
+    help="Messages that take effect exactly once, and leave if and only if their transaction commits.",
     epilog=EXPLAINED,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("migrate")(_migrate.migrate)
+app.command("audit")(_audit.audit)
 app.add_typer(_inbox.app, name="inbox")
-for name, command in _repair.COMMANDS.items():
-    _inbox.app.command(name)(command)
+app.add_typer(_outbox.app, name="outbox")
+for group, commands in ((_inbox.app, _repair.COMMANDS), (_outbox.app, _relaying.COMMANDS)):
+    for name, command in commands.items():
+        group.command(name)(command)
 
 # The class of all wrong usage; typer does not export it, and it has moved out of click.
 _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]

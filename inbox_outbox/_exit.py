@@ -5,17 +5,19 @@ FAILED = 1
 USAGE = 2
 """A wrong argument; nothing was done."""
 NOT_FOUND = 3
-"""`inbox show`, `retry` and so on: the inbox does not know this message."""
+"""`inbox show`, `retry`, `outbox drop` and so on: there is no such message."""
 UNFINISHED = 4
-"""`inbox purge`: the budget ran out before the work did."""
+"""`inbox purge`, `outbox drain`: something is left to do."""
 WRONG_STATUS = 5
-"""`inbox retry` and so on: the message is not in a status in which this can be done."""
+"""`retry`, `outbox drop` and so on: the message is not in a status in which this can be done."""
+MISSING = 6
+"""`audit`: something that was committed is not sent, dead or not taken."""
 INTERRUPTED = 130
 """Ctrl-C: what was committed so far stays."""
 
 EXPLAINED = (
     "Exit codes: 0 done; 1 the database could not be reached or refused; 2 wrong usage; "
-    "3 no such message (inbox show, retry and so on); 4 the budget ran out before the work did (inbox "
-    "purge); 5 the message is not in a status in which this can be done (inbox retry and so on); "
-    "130 interrupted."
+    "3 no such message (show, retry, drop and so on); 4 something is left to do (inbox purge, outbox drain); "
+    "5 the message is not in a status in which this can be done (retry, drop and so on); 6 something is "
+    "missing (audit); 130 interrupted."
 )

@@ -1,21 +1,21 @@
 """`inbox-outbox inbox ...`: look at the inbox, and keep it small."""
 
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Self
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import inbox
 from inbox import ConsumerStatus, Message, Purged, SqlStore, Status
-from inbox.errors import InvalidOption
 
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
 from ._print import as_json, duration, grid, size
+from ._progress import ProgressLine
 from ._records import as_object, print_record
+from ._times import length, point
 
 app = typer.Typer(help="The inbox of both modes.", no_args_is_help=True)
 
@@ -145,16 +145,16 @@ def purge(
     json: Json = False,
 ) -> None:
     """Delete messages, of both modes, that no duplicate can need any more, beside live traffic."""
-    with engine_at(url, schema) as engine, _Progress() as show_progress:
+    with engine_at(url, schema) as engine, ProgressLine("purging") as line:
         done = inbox.purge(
             engine,
             consumer=consumer,
-            retention=_time("older-than", older_than),
-            dead_retention=_time("dead-older-than", dead_older_than),
-            oldest_unconsumed=None if oldest_unconsumed is None else _when(oldest_unconsumed),
+            retention=length("older-than", older_than),
+            dead_retention=length("dead-older-than", dead_older_than),
+            oldest_unconsumed=point("oldest-unconsumed", oldest_unconsumed),
             batch=batch,
-            budget=None if budget is None else _time("budget", budget),
-            progress=show_progress,
+            budget=length("budget", budget),
+            progress=partial(_show, line),
             schema=schema,
         )
     if json:
@@ -165,49 +165,6 @@ def purge(
         raise typer.Exit(UNFINISHED)
 
 
-class _Progress:
-    """A line that counts while the purge runs, on a terminal only."""
-
-    def __enter__(self) -> Self:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        console = Console(stderr=True)
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("purging", total=None)
-        self._bar.start()
-        return self
-
-    def __call__(self, done: Purged) -> None:
-        rate = done.rows / done.seconds if done.seconds else 0
-        self._bar.update(self._task, description=f"{done.rows:,} rows deleted, {rate:,.0f}/s")
-
-    def __exit__(self, *failure: object) -> None:
-        self._bar.stop()
-
-
-_UNITS = {
-    "s": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-}
-_LONGEST = timedelta(days=36_500)
-
-
-def _time(option: str, text: str) -> timedelta:
-    """A time such as 30s, 15m, 12h or 7d."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not (number.isascii() and number.isdecimal()):
-        raise InvalidOption(f"--{option}={text!r}: expected a time such as 30s, 15m, 12h or 7d")
-    if len(number) > 12 or (time := int(number) * _UNITS[unit]) > _LONGEST:
-        raise InvalidOption(f"--{option}={text!r}: expected at most {_LONGEST.days}d")
-    return time
-
-
-def _when(text: str) -> datetime:
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidOption(
-            f"--oldest-unconsumed={text!r}: expected a time such as 2026-01-31T18:00+01:00"
-        ) from None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
+def _show(line: ProgressLine, done: Purged) -> None:
+    rate = done.rows / done.seconds if done.seconds else 0
+    line.show(f"{done.rows:,} rows deleted, {rate:,.0f}/s")

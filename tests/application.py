@@ -60,7 +60,7 @@ schema = context.config.attributes["schema"]
 
 
 def upgrade():
-    migration.upgrade(op, "0003", schema=schema)
+    migration.upgrade(op, "0004", schema=schema)
 
 
 def downgrade():

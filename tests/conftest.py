@@ -14,7 +14,7 @@ from inbox._stores import Store
 from inbox.schema import metadata
 from tests import services, status_stores
 from tests.database import Database
-from tests.services import Missing, RedisServer, Server
+from tests.services import Missing, RedisServer, Server, rabbitmq
 from tests.services.redis import LocalRedis, program
 from tests.status_stores import Place
 
@@ -34,6 +34,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if config.option.collectonly:
         return []
     described = [_describe(name) for name in (*services.NAMES, "redis")]
+    described.append(_announce("rabbitmq", rabbitmq.origin()))
     if config.getoption("dist", "no") != "no":
         services.stop_all()
     return described
@@ -72,6 +73,13 @@ def _describe(name: str) -> str:
     if isinstance(found, Missing):
         return f"{name}: MISSING: {found.reason}"
     return f"{name}: {found.version}, {found.origin}"
+
+
+def _announce(name: str, origin: str | Missing) -> str:
+    """A server that takes seconds to start, and so waits for the first test that needs it."""
+    if isinstance(origin, Missing):
+        return f"{name}: MISSING: {origin.reason}"
+    return f"{name}: {origin}, when a test needs it"
 
 
 @pytest.fixture(params=services.NAMES, scope="session")

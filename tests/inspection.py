@@ -3,19 +3,22 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, Inspector, inspect
+from sqlalchemy import Engine, Inspector, inspect, text
 
 
 def snapshot(engine: Engine, schema: str | None = None) -> dict[str, Any]:
     """Everything that SQLAlchemy can reflect about every table, by the table's name."""
     inspector = inspect(engine)
-    return {name: _table(inspector, name, schema) for name in inspector.get_table_names(schema)}
+    return {
+        name: _table(inspector, name, schema) | {"numbers": _numbers(engine, name)}
+        for name in inspector.get_table_names(schema)
+    }
 
 
 def _table(inspector: Inspector, name: str, schema: str | None) -> dict[str, Any]:
     return {
         # In their order, and with types in full: length, collation, time zone, fraction of seconds.
-        "columns": [_plain(each) for each in inspector.get_columns(name, schema)],
+        "columns": [_unplaced(_plain(each), schema) for each in inspector.get_columns(name, schema)],
         "primary key": _plain(inspector.get_pk_constraint(name, schema)),
         "checks": _by_name(inspector.get_check_constraints(name, schema)),
         "unique constraints": _by_name(inspector.get_unique_constraints(name, schema)),
@@ -25,8 +28,22 @@ def _table(inspector: Inspector, name: str, schema: str | None) -> dict[str, Any
     }
 
 
+def _numbers(engine: Engine, name: str) -> bool | None:
+    """SQLite: whether a number that was drawn never comes again, which SQLAlchemy does not reflect."""
+    if engine.dialect.name != "sqlite":
+        return None
+    made = text("SELECT sql FROM sqlite_master WHERE name = :name")
+    with engine.connect() as connection:
+        return "AUTOINCREMENT" in connection.execute(made, {"name": name}).scalar_one()
+
+
 def _by_name(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {str(each["name"]): _plain(each) for each in found}
+
+
+def _unplaced(column: dict[str, str], schema: str | None) -> dict[str, str]:
+    """The same wherever the table stands: a sequence is named with its schema."""
+    return {name: value.replace(f"nextval('{schema}.", "nextval('") for name, value in column.items()}
 
 
 def _plain(found: Mapping[str, Any]) -> dict[str, str]:

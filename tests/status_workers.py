@@ -50,6 +50,10 @@ class Worker:
         """Press Ctrl-C."""
         self._signal(signal.SIGINT)
 
+    def terminate(self) -> None:
+        """Ask it to end, as whoever stops a service does."""
+        self._signal(signal.SIGTERM)
+
     def exit_code(self, timeout: float = 60) -> int | None:
         """How it ended: zero, or minus the signal that killed it."""
         self._process.join(timeout)

@@ -68,6 +68,11 @@ def charset(table: Table) -> None:
     table.dialect_options["mariadb"]["charset"] = "latin1"
 
 
+def autoincrement(table: Table) -> None:
+    """Numbers that may come again."""
+    table.metadata.tables["outbox_message"].dialect_options["sqlite"]["autoincrement"] = False
+
+
 EVERYWHERE = ("postgresql", "mariadb", "mysql", "sqlite")
 VISIBLE_ON: dict[Callable[[Table], None], Sequence[str]] = {
     column: EVERYWHERE,
@@ -80,6 +85,7 @@ VISIBLE_ON: dict[Callable[[Table], None], Sequence[str]] = {
     predicate: ("postgresql", "sqlite"),
     collation: ("postgresql", "mariadb", "mysql"),
     charset: ("mariadb", "mysql"),
+    autoincrement: ("sqlite",),
 }
 
 

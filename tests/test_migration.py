@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Engine, create_engine, insert, inspect
+from sqlalchemy import Engine, create_engine, insert, inspect, select
 
 from inbox import Inbox, Verdict, migration
-from inbox.schema import REVISION, VERSION_TABLE, metadata, tables
+from inbox.schema import REVISION, metadata, tables
+from outbox import Message, Outbox
+from outbox.schema import BUCKETS
 from tests.application import Application
 from tests.database import Database
 from tests.inspection import snapshot
@@ -19,7 +21,7 @@ from tests.script import run_script
 MESSAGE = tables().message
 REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
 ALEMBIC = [sys.executable, "-W", "error", "-m", "alembic"]
-INBOX_TABLES = {"inbox_message", "inbox_ledger", "inbox_status", VERSION_TABLE}
+INBOX_TABLES = set(metadata.tables)
 
 
 @pytest.fixture
@@ -250,12 +252,40 @@ def fill(engine: Engine) -> None:
         | {"digest": bytes(16) if number else None, "result": "{}" if number else None}
         for number in range(2)
     ]
-    in_status_mode = {"consumer": "orders", "key": "a", "claim": bytes(16), "status": "failed", "token": 1}
+    in_status_mode = {"consumer": "orders", "claim": bytes(16), "status": "failed", "token": 1}
+    in_status_mode |= {"key": revision(engine)}
     in_status_mode |= {"owner": "worker", "attempts_started": 1, "attempts_finished": 1}
     with engine.begin() as connection:
         connection.execute(insert(MESSAGE), rows)
         if inspect(connection).has_table("inbox_status"):
             connection.execute(insert(tables().status), in_status_mode)
+        if inspect(connection).has_table("outbox_message"):
+            Outbox().publish_many(connection, [Message("a", "a", "k"), Message("a", "a", delay=60)])
+
+
+def test_new_tables_have_their_buckets(database: Database) -> None:
+    """Whichever way the tables were made, the buckets are there, none of them owned."""
+    engine, bucket = database.engine(), tables().outbox.bucket
+    expected = [(number, None) for number in range(BUCKETS)]
+    for make in (metadata.create_all, migration.migrate):
+        make(engine)
+        with engine.connect() as connection:
+            assert connection.execute(select(bucket).order_by(bucket.c.bucket)).all() == expected
+        migration.migrate(engine, "base")
+
+
+def test_an_upgrade_keeps_what_the_inbox_has_taken(database: Database) -> None:
+    """Tables of the version before the outbox are upgraded in place: messages stay taken, and the outbox
+    works."""
+    engine = database.engine()
+    migration.migrate(engine, "0003")
+    assert take(engine, "a") == [Verdict.NEW]
+    migration.migrate(engine)
+    assert take(engine, "a") == [Verdict.DUPLICATE]
+    with engine.begin() as connection:
+        Outbox().publish(connection, "orders", "a")
+        assert connection.execute(select(tables().outbox.message.c.payload)).scalars().all() == [b"a"]
+    assert snapshot(engine) == declared(database)
 
 
 def revisions() -> list[Script]:

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, Table, func, insert, inspect, select, update
+from sqlalchemy import Engine, Table, delete, func, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration, show
+from inbox._outbox_tables import DEAD_RULES, MESSAGE_RULES
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
 from inbox.schema import REVISION, STATUS_RULES, VERSION_TABLE, metadata, tables
 from tests.application import Application
@@ -69,7 +70,7 @@ def test_unknown_revisions_are_refused(database: Database) -> None:
     """A revision that does not exist is refused by name, and nothing is done."""
     engine = database.engine()
     with pytest.raises(
-        InvalidOption, match="revision='0815': expected head or one of base, 0001, 0002, 0003"
+        InvalidOption, match="revision='0815': expected head or one of base, 0001, 0002, 0003, 0004"
     ):
         migration.migrate(engine, "0815")
     with pytest.raises(InvalidOption, match="revision='0815'"):
@@ -234,6 +235,17 @@ HALF_STATES: list[tuple[str, dict[str, object]]] = [
 ]
 
 
+LETTER: dict[str, object] = {"bucket": 0, "id": "a", "topic": "orders", "payload": b"", "content_type": "a"}
+HALF_SENT: list[tuple[str, dict[str, object]]] = [
+    ("known", {"state": "sent", "error": "no"}),
+    ("attempts", {"attempts": 1, "unanswered": 2}),
+    ("attempts", {"attempts": 0, "unanswered": -1}),
+    ("why", {"state": "held"}),
+    ("why", {"state": "unknown"}),
+]
+DEAD_LETTER = LETTER | {"attempts": 1, "outcome": "refused", "error": "no"}
+
+
 @pytest.mark.parametrize("column", ["consumer", "key"])
 def test_checks_refuse_half_states(migrated: Database, column: str) -> None:
     """The database itself refuses an empty consumer and an empty key, and names the rule."""
@@ -248,9 +260,44 @@ def test_checks_refuse_half_states_of_a_message(
     _refused(migrated.engine(), tables().status, STATUS_ROW, rule, half)
 
 
+@pytest.mark.parametrize(("rule", "half"), HALF_SENT, ids=str)
+def test_checks_refuse_half_states_of_the_outbox(
+    migrated: Database, rule: str, half: dict[str, object]
+) -> None:
+    """The same for messages that wait for a relay."""
+    _refused(migrated.engine(), tables().outbox.message, LETTER, rule, half)
+
+
+def test_checks_refuse_unknown_kinds_of_dead_letters(migrated: Database) -> None:
+    """A message is dead because it was refused, or because nobody knows what became of it."""
+    table = tables().outbox.dead
+    _refused(migrated.engine(), table, DEAD_LETTER, "known", {"outcome": "sent"})
+
+
 def test_every_rule_is_broken() -> None:
-    """No rule of the table goes untested."""
+    """No rule of the tables goes untested."""
     assert {*STATUS_RULES} <= {rule for rule, _ in HALF_STATES}
+    assert {*MESSAGE_RULES} == {rule for rule, _ in HALF_SENT}
+    assert {*DEAD_RULES} == {"known"}
+
+
+def test_numbers_never_come_again(database: Database) -> None:
+    """Neither a message's sequence nor a relay's epoch is drawn twice, also when the last one is gone: an old
+    relay could take a new message for its own. Tables made either way."""
+    for make in (metadata.create_all, migration.migrate):
+        engine = database.engine()
+        make(engine)
+        relay = {"name": "a", "lease_until": datetime(2026, 1, 1, tzinfo=UTC)}
+        outbox = tables().outbox
+        for table, row, column in ((outbox.message, LETTER, "sequence"), (outbox.relay, relay, "epoch")):
+            drawn = []
+            for _ in range(3):
+                with engine.begin() as connection:
+                    connection.execute(insert(table), row)
+                    drawn.append(connection.execute(select(table.c[column])).scalar_one())
+                    connection.execute(delete(table))
+            assert drawn == sorted(set(drawn))
+        migration.migrate(engine, "base")
 
 
 def _refused(
@@ -259,4 +306,4 @@ def _refused(
     with engine.begin() as connection:
         connection.execute(insert(table), row)
     with engine.connect() as connection, pytest.raises(DBAPIError, match=f"{table.name}_{rule}"):
-        connection.execute(insert(table), row | {"key": "b"} | half)
+        connection.execute(insert(table), row | {"key": "b"} | half | ({"id": "b"} if "id" in row else {}))

@@ -9,11 +9,24 @@ from types import ModuleType
 import pytest
 
 import inbox
+import outbox
 import spark
 from tests.program import ROOT
 
-PACKAGES = ("inbox", "inbox_outbox", "spark")
-NAMESPACES = ("inbox.errors", "inbox.migration", "inbox.otel", "inbox.schema", "spark.errors")
+PACKAGES = ("inbox", "inbox_outbox", "outbox", "spark")
+NAMESPACES = (
+    "inbox.errors",
+    "inbox.kafka",
+    "inbox.migration",
+    "inbox.otel",
+    "inbox.rabbitmq",
+    "inbox.schema",
+    "outbox.errors",
+    "outbox.kafka",
+    "outbox.rabbitmq",
+    "outbox.schema",
+    "spark.errors",
+)
 LONGEST_CONTENTS_PAGE = 50
 ERROR = re.compile(r"^(?P<lead>[│ ├└─]*)(?P<name>[A-Z]\w+)(?:\s+\((?P<also>\w+)\))?")
 
@@ -31,6 +44,7 @@ def test_the_names_are_fixed() -> None:
         "ConsumerStatus",
         "Decision",
         "Decisions",
+        "Delivery",
         "Event",
         "EventKind",
         "Inbox",
@@ -53,6 +67,8 @@ def test_the_names_are_fixed() -> None:
         "errors",
         "is_transient",
         "list_messages",
+        "message_id",
+        "message_key",
         "purge",
         "release",
         "resolve_step",
@@ -60,6 +76,45 @@ def test_the_names_are_fixed() -> None:
         "schema",
         "show",
         "show_message",
+        "status",
+    ]
+
+
+def test_the_names_of_the_outbox_are_fixed() -> None:
+    """`outbox` offers these names, and no others."""
+    assert sorted(outbox.__all__) == [
+        "Accepted",
+        "AsyncDirectDelivery",
+        "AsyncPublisher",
+        "AsyncRelay",
+        "Audit",
+        "DirectDelivery",
+        "Envelope",
+        "Message",
+        "MessageState",
+        "Missing",
+        "Outbox",
+        "OutboxStatus",
+        "Outcome",
+        "Publisher",
+        "Refused",
+        "Relay",
+        "RelayStatus",
+        "StoredMessage",
+        "Unavailable",
+        "Unknown",
+        "audit",
+        "drop",
+        "errors",
+        "is_drained",
+        "pause",
+        "peek",
+        "purge_dead",
+        "resume",
+        "retry",
+        "retry_all",
+        "schema",
+        "set_bucket_count",
         "status",
     ]
 
@@ -77,7 +132,7 @@ def test_the_names_of_the_spark_writer_are_fixed() -> None:
     ]
 
 
-@pytest.mark.parametrize("package", ["inbox", "spark"])
+@pytest.mark.parametrize("package", ["inbox", "outbox", "spark"])
 def test_everything_else_is_private(package: str) -> None:
     """Every module that is no namespace on purpose has a name with an underscore."""
     modules = {f"{package}.{path.stem}" for path in (ROOT / package).glob("[!_]*.py")}
@@ -95,7 +150,7 @@ def test_contents_pages_are_short(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [(package, name) for package in (inbox, spark) for name in package.__all__]
+    ("package", "name"), [(package, name) for package in (inbox, outbox, spark) for name in package.__all__]
 )
 def test_every_name_is_explained(package: ModuleType, name: str) -> None:
     """Every public name has a docstring, and so has every public method and property."""
@@ -135,16 +190,25 @@ def is_ours(owner: ModuleType | type, value: object) -> bool:
 
 @pytest.mark.parametrize(
     ("errors", "root"),
-    [(inbox.errors, "Exception"), (spark.errors, "InboxError")],
-    ids=["inbox", "spark"],
+    [(inbox.errors, "Exception"), (outbox.errors, "InboxError"), (spark.errors, "InboxError")],
+    ids=["inbox", "outbox", "spark"],
 )
 def test_the_error_tree_is_the_real_one(errors: ModuleType, root: str) -> None:
     """The tree in the docstring of `errors` names every error, its parent and what else it is."""
     assert drawn(errors.__doc__ or "", root) == {
-        name: (error.__bases__[0].__name__, [base.__name__ for base in error.__bases__[1:]])
+        name: (error.__bases__[0].__name__, others(error))
         for name, error in vars(errors).items()
         if inspect.isclass(error) and error.__module__ == errors.__name__
     }
+
+
+def others(error: type) -> list[str]:
+    """What else it is; a namesake in another package is what that is besides."""
+    return [
+        name
+        for base in error.__bases__[1:]
+        for name in (others(base) if base.__name__ == error.__name__ else [base.__name__])
+    ]
 
 
 def drawn(text: str, root: str) -> dict[str, tuple[str, list[str]]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, insert, inspect
 
-from inbox.schema import REVISION, VERSION_TABLE, tables
+from inbox.schema import REVISION, metadata, tables
 from tests.database import Database
 from tests.inspection import snapshot
 from tests.program import ROOT
@@ -59,7 +59,7 @@ class Installed:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of what it is made of."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("inbox", "inbox_outbox", "spark", "migrations", "tests"):
+    for name in ("inbox", "inbox_outbox", "outbox", "spark", "migrations", "tests"):
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -95,12 +95,14 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
         "inbox",
         "inbox_outbox",
+        "outbox",
         "spark",
     }
     versions = {f"inbox/migrations/versions/{path.name}" for path in _revision_files()}
     assert {
         "inbox/py.typed",
         "inbox_outbox/py.typed",
+        "outbox/py.typed",
         "spark/py.typed",
         "inbox/migrations/env.py",
         *versions,
@@ -126,28 +128,35 @@ def test_it_takes_no_names_of_others(plain: Installed) -> None:
 
 
 def test_it_imports_without_greenlet_and_libpq(plain: Installed) -> None:
-    """`import inbox`, `AsyncInbox` included, needs neither greenlet nor libpq nor a database driver."""
+    """`import inbox` and `import outbox`, with what is asynchronous in them, need neither greenlet nor libpq
+    nor a driver of a database or broker."""
     code = """
 import ctypes.util, sys
-sys.modules.update(dict.fromkeys(["greenlet", "psycopg_c", "psycopg_binary", "pymysql"]))
+gone = ["greenlet", "psycopg_c", "psycopg_binary", "pymysql", "aiormq", "confluent_kafka", "opentelemetry"]
+sys.modules.update(dict.fromkeys(gone))
 ctypes.util.find_library = lambda name: None
-import inbox
-print(inbox.AsyncInbox.__name__)
+import inbox, outbox
+print(inbox.AsyncInbox.__name__, outbox.AsyncRelay.__name__)
 """
-    assert plain.succeed("python", "-c", code) == "AsyncInbox\n"
+    assert plain.succeed("python", "-c", code) == "AsyncInbox AsyncRelay\n"
 
 
 def test_migrate_from_a_plain_install(plain: Installed, tmp_path: Path) -> None:
-    """A plain install can make the tables."""
+    """A plain install can make the tables, take a message and publish one."""
     code = """
 import sys, sqlalchemy
 from inbox import Inbox, migration
+from outbox import Outbox, schema
 engine = sqlalchemy.create_engine(sys.argv[1])
 migration.migrate(engine)
 with engine.begin() as connection:
     print(Inbox("billing").accept(connection, "order-1").name)
+    Outbox().publish(connection, "orders", {"order": 1})
+    print(connection.execute(sqlalchemy.select(schema.tables().message.c.payload)).scalar_one())
 """
-    assert plain.succeed("python", "-c", code, f"sqlite:///{tmp_path / 'shop.db'}") == "NEW\n"
+    assert (
+        plain.succeed("python", "-c", code, f"sqlite:///{tmp_path / 'shop.db'}") == "NEW\nb'{\"order\":1}'\n"
+    )
 
 
 def test_the_command_says_which_extra_it_needs(plain: Installed) -> None:
@@ -177,7 +186,7 @@ def test_every_command(full: Installed, database: Database) -> None:
     said = full.succeed("inbox-outbox", "migrate", "--url", url)
     assert said == f"tables are at revision {REVISION}\n"
     made = snapshot(engine)
-    assert set(made) == {"inbox_message", "inbox_ledger", "inbox_status", VERSION_TABLE}
+    assert set(made) == set(metadata.tables)
     with engine.begin() as connection:
         row = {"consumer": "billing", "key": "order-1", "claim": bytes(16)}
         connection.execute(insert(tables().message), row)

@@ -59,7 +59,7 @@ class SQLite(Database):
     ) -> int | None:
         """How many rows went in; None if another process kept the write lock for longer than the wait."""
         was_begun = _driver(connection).in_transaction
-        _check_savepoint(connection)
+        check_savepoint(connection)
         try:
             with _busy_timeout(connection, wait):
                 return connection.execute(add(tables), rows).rowcount
@@ -96,14 +96,19 @@ class SQLite(Database):
         return not _driver(connection).in_transaction
 
 
-def _check_savepoint(connection: Connection) -> None:
+def has_begun(connection: Connection) -> None:
+    """Remember that BEGIN was sent in this transaction outside any savepoint."""
+    connection.info[_BEGUN] = connection.get_transaction()
+
+
+def check_savepoint(connection: Connection) -> None:
     """Refuse a savepoint that may be the driver's outermost: its RELEASE would commit the row by itself.
 
     The driver's default is to send BEGIN before the first write only, and none before a SAVEPOINT.
     """
     root = connection.get_transaction()
     if not connection.in_nested_transaction():
-        connection.info[_BEGUN] = root
+        has_begun(connection)
     elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
         raise UnusableConnection(
             "inside a savepoint, Python's sqlite3 driver commits too early unless told to leave BEGIN to the "

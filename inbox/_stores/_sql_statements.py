@@ -30,36 +30,14 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import BigInteger
 
+from .._columns import from_now
 from .._databases.mysql import or_tell
-from ..schema import Tables, UtcDateTime, utcnow
+from ..schema import Tables, utcnow
 from ._store import Status
 
 IDENTITY = ("consumer", "key")
 GIVEN = ("consumer", "key", "claim", "owner", "digest")
 """What a new record gets from whoever claims it."""
-
-
-class from_now(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """So many seconds from now, by the database's clock."""
-
-    inherit_cache = True
-    type = UtcDateTime()
-
-
-@compiles(from_now, "postgresql")
-def _from_now_postgresql(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"(clock_timestamp() + make_interval(secs => {compiler.process(element.clauses, **kw)}))"
-
-
-@compiles(from_now, "mysql", "mariadb")
-def _from_now_mysql(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"(utc_timestamp(6) + INTERVAL {compiler.process(element.clauses, **kw)} SECOND)"
-
-
-@compiles(from_now, "sqlite")
-def _from_now_sqlite(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
-    seconds = compiler.process(element.clauses, **kw)
-    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds'))"
 
 
 class clock_token(FunctionElement[int]):  # noqa: N801

@@ -26,6 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.schema import CreateTable
 
+from inbox._databases.sqlite import has_begun
 from inbox.schema import Bytewise, Tables
 
 from .._results import Upsert
@@ -56,6 +57,7 @@ class SQLite(Database):
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(settings.lock_timeout * 1000):d}")
         # The driver would begin by itself, but not before a savepoint, whose release would then commit.
         connection.exec_driver_sql("BEGIN")
+        has_begun(connection)
 
     def targets(self, connection: Connection, settings: Settings) -> list[Target]:
         self._version = settings.results.version if isinstance(settings.results, Upsert) else None

@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable
 from functools import cache
 
-from tests.services import mariadb, mysql, postgresql, redis, sqlite
+from tests.services import kafka, mariadb, mysql, postgresql, rabbitmq, redis, sqlite
+from tests.services.kafka import KafkaServer
+from tests.services.rabbitmq import RabbitServer
 from tests.services.redis import RedisServer
 from tests.services.server import Missing, Server
 
@@ -15,7 +17,7 @@ FINDERS = {
     "sqlite": sqlite.find,
 }
 NAMES = tuple(FINDERS)
-OTHERS = ("redis", "spark")
+OTHERS = ("kafka", "rabbitmq", "redis", "spark")
 """What else can be required: they are no SQL databases, and have fixtures of their own."""
 _stops: list[Callable[[], None]] = []
 
@@ -38,12 +40,32 @@ def find_redis() -> RedisServer | Missing:
     return found
 
 
+@cache
+def find_kafka() -> KafkaServer | Missing:
+    """Kafka, started if need be, or why there is none."""
+    found = kafka.find()
+    if isinstance(found, KafkaServer):
+        _stops.append(found.stop)
+    return found
+
+
+@cache
+def find_rabbit() -> RabbitServer | Missing:
+    """RabbitMQ, started if need be, or why there is none."""
+    found = rabbitmq.find()
+    if isinstance(found, RabbitServer):
+        _stops.append(found.stop)
+    return found
+
+
 def stop_all() -> None:
     """Stop every server that was started here."""
     while _stops:
         _stops.pop()()
     find.cache_clear()
     find_redis.cache_clear()
+    find_kafka.cache_clear()
+    find_rabbit.cache_clear()
 
 
 def is_required(name: str) -> bool:

@@ -35,6 +35,8 @@ class Image:
     command: Sequence[str]
     url: URL
     connect: Callable[[URL], object] = connect_sql
+    host_port: int | None = None
+    """The port on this machine; None: any."""
 
 
 def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
@@ -43,7 +45,7 @@ def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
         return Missing("no Docker engine answers")
     container = (
         DockerContainer(image.name)
-        .with_exposed_ports(image.port)
+        .with_bind_ports(image.port, image.host_port)
         .with_envs(**image.environment)
         .with_command(list(image.command))
     )

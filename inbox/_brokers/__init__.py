@@ -1,0 +1,1 @@
+"""What the consumers of RabbitMQ and Kafka are made of."""

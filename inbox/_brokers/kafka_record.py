@@ -1,0 +1,62 @@
+"""A record of Kafka as a delivery."""
+
+from datetime import UTC, datetime
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from .._delivery import Delivery
+
+_ID = "outbox-id"
+_CONTENT_TYPE = "content-type"
+_CREATED_AT = "outbox-created-at"
+_BYTES = "application/octet-stream"
+
+
+def delivery_of(record: Message, attempt: int) -> Delivery:
+    """What a handler gets.
+
+    A record that did not come through an outbox has its place as id ("topic-partition-offset"), and Kafka's
+    time. Bytes of a key or a header that are not UTF-8 become lone surrogates, so that two keys never become
+    one; `raw` has them as they are.
+    """
+    headers = {name: _text(value) for name, value in headers_of(record)}
+    own = {name: headers.pop(name, None) for name in (_ID, _CONTENT_TYPE, _CREATED_AT)}
+    key = record.key()
+    return Delivery(
+        id=own[_ID] or f"{record.topic()}-{record.partition()}-{record.offset()}",
+        topic=str(record.topic()),
+        key=None if key is None else _text(key),
+        payload=record.value() or b"",
+        content_type=own[_CONTENT_TYPE] or _BYTES,
+        headers=headers,
+        attempt=attempt,
+        created_at=_created_at(own[_CREATED_AT], record),
+        raw=record,
+    )
+
+
+def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:
+    """Name and value of each header; names may repeat."""
+    given = record.headers() or []
+    return list(given.items() if isinstance(given, dict) else given)
+
+
+def place_of(record: Message) -> tuple[str, int]:
+    """Topic and partition."""
+    return str(record.topic()), int(record.partition() or 0)
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value or ""
+
+
+def _created_at(header: str | None, record: Message) -> datetime | None:
+    try:
+        if header is not None and (created := datetime.fromisoformat(header)).tzinfo is not None:
+            return created
+    except ValueError:
+        pass  # written by somebody else
+    kind, milliseconds = record.timestamp()
+    if kind == TIMESTAMP_NOT_AVAILABLE:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1_000, UTC)

@@ -1,0 +1,225 @@
+"""The consumer for RabbitMQ, for asynchronous code."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import aiormq
+from aiormq import exceptions
+from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
+
+from .. import _options
+from .._async_listener import AsyncListener
+from .._backoff import Backoff
+from .._delivery import Delivery
+from .._verdict import Outcome
+from ..errors import InvalidOption
+from . import rabbit_url
+from .rabbit_companions import Companions
+from .rabbit_message import delivery_of
+from .rabbit_settle import Settler
+
+_log = logging.getLogger("inbox.rabbitmq")
+_PATIENCE = 10.0
+"""Seconds that RabbitMQ has to answer while a connection is made, and while one is closed."""
+_RECONNECT = Backoff(first=0.5, longest=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connection on which messages come in."""
+
+    connection: AbstractConnection
+    channel: AbstractChannel
+    tag: str
+    cancelled: asyncio.Event
+    """RabbitMQ has stopped delivering: the queue was deleted."""
+
+
+class StoppingListener(AsyncListener):
+    """A listener whose stop others hear of."""
+
+    def __init__(self, on_stop: Callable[[], Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._on_stop = on_stop
+
+    def stop(self) -> None:
+        """See `ListenerBase.stop`."""
+        super().stop()
+        self._on_stop()
+
+
+class AsyncRabbitConsumer:
+    """`RabbitConsumer` for asynchronous handlers: `run` is awaited, and handles no signals.
+
+    It belongs to one event loop; `stop` may be called from anywhere.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        handler: Callable[[Delivery], Awaitable[Outcome]],
+        *,
+        prefetch: int | None = None,
+        declare: bool = False,
+        reject_dead_letters: bool = False,
+        **listener_options: Any,
+    ) -> None:
+        self._url = rabbit_url.parse(url)
+        if not isinstance(queue, str) or not queue:
+            raise InvalidOption(f"queue={queue!r}: expected a name")
+        if "order" in listener_options:
+            raise InvalidOption("order: messages of a queue are acknowledged one by one, it is always 'each'")
+        self.queue = queue
+        self.listener = StoppingListener(
+            self._wake, **{"key": attrgetter("key"), "attempt": attrgetter("attempt"), **listener_options}
+        )
+        self.prefetch = _options.count("prefetch", prefetch or 2 * self.listener.concurrency)
+        self._handler = handler
+        self._declare = _options.flag("declare", declare)
+        self._rejects = _options.flag("reject_dead_letters", reject_dead_letters)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+
+    async def run(self) -> None:
+        """See `RabbitConsumer.run`."""
+        self._loop = asyncio.get_running_loop()
+        if self.listener.stopped:
+            return
+        session: Session | None = await self._first()
+        try:
+            while session is not None:
+                await self._until_it_ends(session)
+                if self._stopping.is_set():
+                    await self._finish(session)
+                    break
+                await _close(session.connection)
+                session = await self._next()
+        finally:
+            await self._abandon()
+            if session is not None:
+                await _close(session.connection)
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """See `RabbitConsumer.stop`."""
+        self.listener.stop()
+
+    def _wake(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _first(self) -> Session:
+        place = rabbit_url.shown(self._url)
+        try:
+            return await self._opened()
+        except rabbit_url.REFUSALS as error:
+            raise InvalidOption(rabbit_url.refusal(self._url, error)) from None
+        except exceptions.ChannelNotFoundEntity:
+            raise InvalidOption(f"queue={self.queue!r}: there is no such queue") from None
+        except exceptions.ChannelClosed as error:
+            raise InvalidOption(f"queue={self.queue!r}: {error}") from None
+        except (OSError, EOFError) as error:
+            raise ConnectionError(f"{place} does not answer: {error!r}") from None
+
+    async def _next(self) -> Session | None:
+        """Another session, as soon as RabbitMQ answers again; None if the consumer is stopped first."""
+        failures = 0
+        while not self._stopping.is_set():
+            failures += 1
+            try:
+                return await self._opened()
+            except Exception as error:  # noqa: BLE001 - it may be mended, and the messages are safe
+                _log.warning("%s: queue %r: %r", rabbit_url.shown(self._url), self.queue, error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RECONNECT.delay(failures)):
+                    await self._stopping.wait()
+        return None
+
+    async def _opened(self) -> Session:
+        async with asyncio.timeout(_PATIENCE):
+            connection = await aiormq.connect(self._url)
+            try:
+                return await self._consumed(connection)
+            except BaseException:
+                await _close(connection)
+                raise
+
+    async def _consumed(self, connection: AbstractConnection) -> Session:
+        if self._declare:
+            await self._make_queue(connection)
+        channel = await connection.channel(publisher_confirms=False)
+        await channel.basic_qos(prefetch_count=self.prefetch)
+        cancelled = asyncio.Event()
+        channel.on_consumer_cancel_callbacks.add(lambda _: cancelled.set())
+        companions = Companions(self.queue, connection)
+        settler = Settler(companions, rejects=self._rejects, stopping=self._stopping)
+
+        async def begin(message: DeliveredMessage) -> None:
+            # A task of ours: the client cancels its own when the connection breaks.
+            task = asyncio.create_task(self._take(message, settler))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+        consuming = await channel.basic_consume(self.queue, begin)
+        return Session(connection, channel, consuming.consumer_tag or "", cancelled)
+
+    async def _make_queue(self, connection: AbstractConnection) -> None:
+        channel = await connection.channel(publisher_confirms=False)
+        try:
+            await channel.queue_declare(self.queue, passive=True)
+        except exceptions.ChannelNotFoundEntity:
+            channel = await connection.channel(publisher_confirms=False)
+            await channel.queue_declare(self.queue, durable=True)
+        await channel.close()
+
+    async def _until_it_ends(self, session: Session) -> None:
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, session.cancelled)]
+        await asyncio.wait(
+            [*ends, session.connection.closing, session.channel.closing],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for end in ends:
+            end.cancel()
+
+    async def _take(self, message: DeliveredMessage, settler: Settler) -> None:
+        delivery = delivery_of(message)
+        try:
+            (decision,) = await self.listener.decide([delivery], self._handler)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self._failure = self._failure or error
+            self.stop()
+        else:
+            await settler.settle(delivery, decision)
+
+    async def _finish(self, session: Session) -> None:
+        """No more messages; those that run have the listener's grace, the others are given back."""
+        try:
+            await session.channel.basic_cancel(session.tag, timeout=_PATIENCE)
+        except Exception as error:  # noqa: BLE001 - without a connection nothing comes either
+            _log.info("queue %r: %r", self.queue, error)
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _abandon(self) -> None:
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+
+async def _close(connection: AbstractConnection) -> None:
+    """It gives back what is not acknowledged."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await connection.close()
+    except Exception as error:  # noqa: BLE001 - it is gone either way
+        _log.debug("closing the connection: %r", error)

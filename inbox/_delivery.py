@@ -1,0 +1,40 @@
+"""A message as a broker's consumer hands it to a handler, whichever broker brought it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One delivery of one message.
+
+    A message that left through an outbox has the id, key and time that it was published with; of others, what
+    their broker knows.
+    """
+
+    id: str
+    """The message's id: the outbox's, else the broker's. A producer that resends makes a new one."""
+    topic: str
+    key: str | None
+    payload: bytes
+    content_type: str
+    headers: Mapping[str, str]
+    attempt: int
+    """Which delivery this is, from 1, as far as the broker counts them."""
+    created_at: datetime | None = None
+    """When it was published, if the producer has said so."""
+    raw: Any = None
+    """What the broker's client handed over."""
+
+
+def message_key(message: Any) -> str:
+    """The key that the message was published with, or its id if it has none: a handler's `key=` where a
+    producer may resend the same intent under a new message id."""
+    return str(message.id if message.key is None else message.key)
+
+
+def message_id(message: Any) -> str:
+    """The message's id: a handler's `key=` where several messages of one key are to be taken, each once."""
+    return str(message.id)

@@ -1,0 +1,90 @@
+"""Handlers take messages from RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
+
+import asyncio
+import inspect
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from ._brokers.rabbit_consumer import AsyncRabbitConsumer
+from ._brokers.rabbit_threads import in_thread
+from ._decision import Decision
+from ._delivery import Delivery
+from ._verdict import Outcome
+from .errors import InvalidOption
+
+__all__ = ["AsyncRabbitConsumer", "RabbitConsumer"]
+
+
+class RabbitConsumer:
+    """Takes the messages of one queue, and acknowledges each when its handler's inbox has decided.
+
+    None is lost: RabbitMQ hears of a message only after the decision, and delivers again whatever was not
+    acknowledged when the consumer, its connection or the broker ended. That makes duplicates, which the inbox
+    knows. Messages of one key run one after the other; a message that is to come again later lets the others
+    of its key pass.
+
+    - acknowledged: basic.ack.
+    - to come again: it waits in a queue "<queue>.retry.<n>s", which the consumer makes, and comes back after
+      its delay, at most twice that (or a second). Its attempts are counted in a header.
+    - dead letter: it goes to a queue "<queue>.dead", which the consumer makes, with the reason in the header
+      "inbox-reason"; or where `dead_letter` or `reject_dead_letters` says.
+
+    In both queues the message is confirmed before it is acknowledged.
+
+    Args:
+        url: amqp://user:password@host:port/vhost, or amqps://.
+        queue: its name; the queue is durable, or a restart of the broker forgets it.
+        handler: a function of a `Delivery` that returns an `Outcome`; those that the inboxes decorate do.
+        prefetch: how many messages RabbitMQ hands over before one is acknowledged; by default twice the
+            listener's `concurrency`. More is faster with quick handlers, less is fairer with slow ones.
+        declare: make the queue, durable and otherwise as the broker likes, if it is not there.
+        reject_dead_letters: tell RabbitMQ with basic.reject, because the queue has a dead-letter exchange. If
+            it has none, dead letters are lost.
+        listener_options: as for `Listener`, but for `order`; by default `key` is the message's key, and
+            `attempt` the delivery's.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        handler: Callable[[Delivery], Outcome],
+        *,
+        dead_letter: Callable[[Delivery, Decision], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        run = getattr(handler, "outcome", handler)
+        if not callable(run) or inspect.iscoroutinefunction(run):
+            raise InvalidOption(
+                f"handler={handler!r}: expected a function; AsyncRabbitConsumer takes asynchronous ones"
+            )
+        if dead_letter is not None:
+            options["dead_letter"] = in_thread(dead_letter)
+        self._core = AsyncRabbitConsumer(url, queue, in_thread(run), **options)
+
+    def run(self) -> None:
+        """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.
+
+        When the connection breaks it makes another one; only the first has to work at once. When it is
+        stopped it takes no more messages, lets those that run finish within the listener's `grace`, gives the
+        others back, and returns.
+
+        Raises:
+            InvalidOption: RabbitMQ refuses the login, there is no such queue, or the handler does not return
+                an `Outcome`.
+            ConnectionError: nobody answers at `url`.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        listener = self._core.listener
+        with listener.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
+            asyncio.run(self._core.run())
+
+    def stop(self) -> None:
+        """End `run` in good order. Returns at once, and may be called from any thread and signal handler."""
+        self._core.stop()

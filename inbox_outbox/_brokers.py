@@ -1,0 +1,92 @@
+"""From an address to a publisher."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from sqlalchemy import URL
+
+from inbox.errors import InvalidOption
+from outbox import Publisher
+
+from . import _secrets
+
+EXPECTED = "amqp://user@host/vhost, amqps://, or kafka://host:9092?setting=value"
+_SECRET = ("password", "secret", ".pem", ".key")
+
+
+@contextmanager
+def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publisher]:
+    """A publisher for the length of a command.
+
+    Args:
+        to: the broker; the query of a kafka:// address are settings of its client.
+        exchange: RabbitMQ's.
+        timeout: how long a send takes at most.
+
+    Raises:
+        InvalidOption: the address cannot be used; it is not repeated, for a password may be in it.
+        ImportError: the client is not installed.
+    """
+    scheme, _, rest = to.partition("://")
+    if scheme in ("amqp", "amqps") and rest:
+        publisher = _rabbitmq(to, exchange, timeout)
+    elif scheme == "kafka" and rest:
+        if exchange:
+            raise InvalidOption(f"--exchange={exchange!r}: only RabbitMQ has exchanges")
+        publisher = _kafka(rest, timeout)
+    else:
+        raise InvalidOption(f"--to: expected {EXPECTED}")
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def _rabbitmq(url: str, exchange: str, timeout: timedelta) -> Any:
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        raise InvalidOption(f"--to: expected {EXPECTED}") from None
+    _remember(unquote(password or ""))
+    try:
+        from outbox.rabbitmq import RabbitPublisher
+    except ImportError as error:
+        raise _missing("aiormq", "rabbitmq", error) from None
+    return RabbitPublisher(url, exchange=exchange, timeout=timeout)
+
+
+def _kafka(rest: str, timeout: timedelta) -> Any:
+    servers, _, query = rest.partition("?")
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    for name, value in settings.items():
+        if any(part in name for part in _SECRET):
+            _remember(value)
+    try:
+        from confluent_kafka import KafkaException
+
+        from outbox.kafka import KafkaPublisher
+    except ImportError as error:
+        raise _missing("confluent-kafka", "kafka", error) from None
+
+    class Checked(KafkaPublisher):
+        """Says of settings that the client refuses that they are wrong usage."""
+
+        def check(self, lease: float) -> None:
+            try:
+                super().check(lease)
+            except KafkaException as error:
+                raise InvalidOption(f"--to: {error.args[0].str()}") from None
+
+    return Checked({**settings, "bootstrap.servers": servers.rstrip("/")}, timeout=timeout)
+
+
+def _remember(password: str) -> None:
+    if password:
+        _secrets.remember(URL.create("broker", password=password))
+
+
+def _missing(client: str, extra: str, error: ImportError) -> ImportError:
+    return ImportError(f"cannot load {client}; inbox-outbox[{extra}] brings it ({error})")

@@ -1,0 +1,200 @@
+"""`inbox-outbox outbox ...`: look at the outbox, and decide about its messages."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+import outbox
+from inbox.errors import InvalidOption
+from outbox import MessageState, OutboxStatus, StoredMessage
+
+from ._connect import Json, Schema, Url, engine_at
+from ._print import as_json, duration, grid, size
+from ._times import length
+
+app = typer.Typer(help="The outbox and its relays.", no_args_is_help=True)
+
+OfTopic = Annotated[str | None, typer.Option(help="Of which topic; any if not given.", metavar="NAME")]
+OfKey = Annotated[str | None, typer.Option(help="Of which key; any if not given.", metavar="TEXT")]
+Topic = Annotated[str, typer.Argument(help="A topic; all if not given.")]
+
+
+@app.command()
+def status(
+    url: Url,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Count all messages, which reads the whole outbox.")
+    ] = False,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Messages in each state, the age of the oldest, relays, and what is paused; "~" marks an estimate."""
+    with engine_at(url, schema) as engine:
+        if exact:
+            found = outbox.status(engine, count_up_to=None, schema=schema)
+        else:
+            found = outbox.status(engine, schema=schema)
+    if json:
+        as_json(found)
+    else:
+        _print_status(found)
+
+
+def _print_status(found: OutboxStatus) -> None:
+    counts = asdict(found)
+    shown = {state: f"{'~' * (state in found.estimated)}{counts[state]:,}" for state in MessageState}
+    age = "-" if found.oldest_age is None else duration(timedelta(seconds=found.oldest_age))
+    grid(
+        (*MessageState, "oldest", "buckets", "of no relay", "paused"),
+        [(*shown.values(), age, str(found.buckets), str(found.unowned), ", ".join(found.paused) or "-")],
+    )
+    if found.relays:
+        grid(
+            ("relay", "epoch", "buckets", "lease", "sending"),
+            [
+                (
+                    relay.name,
+                    str(relay.epoch),
+                    str(relay.buckets),
+                    f"{relay.lease_left:.0f} s left" if relay.lease_left > 0 else "lost",
+                    str(relay.sending),
+                )
+                for relay in found.relays
+            ],
+        )
+
+
+@app.command()
+def peek(
+    url: Url,
+    limit: Annotated[int, typer.Option(help="So many, at most.")] = 20,
+    topic: OfTopic = None,
+    key: OfKey = None,
+    state: Annotated[
+        MessageState | None, typer.Option(help="In which state; all that wait for a relay if not given.")
+    ] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="The same as --state dead.")] = False,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Messages, the next ones to leave first; changes nothing."""
+    if dead and state not in (None, MessageState.DEAD):
+        raise InvalidOption(f"--dead, --state={state.value!r}: expected one of the two")
+    wanted = MessageState.DEAD if dead else state
+    with engine_at(url, schema) as engine:
+        found = outbox.peek(engine, limit, topic=topic, key=key, state=wanted, schema=schema)
+    if json:
+        as_json(list(found))
+    else:
+        _print_messages(found)
+
+
+def _print_messages(found: list[StoredMessage]) -> None:
+    now = datetime.now(UTC)
+    grid(
+        ("id", "topic", "key", "state", "attempts", "size", "age", "error"),
+        [
+            (
+                each.id,
+                each.topic,
+                each.key or "-",
+                _state(each, now),
+                str(each.attempts),
+                size(each.payload_bytes),
+                duration(now - each.created_at),
+                each.error or "-",
+            )
+            for each in found
+        ],
+    )
+
+
+def _state(message: StoredMessage, now: datetime) -> str:
+    """The state, and when it ends if that is known."""
+    if message.retry_at is not None:
+        return f"{message.state.value}, again in {duration(message.retry_at - now)}"
+    if message.available_at is not None:
+        return f"{message.state.value} for {duration(message.available_at - now)}"
+    return message.state.value
+
+
+def _switching(switch: Callable[..., bool], done: str, explained: str) -> Callable[..., None]:
+    """A command that pauses a topic, or lets it go on."""
+
+    def command(url: Url, topic: Topic = "*", schema: Schema = None, json: Json = False) -> None:
+        with engine_at(url, schema) as engine:
+            changed = switch(engine, topic, schema=schema)
+        which = "all topics" if topic == "*" else topic
+        text = f"{which}: {done}" if changed else f"{which}: {done} before"
+        _say(json, {"topic": topic, "changed": changed}, text)
+
+    command.__doc__ = explained
+    return command
+
+
+app.command("pause")(
+    _switching(outbox.pause, "paused", "Let the messages of a topic wait; relays hear of it in a second.")
+)
+app.command("resume")(_switching(outbox.resume, "not paused", "Let the messages of a topic leave again."))
+
+
+@app.command()
+def retry(
+    url: Url,
+    message_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")] = None,
+    every: Annotated[
+        MessageState | None, typer.Option("--all", help="All in this state: dead, held, waiting or unknown.")
+    ] = None,
+    topic: OfTopic = None,
+    key: OfKey = None,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Let a dead or held message, or one that waits to be sent again, be sent; or, with --all, many."""
+    if (message_id is None) == (every is None):
+        raise InvalidOption("expected the id of a message, or --all")
+    if message_id is not None and (topic is not None or key is not None):
+        raise InvalidOption("--topic, --key: expected only with --all")
+    with engine_at(url, schema) as engine:
+        if every is not None:
+            count = outbox.retry_all(engine, every, topic=topic, key=key, schema=schema)
+            _say(json, {"messages": count}, f"{count:,} messages were {every} and are sent again")
+        elif message_id is not None:
+            was = outbox.retry(engine, message_id, schema=schema)
+            _say(json, {"id": message_id, "was": was}, f"{message_id} was {was} and is sent again")
+
+
+@app.command()
+def drop(
+    url: Url,
+    message_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")] = None,
+    dead_older_than: Annotated[
+        str | None, typer.Option(help="All dead letters that are older, like 30d.", metavar="TIME")
+    ] = None,
+    topic: OfTopic = None,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Delete a message, in whatever state it is, unless a relay is just sending it; or old dead letters."""
+    if (message_id is None) == (dead_older_than is None):
+        raise InvalidOption("expected the id of a message, or --dead-older-than")
+    if message_id is not None and topic is not None:
+        raise InvalidOption("--topic: expected only with --dead-older-than")
+    with engine_at(url, schema) as engine:
+        if dead_older_than is not None:
+            age = length("dead-older-than", dead_older_than)
+            count = outbox.purge_dead(engine, age, topic=topic, schema=schema)
+            _say(json, {"messages": count}, f"{count:,} dead letters dropped")
+        elif message_id is not None:
+            was = outbox.drop(engine, message_id, schema=schema)
+            _say(json, {"id": message_id, "was": was}, f"{message_id} was {was} and is gone")
+
+
+def _say(json: bool, value: dict[str, Any], text: str) -> None:
+    if json:
+        as_json(value)
+    else:
+        print(text)

@@ -1,0 +1,141 @@
+"""`inbox-outbox outbox relay` and `drain`: take messages to a broker."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+import outbox
+
+from ._brokers import EXPECTED, publisher_at
+from ._connect import Json, Schema, Url, engine_at
+from ._exit import UNFINISHED
+from ._print import as_json
+from ._run_relay import Counts, run
+from ._times import length
+
+
+class AfterDead(StrEnum):
+    """What becomes of the messages behind a dead one of their key."""
+
+    CONTINUE = "continue"
+    HOLD = "hold"
+
+
+To = Annotated[
+    str,
+    typer.Option(
+        envvar="INBOX_OUTBOX_BROKER", show_envvar=True, metavar="URL", help=f"The broker: {EXPECTED}."
+    ),
+]
+Exchange = Annotated[str, typer.Option(help="RabbitMQ only: where to publish.", metavar="NAME")]
+SendTimeout = Annotated[
+    str, typer.Option(help="How long a send takes at most; shorter than the lease.", metavar="TIME")
+]
+Name = Annotated[
+    str | None, typer.Option(help="What status shows; host and process if not given.", metavar="TEXT")
+]
+Lease = Annotated[
+    str, typer.Option(help="After this time without a sign of life, others take over.", metavar="TIME")
+]
+Batch = Annotated[int, typer.Option(help="Messages in a batch, at most.")]
+Poll = Annotated[str, typer.Option(help="How often to look without being woken.", metavar="TIME")]
+MaxAttempts = Annotated[int, typer.Option(help="Sends without an answer after which a message is dead.")]
+Dead = Annotated[AfterDead, typer.Option(help="Whether the messages behind a dead one of their key go on.")]
+KeepSent = Annotated[
+    str | None, typer.Option(help="Keep a record of what was sent for this time, for audit.", metavar="TIME")
+]
+
+
+def relay(
+    url: Url,
+    to: To,
+    exchange: Exchange = "",
+    send_timeout: SendTimeout = "10s",
+    name: Name = None,
+    lease: Lease = "30s",
+    batch: Batch = 1_000,
+    poll: Poll = "1s",
+    max_attempts: MaxAttempts = 16,
+    after_dead: Dead = AfterDead.CONTINUE,
+    keep_sent: KeepSent = None,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Take messages to a broker, until SIGTERM or Ctrl-C: then finish the batch that is on its way."""
+    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent)
+    timeout = length("send-timeout", send_timeout)
+    with engine_at(url, schema) as engine, publisher_at(to, exchange, timeout) as publisher:
+        done = run(engine, publisher, options | {"schema": schema})
+    if json:
+        as_json(done)
+    else:
+        print(_described(done))
+
+
+def drain(
+    url: Url,
+    to: To,
+    timeout: Annotated[
+        str | None, typer.Option(help="Stop after this time, like 10m.", metavar="TIME")
+    ] = None,
+    exchange: Exchange = "",
+    send_timeout: SendTimeout = "10s",
+    name: Name = None,
+    lease: Lease = "30s",
+    batch: Batch = 1_000,
+    poll: Poll = "1s",
+    max_attempts: MaxAttempts = 16,
+    after_dead: Dead = AfterDead.CONTINUE,
+    keep_sent: KeepSent = None,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Take messages to a broker until none is left that can leave; exit code 4 if some are left, because they
+    are held or paused, or the time is over."""
+    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent)
+    limit = length("timeout", timeout)
+    send_limit = length("send-timeout", send_timeout)
+    with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
+        done = run(engine, publisher, options | {"schema": schema}, until_drained=True, timeout=limit)
+        found = outbox.status(engine, schema=schema)
+    left = found.pending + found.waiting + found.unknown + found.held
+    if json:
+        as_json(asdict(done) | {"left": left})
+    else:
+        print(f"{_described(done)}; {left:,} left")
+    if left:
+        raise typer.Exit(UNFINISHED)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"relay": relay, "drain": drain}
+
+
+def _options(
+    name: str | None,
+    lease: str,
+    batch: int,
+    poll: str,
+    max_attempts: int,
+    after_dead: AfterDead,
+    keep_sent: str | None,
+) -> dict[str, Any]:
+    """What a `Relay` is told."""
+    return {
+        "name": name,
+        "lease": length("lease", lease),
+        "batch": batch,
+        "poll": length("poll", poll),
+        "max_attempts": max_attempts,
+        "after_dead": after_dead.value,
+        "keep_sent": length("keep-sent", keep_sent),
+    }
+
+
+def _described(done: Counts) -> str:
+    return (
+        f"{done.sent:,} messages sent, {done.refused:,} refused, "
+        f"{done.not_taken:,} sends in vain, in {done.seconds:.1f} s"
+    )

@@ -1,0 +1,131 @@
+"""A relay that runs for the length of a command, counts what it does, and says so."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+import outbox
+from outbox import Accepted, Envelope, Outcome, Publisher, Refused, Relay
+
+from . import _secrets
+from ._progress import ProgressLine
+
+_LOOK = 0.2
+"""Seconds between looks whether the outbox is drained."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has become of the sends of one relay."""
+
+    sent: int = 0
+    refused: int = 0
+    not_taken: int = 0
+    """Sends in vain, or without an answer: these messages are sent again."""
+    seconds: float = 0.0
+
+
+class _Counting:
+    """A publisher that counts what another one says."""
+
+    def __init__(self, publisher: Any, show: Callable[[str], None]) -> None:
+        self._publisher = publisher
+        self._show = show
+        self._begun = time.monotonic()
+        self.timeout = publisher.timeout
+        self.check = publisher.check
+        self.counts = Counts()
+
+    def send(self, batch: Sequence[Envelope]) -> Sequence[Outcome]:
+        outcomes = list(self._publisher.send(batch))
+        counts = self.counts
+        counts.sent += sum(isinstance(each, Accepted) for each in outcomes)
+        counts.refused += sum(isinstance(each, Refused) for each in outcomes)
+        counts.not_taken += sum(not isinstance(each, Accepted | Refused) for each in outcomes)
+        counts.seconds = time.monotonic() - self._begun
+        self._show(f"{counts.sent:,} messages sent, {counts.sent / max(counts.seconds, 1e-3):,.0f}/s")
+        return outcomes
+
+
+def run(
+    engine: Engine,
+    publisher: Publisher,
+    options: dict[str, Any],
+    *,
+    until_drained: bool = False,
+    timeout: timedelta | None = None,
+) -> Counts:
+    """Relay until SIGTERM or Ctrl-C; or until nothing is left that can leave, or the time is over.
+
+    Args:
+        options: the `Relay`'s.
+    """
+    line = ProgressLine("relaying")
+    counting = _Counting(publisher, line.show)
+    relay = Relay(engine, counting, **options)
+    begun = time.monotonic()
+    with line, _logging_to_stderr(), relay.stopping_on_sigterm(signal.SIGINT):
+        if until_drained:
+            seconds = None if timeout is None else timeout.total_seconds()
+            with _stopping_when_drained(engine, relay, options["schema"], seconds):
+                relay.run()
+        else:
+            relay.run()
+    counting.counts.seconds = time.monotonic() - begun
+    return counting.counts
+
+
+@contextmanager
+def _stopping_when_drained(
+    engine: Engine, relay: Relay, schema: str | None, timeout: float | None
+) -> Iterator[None]:
+    ended = threading.Event()
+    deadline = None if timeout is None else time.monotonic() + timeout
+
+    def watch() -> None:
+        while not ended.wait(_LOOK):
+            if (deadline is not None and time.monotonic() >= deadline) or _is_drained(engine, schema):
+                relay.stop()
+                return
+
+    watcher = threading.Thread(target=watch, name="drain", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _is_drained(engine: Engine, schema: str | None) -> bool:
+    try:
+        return outbox.is_drained(engine, schema=schema)
+    except SQLAlchemyError:  # the relay waits for the database as well
+        return False
+
+
+@contextmanager
+def _logging_to_stderr() -> Iterator[None]:
+    """What the relay and the broker's client have to say, without passwords."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_WithoutPasswords("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+class _WithoutPasswords(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return _secrets.strike_out(super().format(record))

@@ -1,0 +1,1 @@
+"""What the publishers for RabbitMQ and Kafka are made of."""

@@ -1,0 +1,23 @@
+"""What a relay hands to a publisher."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One message on its way out, the same in every attempt but for `attempt`."""
+
+    id: str
+    """Drawn when the message was published; every send repeats it. A UUID, as text, that grows with time."""
+    topic: str
+    key: str | None
+    """Messages of one key go out in the order in which they were published."""
+    payload: bytes
+    content_type: str
+    headers: Mapping[str, str]
+    attempt: int
+    """Which send of this message this is, from 1; one during which the relay died counts as well."""
+    created_at: datetime
+    """When it was published, by the database's clock."""

@@ -1,0 +1,29 @@
+"""Messages before they are written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message for `Outbox.publish_many`; the fields are the arguments of `Outbox.publish`."""
+
+    topic: str
+    payload: Any
+    key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    delay: float | timedelta | None = None
+    available_at: datetime | None = None
+    content_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One message, checked and serialised: what a row is made of."""
+
+    row: dict[str, Any]
+    """The row's columns, but for the bucket."""
+    due: float | datetime | None
+    """When it may leave: seconds from when it is written, a point in time, or None for at once."""

@@ -1,0 +1,1 @@
+"""What operators do with messages, and how they see them."""

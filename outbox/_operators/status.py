@@ -1,0 +1,171 @@
+"""What an operator wants to know about the outbox."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, Table
+
+from inbox._statements import clock
+
+from .. import _options, _statements
+from .._databases import supported
+from ..schema import OutboxTables, tables
+from . import statements
+from .stored_message import MessageState
+from .transact import transact
+
+_NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """One relay that is at work, or was lost and is not retired yet."""
+
+    name: str
+    epoch: int
+    """Which relay this is: drawn when it joined."""
+    buckets: int
+    lease_left: float
+    """Seconds; below zero, the relay is lost, and others take its buckets over."""
+    sending: int
+    """Messages in the batch that is on its way."""
+    joined_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """How many messages are in each state, who relays them, and what is paused."""
+
+    pending: int
+    waiting: int
+    unknown: int
+    held: int
+    delayed: int
+    dead: int
+    estimated: tuple[str, ...]
+    """Which of these numbers are estimates."""
+    oldest_age: float | None
+    """Seconds since the oldest of those that are pending, waiting or unknown was published; None without."""
+    relays: tuple[RelayStatus, ...]
+    buckets: int
+    unowned: int
+    """Buckets that are no relay's: their messages wait."""
+    paused: tuple[str, ...]
+    """Topics; "*" is all of them."""
+
+
+def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | None = None) -> OutboxStatus:
+    """The outbox at a glance, at little cost however many messages there are.
+
+    Of the messages that wait, the oldest of each bucket are looked at, `count_up_to` in all. Beyond that, all
+    others are taken for pending, as nearly all are (one that was sent in vain is among the oldest), and how
+    many they are is on PostgreSQL its own estimate, as fresh as its statistics; the others count an index.
+    `estimated` says so. The numbers of a live system are those of slightly different moments.
+
+    Args:
+        engine: where the outbox is; an Engine.
+        count_up_to: messages to count; None counts all, which reads the whole outbox.
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+        TablesMissing: the tables have not been made.
+    """
+    if count_up_to is not None:
+        _options.count("count_up_to", count_up_to)
+    all_tables = tables(schema)
+    return transact(engine, all_tables, lambda connection: _status(connection, all_tables, count_up_to))
+
+
+def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
+    """Whether no message is left that could leave: of those that wait for a relay, all are held, or behind a
+    held one of their key, or their topic is paused. Delayed messages are not asked about before their time.
+
+    Raises:
+        InvalidOption: not an Engine.
+        TablesMissing: the tables have not been made.
+    """
+    all_tables = tables(schema)
+    questions = statements.can_leave(all_tables), statements.is_due(all_tables)
+
+    def nothing_left(connection: Connection) -> bool:
+        return all(connection.execute(each).first() is None for each in questions)
+
+    return transact(engine, all_tables, nothing_left)
+
+
+def _status(connection: Connection, tables: OutboxTables, most: int | None) -> OutboxStatus:
+    owners = connection.execute(statements.buckets(tables)).all()
+    relays = connection.execute(statements.relays(tables)).all()
+    line = _Line(connection, tables, [row.bucket for row in owners], most)
+    delayed, delayed_is_estimate = _count(connection, tables.delayed, most)
+    dead, dead_is_estimate = _count(connection, tables.dead, most)
+    in_line = [MessageState.PENDING, MessageState.WAITING, MessageState.UNKNOWN, MessageState.HELD]
+    counts = {state.value: line.counts[state] for state in in_line} | {"delayed": delayed, "dead": dead}
+    estimated = [each.value for each in in_line] if line.is_estimate else []
+    estimated += ["delayed"] * delayed_is_estimate + ["dead"] * dead_is_estimate
+    return OutboxStatus(
+        **counts,
+        estimated=tuple(estimated),
+        oldest_age=line.oldest_age,
+        relays=tuple(_relay(row) for row in relays),
+        buckets=len(owners),
+        unowned=sum(row.epoch is None for row in owners),
+        paused=tuple(sorted(connection.execute(_statements.paused(tables)).scalars())),
+    )
+
+
+class _Line:
+    """The messages that wait for a relay, counted bucket by bucket."""
+
+    def __init__(
+        self, connection: Connection, tables: OutboxTables, buckets: Iterable[int], most: int | None
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.is_estimate = False
+        self._since: list[datetime] = []
+        if most is None:
+            self._add(connection.execute(statements.count_states(tables, few=False)).all())
+        else:
+            numbers = list(buckets)
+            share = max(1, most // max(1, len(numbers)))
+            statement = statements.count_states(tables, few=True)
+            for bucket in numbers:
+                given = {"bucket_": bucket, "limit": share + 1}
+                self._add(connection.execute(statement, given).all(), share)
+        if self.is_estimate:
+            estimate = supported(connection.dialect.name).estimate(connection, tables.message)
+            self.counts[MessageState.PENDING] += max(0, estimate - self.counts.total())
+        now = connection.execute(clock()).scalar_one()
+        self.oldest_age = (now - min(self._since)).total_seconds() if self._since else None
+
+    def _add(self, rows: Sequence[Row[Any]], share: float = math.inf) -> None:
+        self.counts.update({row.state: row.messages for row in rows})
+        self.is_estimate |= sum(row.messages for row in rows) > share
+        self._since += [row.since for row in rows if row.state != MessageState.HELD]
+
+
+def _count(connection: Connection, table: Table, most: int | None) -> tuple[int, bool]:
+    """How many rows there are, and whether that is an estimate."""
+    limit = _NO_LIMIT if most is None else most + 1
+    counted = connection.execute(statements.count_up_to(table), {"limit": limit}).scalar_one()
+    if counted < limit:
+        return counted, False
+    return max(counted, supported(connection.dialect.name).estimate(connection, table)), True
+
+
+def _relay(row: Row[Any]) -> RelayStatus:
+    sending = json.loads(row.sending or "{}")
+    return RelayStatus(
+        name=row.name,
+        epoch=row.epoch,
+        buckets=row.buckets,
+        lease_left=(row.lease_until - row.now).total_seconds(),
+        sending=sum(len(sequences) for sequences in sending.values()),
+        joined_at=row.joined_at,
+    )

@@ -1,0 +1,46 @@
+"""An operator's transactions: each is short, and is tried again where that helps."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from inbox import is_transient
+from inbox._transaction import pauses
+
+from .._databases import supported
+from .._missing import explained
+from ..errors import InvalidOption
+from ..schema import OutboxTables
+
+T = TypeVar("T")
+_TRIES = 10
+"""How often a transaction is tried: about two seconds' worth of deadlocks."""
+
+
+def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], T]) -> T:
+    """Run one transaction at what a relay's run at; transient errors are tried again.
+
+    Raises:
+        InvalidOption: not an Engine, or an asynchronous one.
+        UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
+        TablesMissing: the tables have not been made.
+    """
+    own = _usable(engine).execution_options(isolation_level=supported(engine.dialect.name).own_isolation)
+    for pause in pauses(_TRIES):
+        try:
+            with own.begin() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            if pause is None or not is_transient(error):
+                explained(engine, tables, error)
+        time.sleep(pause)
+    raise AssertionError("pauses() ends with None")
+
+
+def _usable(engine: Any) -> Engine:
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine")
+    return engine

@@ -1,0 +1,106 @@
+"""Checks of what callers pass in: one clear error that names the option and the value."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
+
+from inbox import _options as inbox_options
+from inbox import errors as inbox_errors
+from inbox._keys import LONGEST_KEY
+
+from ._message import Message
+from .errors import InvalidMessage, InvalidOption
+from .schema import LONGEST_TOPIC
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONGEST_HEADER = 128
+"""Bytes of UTF-8 in a header's name, at most: as many as RabbitMQ's clients take."""
+
+LARGEST_HEADERS = 65_536
+"""Bytes of headers as JSON, at most."""
+
+
+def _ours(check: Callable[P, T]) -> Callable[P, T]:
+    """The same check, with this package's error."""
+
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return check(*args, **kwargs)
+        except inbox_errors.InvalidOption as error:
+            raise InvalidOption(str(error)) from None
+
+    return checked
+
+
+seconds = _ours(inbox_options.seconds)
+number = _ours(inbox_options.number)
+one_of = _ours(inbox_options.one_of)
+count = _ours(inbox_options.count)
+flag = _ours(inbox_options.flag)
+aware = _ours(inbox_options.aware)
+consumer = _ours(inbox_options.consumer)
+
+
+def text(option: str, value: object, longest: int) -> str:
+    """Text of 1 to so many bytes of UTF-8, without NUL."""
+    if not isinstance(value, str):
+        raise InvalidMessage(f"{option}={value!r:.80}: expected a string")
+    if value.isascii() and 0 < len(value) <= longest and "\0" not in value:
+        return value
+    try:
+        size = len(inbox_options.utf8(option, value))
+    except inbox_errors.InvalidOption as error:
+        raise InvalidMessage(str(error)) from None
+    if not 1 <= size <= longest:
+        raise InvalidMessage(f"{option}={value!r:.80}: {size} bytes of UTF-8, expected 1 to {longest}")
+    return value
+
+
+def topic(value: object) -> str:
+    """1 to 249 bytes of UTF-8."""
+    return text("topic", value, LONGEST_TOPIC)
+
+
+def key(value: object) -> str | None:
+    """None, or 1 to 512 bytes of UTF-8: what an inbox takes as a key."""
+    return None if value is None else text("key", value, LONGEST_KEY)
+
+
+def message(value: object) -> Message:
+    """One of those that are published together."""
+    if not isinstance(value, Message):
+        raise InvalidMessage(f"messages: {value!r:.80}: expected a Message")
+    return value
+
+
+def headers(value: object) -> dict[str, str]:
+    """Names and values that are text."""
+    if not isinstance(value, Mapping):
+        raise InvalidMessage(f"headers={value!r:.80}: expected a mapping of strings to strings")
+    for name, content in value.items():
+        text("headers", name, LONGEST_HEADER)
+        if not isinstance(content, str):
+            raise InvalidMessage(f"headers[{name!r}]={content!r:.80}: expected a string")
+        if content:
+            text(f"headers[{name!r}]", content, LARGEST_HEADERS)
+    return dict(value)
+
+
+def due(delay: float | timedelta | None, available_at: datetime | None) -> float | datetime | None:
+    """When a message may leave: seconds from now, a point in time, or None for at once."""
+    if delay is not None and available_at is not None:
+        raise InvalidMessage(
+            f"delay={delay!r}, available_at={available_at!r}: expected at most one of the two"
+        )
+    if available_at is not None:
+        return aware("available_at", available_at)
+    return seconds("delay", delay) or None if delay is not None else None
+
+
+def check_function(option: str, value: Any) -> Any:
+    """Something that can be called."""
+    if not callable(value):
+        raise InvalidOption(f"{option}={value!r}: expected a function")
+    return value

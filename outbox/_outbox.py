@@ -1,0 +1,308 @@
+"""The outbox: messages written in the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, overload
+from zlib import crc32
+
+from sqlalchemy import Connection, Dialect, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from inbox import errors as inbox_errors
+from inbox._accept import usable
+
+from . import _options, _statements, _wake
+from ._context import cloud_event, trace_context
+from ._databases import supported
+from ._ids import new_id
+from ._message import Draft, Message
+from ._missing import explained
+from ._serializer import Serializer, checked, serialize
+from ._staging import stage
+from .errors import InvalidMessage, InvalidOption, UnusableConnection, WrongBucketCount
+from .schema import tables
+
+if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+LARGEST_PAYLOAD = 1_000_000
+"""Bytes in a payload, at most, unless another limit is given: what Kafka takes by default."""
+
+_counts: weakref.WeakKeyDictionary[Dialect, dict[str | None, int]] = weakref.WeakKeyDictionary()
+"""Of each engine's database, known by its dialect object, and schema: how many buckets it has."""
+
+
+class Outbox:
+    """Writes messages in the caller's transaction: they leave if and only if it commits.
+
+    Args:
+        schema: the PostgreSQL schema of the tables; None is the connection's own.
+        serializer: a function of a payload that returns its bytes and their content type; None keeps bytes,
+            writes text as UTF-8 and everything else as JSON.
+        largest_payload: bytes in a payload, at most.
+        trace: whether messages carry the trace context of the span that is current, where OpenTelemetry is
+            installed: by default W3C `traceparent`, `tracestate` and `baggage`.
+        cloudevents: the `source` of CloudEvents; with it, messages carry the attributes of CloudEvents 1.0 as
+            headers (`ce_id`, `ce_type`, ...), which publishers name as their broker's binding does. None:
+            they do not.
+        wake: whether a commit wakes the relays: those of this process, and on PostgreSQL all others, by a
+            NOTIFY from a connection of its own.
+        buckets: how many buckets the database has to have; None takes it as it is.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: str | None = None,
+        serializer: Serializer | None = None,
+        largest_payload: int = LARGEST_PAYLOAD,
+        trace: bool = True,
+        cloudevents: str | None = None,
+        wake: bool = True,
+        buckets: int | None = None,
+    ) -> None:
+        self.schema = schema
+        self.tables = tables(schema)
+        self._serialize: Serializer = serialize if serializer is None else checked(serializer)
+        self._largest_payload = _options.count("largest_payload", largest_payload)
+        self._trace = _options.flag("trace", trace)
+        self._source = None if cloudevents is None else _options.text("cloudevents", cloudevents, 2_000)
+        self._wakes = _options.flag("wake", wake)
+        self._buckets = None if buckets is None else _options.count("buckets", buckets)
+
+    @overload
+    def publish(
+        self,
+        connection: Connection | Session,
+        topic: str,
+        payload: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        available_at: datetime | None = None,
+        content_type: str | None = None,
+    ) -> str: ...
+    @overload
+    def publish(
+        self,
+        connection: AsyncConnection | AsyncSession,
+        topic: str,
+        payload: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        available_at: datetime | None = None,
+        content_type: str | None = None,
+    ) -> Awaitable[str]: ...
+    def publish(
+        self,
+        connection: Any,
+        topic: str,
+        payload: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        available_at: datetime | None = None,
+        content_type: str | None = None,
+    ) -> Any:
+        """In the caller's transaction on `connection`, write a message: it leaves if and only if that
+        commits.
+
+        Never commits or rolls back. On a Connection the row is written at once; on an ORM Session when that
+        commits, after the flush. A savepoint that is rolled back takes its messages with it.
+
+        Args:
+            connection: a Connection or an ORM Session, not in AUTOCOMMIT mode; of an AsyncConnection or an
+                AsyncSession the result has to be awaited.
+            topic: where to: 1 to 249 bytes of UTF-8.
+            payload: bytes, text, or what JSON can hold, dataclasses and pydantic models included.
+            key: messages of one key leave in the order in which they were written, and by default it is the
+                consumer's business key; 1 to 512 bytes of UTF-8. None: no order is kept.
+            headers: text by name.
+            delay: seconds or `timedelta` before it may leave. Its place behind others of its key is that of
+            then. available_at: the same as a point in time, with its time zone. content_type: what the
+            payload is, if not what the serializer says.
+
+        Returns:
+            The message's id, which every send repeats.
+
+        Raises:
+            InvalidMessage: an argument breaks a limit, or cannot be stored.
+            UnusableConnection: closed, or AUTOCOMMIT.
+            UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
+            WrongBucketCount: the database has another number of buckets.
+            TablesMissing: the tables have not been made.
+        """
+        message = Message(topic, payload, key, headers or {}, delay, available_at, content_type)
+        draft = self._draft(message, self._trace_headers())
+        written = self._hand_over(connection, [draft])
+        return _after(written, draft.row["id"])
+
+    @overload
+    def publish_many(self, connection: Connection | Session, messages: Iterable[Message]) -> list[str]: ...
+    @overload
+    def publish_many(
+        self, connection: AsyncConnection | AsyncSession, messages: Iterable[Message]
+    ) -> Awaitable[list[str]]: ...
+    def publish_many(self, connection: Any, messages: Iterable[Message]) -> Any:
+        """In the caller's transaction on `connection`, write many messages at once, in their order.
+
+        Returns:
+            Their ids; id i belongs to message i.
+
+        Raises: as `publish`, before anything is written.
+        """
+        trace = self._trace_headers()
+        drafts = [self._draft(_options.message(each), trace) for each in messages]
+        written = self._hand_over(connection, drafts)
+        return _after(written, [draft.row["id"] for draft in drafts])
+
+    def _trace_headers(self) -> dict[str, str]:
+        return trace_context() if self._trace else {}
+
+    def _draft(self, message: Message, trace: dict[str, str]) -> Draft:
+        topic, key = _options.topic(message.topic), _options.key(message.key)
+        payload, content_type = self._serialize(message.payload)
+        if len(payload) > self._largest_payload:
+            raise InvalidMessage(
+                f"payload of {len(payload):,} bytes: at most largest_payload={self._largest_payload:,}"
+            )
+        message_id = new_id()
+        if message.content_type is not None:
+            content_type = message.content_type
+        headers = trace
+        if self._source is not None:
+            headers = headers | cloud_event(self._source, message_id, topic, key)
+        if message.headers:
+            headers = headers | _options.headers(message.headers)
+        row = {
+            "id": message_id,
+            "topic": topic,
+            "key": key,
+            "payload": payload,
+            "content_type": _options.text("content_type", content_type, 255),
+            "headers": _encoded(headers) if headers else None,
+        }
+        return Draft(row, _options.due(message.delay, message.available_at))
+
+    def _hand_over(self, connection: Any, drafts: list[Draft]) -> Awaitable[None] | None:
+        if isinstance(connection, Connection):
+            self._write(connection, drafts)
+            return None
+        if isinstance(connection, Session):
+            self._stage(connection, drafts)
+            return None
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+        if isinstance(connection, AsyncConnection):
+            return connection.run_sync(self._write, drafts)
+        if isinstance(connection, AsyncSession):
+            return connection.run_sync(self._stage, drafts)
+        raise InvalidOption(
+            f"connection={type(connection).__name__}: expected a Connection or a Session, asynchronous or not"
+        )
+
+    def _stage(self, session: Session, drafts: list[Draft]) -> None:
+        connection = session.connection()
+        if isinstance(session.get_bind(), Engine):
+            self._prepare(connection, drafts)
+            stage(session, connection, drafts, self._insert)
+            self._mark(connection, drafts)
+            return
+        # Whoever owns the connection may commit it without asking the session.
+        if not session._flushing:  # noqa: SLF001 - a listener to a flush may publish
+            session.flush()
+        self._write(connection, drafts)
+
+    def _write(self, connection: Connection, drafts: list[Draft]) -> None:
+        if drafts:
+            self._prepare(connection, drafts)
+            with _our_errors():
+                supported(connection.dialect.name).check_savepoint(connection)
+            self._insert(connection, drafts)
+            self._mark(connection, drafts)
+
+    def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
+        """Refuse a connection without a transaction to join, and choose the buckets."""
+        with _our_errors():
+            usable(connection)
+        buckets = self._count_buckets(connection)
+        for draft in drafts:
+            draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)
+
+    def _insert(self, connection: Connection, drafts: list[Draft]) -> None:
+        """Write rows; the database numbers them in this order."""
+        try:
+            at_once = [draft.row for draft in drafts if draft.due is None]
+            if at_once:
+                supported(connection.dialect.name).add(connection, self.tables, at_once)
+            for from_clock in (False, True):
+                later = [
+                    draft.row | {"due": draft.due}
+                    for draft in drafts
+                    if draft.due is not None and isinstance(draft.due, float) is from_clock
+                ]
+                if later:
+                    statement = _statements.add_delayed(self.tables, from_clock=from_clock)
+                    connection.execute(statement, later)
+        except DBAPIError as error:
+            explained(connection, self.tables, error)
+
+    def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
+        if self._wakes and any(draft.due is None for draft in drafts):
+            _wake.mark(connection, self.schema)
+
+    def _count_buckets(self, connection: Connection) -> int:
+        """Asked once for each engine."""
+        counts = _counts.setdefault(connection.dialect, {})
+        if self.schema not in counts:
+            try:
+                found = int(connection.execute(_statements.count_buckets(self.tables)).scalar_one())
+            except DBAPIError as error:
+                explained(connection, self.tables, error)
+            counts[self.schema] = found
+        if self._buckets not in (None, counts[self.schema]):
+            raise WrongBucketCount(f"buckets={self._buckets}: the database has {counts[self.schema]}")
+        return counts[self.schema]
+
+
+def bucket_of(key: str, buckets: int) -> int:
+    """The bucket of a key, the same in every process and for ever."""
+    return crc32(key.encode()) % buckets
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    try:
+        yield
+    except inbox_errors.UnusableConnection as error:
+        raise UnusableConnection(str(error).replace("inbox", "outbox")) from None
+
+
+def _encoded(headers: dict[str, str]) -> str:
+    text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
+    size = len(text.encode())
+    if size > _options.LARGEST_HEADERS:
+        raise InvalidMessage(f"headers of {size:,} bytes: expected at most {_options.LARGEST_HEADERS:,}")
+    return text
+
+
+def _after(written: Awaitable[None] | None, result: Any) -> Any:
+    """The result, once it is written."""
+    if written is None:
+        return result
+
+    async def wait() -> Any:
+        await written
+        return result
+
+    return wait()

@@ -1,0 +1,1 @@
+"""Relays: what takes committed messages to a publisher."""

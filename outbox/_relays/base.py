@@ -1,0 +1,270 @@
+"""A relay, but for how it waits and how it hands a batch to its publisher."""
+
+import inspect
+import logging
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from inbox import is_transient
+from inbox._transaction import pauses
+
+from .._envelope import Envelope
+from .._missing import explained
+from .._outcomes import Outcome
+from ..errors import InvalidOption, OutboxError
+from .core import Batch, Core, LeaseLost, waves
+from .report import Report
+from .sending import Pace, Sending
+from .settings import Settings
+
+T = TypeVar("T")
+
+_log = logging.getLogger("outbox.relay")
+_TRIES = 12
+"""How often a transaction is tried where somebody waits for its end: about five seconds' worth."""
+_LAST_TRIES = 5
+"""How often the last one is, at once: it may have met with a deadlock."""
+
+
+class Bell(ABC):
+    """What wakes a relay that has nothing to do."""
+
+    @abstractmethod
+    def ring(self) -> None:
+        """Wake it; from any thread, and from a signal handler."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Until it rings, or so many seconds."""
+
+
+class RelayBase(ABC):
+    """The state of one relay, and its loop, written synchronously.
+
+    A subclass says how to wait and how to hand over a batch; the asynchronous one runs all of this inside
+    SQLAlchemy's greenlet.
+    """
+
+    def __init__(self, engine: Engine, publisher: Any, bell: Bell, *, is_async: bool, **options: Any) -> None:
+        self._settings = Settings(publisher, **options)
+        if inspect.iscoroutinefunction(publisher.send) is not is_async:
+            kind = "an asynchronous" if is_async else "a synchronous"
+            raise InvalidOption(
+                f"publisher={type(publisher).__name__}: {type(self).__name__} needs {kind} one"
+            )
+        self._publisher = publisher
+        self._core = Core(self._settings, engine.dialect.name)
+        self._engine = engine.execution_options(isolation_level=self._core.own_isolation)
+        self._pace = Pace(self._settings.batch)
+        self._bell = bell
+        self._is_checked = False
+        self._is_stopped = False
+        self._report = Report()
+        """What became of the last batch, until it is written."""
+        self._relayed = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self._settings.name!r})"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` has been called."""
+        return self._is_stopped
+
+    def stop(self) -> None:
+        """Finish the batch that is on its way, and begin no other. Returns at once; may be called from any
+        thread and from a signal handler, and again, which changes nothing."""
+        self._is_stopped = True
+        self._bell.ring()
+
+    @contextmanager
+    def stopping_on_sigterm(self, *also: signal.Signals) -> Iterator[None]:
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
+        afterwards.
+
+        Raises:
+            ValueError: this is not the main thread, which alone may handle signals.
+        """
+        former = {number: signal.getsignal(number) for number in (signal.SIGTERM, *also)}
+        for number in former:
+            signal.signal(number, lambda *_: self.stop())
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                # None is a handler that was not set by Python, and cannot be set by it.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    @abstractmethod
+    def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
+        """Let the publisher send a batch."""
+
+    def _finish(self, result: Any) -> Any:
+        """What a function of the publisher has returned; awaited if need be."""
+        return result
+
+    @abstractmethod
+    def _sleep(self, seconds: float) -> None:
+        """Wait, whatever happens."""
+
+    def _run_once(self) -> int:
+        self._check()
+        self._relayed = 0
+        try:
+            while not self._is_stopped:
+                batch = self._next(_TRIES)
+                if not (batch.letters or batch.exhausted):
+                    break
+                self._send(batch)
+                if self._report.is_rejected:
+                    break
+        finally:
+            self._leave(_TRIES)
+        return self._relayed
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopped:
+                batch = self._next(None)
+                if batch.letters or batch.exhausted:
+                    self._pause(self._send(batch))
+                elif not self._is_stopped:
+                    self._bell.wait(self._core.seconds_idle())
+        except DBAPIError as error:
+            if not (self._is_stopped and is_transient(error)):
+                raise
+        finally:
+            self._is_stopped = True
+            self._leave(_LAST_TRIES)
+
+    def _check(self) -> None:
+        """Let the publisher refuse settings with which it could not keep its promise."""
+        if not self._is_checked:
+            check = getattr(self._publisher, "check", None)
+            if check is not None:
+                self._finish(check(self._settings.lease))
+            self._is_checked = True
+
+    def _next(self, tries: int | None) -> Batch:
+        """The transaction between two batches: what became of the last one is written, the next one
+        chosen."""
+        while True:
+            try:
+                if not self._core.has_joined:
+                    self._do(self._core.join, tries)
+                if time.monotonic() >= self._core.next_tend:
+                    self._do(self._tend, tries)
+                    self._is_settled()
+                batch = self._do(self._round, tries)
+            except LeaseLost as error:
+                self._lost(error)
+            else:
+                self._is_settled()
+                return batch
+
+    def _tend(self, connection: Connection) -> None:
+        self._core.tend(connection, self._report)
+
+    def _round(self, connection: Connection) -> Batch:
+        return self._core.round(connection, self._report, self._pace.limit)
+
+    def _send(self, batch: Batch) -> float:
+        """Hand a batch to the publisher; seconds to wait before the next one."""
+        sending = Sending(batch)
+        self._report = sending.report
+        for wave in waves(batch.letters):
+            letters = sending.wave(wave)
+            if not letters:
+                continue
+            if self._is_stopped or not self._may_send():
+                break
+            sending.send(letters, self._hand_over)
+            if sending.report.is_rejected:
+                break
+        return self._pace.learn(sending.report, batch.letters, time.monotonic() - sending.begun)
+
+    def _may_send(self) -> bool:
+        """Whether a send that begins now is over before the lease is; the lease is renewed if that helps."""
+        longest = self._settings.timeout or 0.0
+        if time.monotonic() + longest >= self._core.expires:
+            self._renew()
+        return time.monotonic() + longest < self._core.expires
+
+    def _beat(self, is_over: Callable[[float], bool]) -> None:
+        """Renew the lease while a send takes long; `is_over` waits for some seconds, and says whether to
+        end."""
+        lease = self._settings.lease
+        while not is_over(min(1.0, lease / 6)):
+            if self._core.has_joined and time.monotonic() > self._core.expires - lease / 2:
+                self._renew()
+
+    def _renew(self) -> None:
+        try:
+            self._do(self._core.renew, 1)
+        except (SQLAlchemyError, LeaseLost, OutboxError) as error:
+            _log.warning("the lease could not be renewed: %s", type(error).__name__)
+
+    def _leave(self, tries: int) -> None:
+        """Write what became of the last batch, and give up the buckets."""
+        if not self._core.has_joined:
+            return
+        try:
+            self._do(lambda connection: self._core.end(connection, self._report), tries)
+        except LeaseLost as error:
+            self._lost(error)
+        except DBAPIError as error:
+            _log.warning("the buckets are free once the lease is over: %s", type(error).__name__)
+        else:
+            self._is_settled()
+        self._core.forget()
+
+    def _lost(self, error: LeaseLost) -> None:
+        """Begin anew, as another relay."""
+        refused = len(self._report.accepted)
+        _log.warning("%s; %d completions were refused and changed nothing", error, refused)
+        self._report = Report()
+        self._core.forget()
+
+    def _is_settled(self) -> None:
+        """What became of the last batch has been written."""
+        self._relayed += len(self._report.accepted)
+        self._report = Report()
+
+    def _do(self, work: Callable[[Connection], T], tries: int | None) -> T:
+        """Run one transaction; transient errors are tried again, where `tries` is None until the relay is
+        stopped."""
+        while True:
+            for pause in pauses(tries or _TRIES):
+                try:
+                    with _connected(self._engine) as connection, connection.begin():
+                        return work(connection)
+                except DBAPIError as error:
+                    if not is_transient(error):
+                        explained(self._engine, self._settings.tables, error)
+                    if self._is_stopped if tries is None else pause is None:
+                        raise
+                    if pause is None:
+                        _log.warning("the database does not answer: %s", type(error).__name__)
+                self._pause(2.0 if pause is None else pause)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but not for longer than until the relay is stopped."""
+        end = time.monotonic() + seconds
+        while not self._is_stopped and (left := end - time.monotonic()) > 0:
+            self._sleep(min(left, 0.1))
+
+
+def _connected(engine: Engine) -> Connection:
+    """A connection; what breaks while its isolation level is set is SQLAlchemy's error, not the driver's."""
+    drivers = engine.dialect.loaded_dbapi.Error
+    try:
+        return engine.connect()
+    except drivers as error:
+        raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error

@@ -1,0 +1,271 @@
+"""A relay's transactions, each a function of a connection; what is sent in between is not their business."""
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Connection
+
+from inbox._statements import clock
+
+from .. import _statements
+from .._databases import Scan, supported
+from .._letter import Letter
+from .._outcomes import Refused
+from ..errors import WrongBucketCount
+from . import members
+from .report import Report
+from .settings import Settings
+from .settle import Settlement
+from .waiting import Waiting
+
+SOLO_AFTER = 3
+"""Sends without an answer after which a message goes alone: if it kills relays, it takes no other one
+along."""
+
+_MOVED = 1_000
+_LEAST_SCAN = 16
+_BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What comes next."""
+
+    letters: list[Letter]
+    """Messages to send, in this order."""
+    exhausted: list[Letter]
+    """Messages that have had all their attempts, and nobody knows what became of them: dead letters."""
+
+
+class LeaseLost(Exception):
+    """Somebody else owns this relay's buckets by now; nothing was written."""
+
+
+class Core:
+    """One relay: what it owns, and what it knows about it.
+
+    A round is one transaction: what became of the last batch is written, the next one is read and noted. The
+    lease is renewed in each, and its row is locked first, so that a relay that was retired writes nothing.
+    """
+
+    def __init__(self, settings: Settings, dialect: str) -> None:
+        self._settings = settings
+        self._tables = settings.tables
+        self._database = supported(dialect)
+        self._settlement = Settlement(settings, self._database)
+        self._waiting = Waiting()
+        self._buckets: list[int] = []
+        self._paused: list[str] = []
+        self._solo_turn = False  # others first, lest poison is the only message that each relay sends
+        self.epoch = 0
+        self.expires = 0.0
+        """When the lease is over, by this process's monotonic clock."""
+        self.next_tend = 0.0
+        """When to look at everything but messages again."""
+
+    @property
+    def own_isolation(self) -> Any:
+        """What the transactions run at."""
+        return self._database.own_isolation
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this is one of the relays."""
+        return self.epoch > 0
+
+    def join(self, connection: Connection) -> None:
+        """Become one of the relays.
+
+        Raises:
+            WrongBucketCount: the database has another number of buckets than was asked for.
+        """
+        count = connection.execute(_statements.count_buckets(self._tables)).scalar_one()
+        if self._settings.buckets not in (None, count):
+            raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
+        begun = time.monotonic()
+        epoch = members.join(connection, self._tables, self._settings.name, self._settings.lease)
+        self.forget()
+        self.epoch, self.expires = epoch, begun + self._settings.lease
+
+    def end(self, connection: Connection, report: Report) -> None:
+        """Write what became of the last batch, and be no relay any more: the buckets are free at once.
+
+        Raises:
+            LeaseLost: as `round`.
+        """
+        self._renew(connection)
+        self._settlement.write(connection, report)
+        members.leave(connection, self._tables, self.epoch)
+
+    def forget(self) -> None:
+        """Know nothing, as before joining."""
+        self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
+        self._buckets, self._waiting = [], Waiting()
+
+    def tend(self, connection: Connection, report: Report) -> None:
+        """Renew the lease, retire relays that are lost, take or give up buckets, and move what is due.
+
+        What became of the last batch is written first: whoever takes a bucket finds it as it is.
+
+        Raises:
+            LeaseLost: as `round`.
+        """
+        self._renew(connection)
+        if not report.is_empty:
+            self._settle(connection, report)
+            members.note(connection, self._tables, self.epoch, [])
+        members.retire_expired(connection, self._tables)
+        self._buckets = members.balance(connection, self._tables, self.epoch)
+        self._waiting.keep(self._buckets)
+        self._waiting.doubt(connection.info)
+        self._waiting.witness(self._database.writers(connection, self._tables))
+        self._paused = list(connection.execute(_statements.paused(self._tables)).scalars())
+        wait = min(self._settings.tend_every, self._forget_sent(connection), self._move_due(connection))
+        self.next_tend = time.monotonic() + wait
+
+    def renew(self, connection: Connection) -> None:
+        """Renew the lease, and nothing else.
+
+        Raises:
+            LeaseLost: it was over, and this relay is retired.
+        """
+        self._renew(connection)
+
+    def round(self, connection: Connection, report: Report, limit: int) -> Batch:
+        """Write what became of the last batch, and choose the next one: at most so many messages.
+
+        Raises:
+            LeaseLost: the lease was over, and this relay is retired: nothing of the report was written.
+        """
+        if report.is_empty:
+            self._database.prepare(connection)
+        else:
+            self._renew(connection)
+            self._settle(connection, report)
+        batch = self._choose(connection, limit)
+        if batch.letters and report.is_empty:
+            self._renew(connection)
+            # Before the lease was locked, an operator may have dropped what was found.
+            batch = self._choose(connection, limit)
+        if batch.letters:
+            self._solo_turn = batch.letters[0].unanswered < SOLO_AFTER
+        if batch.letters or not report.is_empty:
+            members.note(connection, self._tables, self.epoch, batch.letters)
+        return batch
+
+    def seconds_idle(self) -> float:
+        """How long nothing has to be looked at, unless somebody publishes a message."""
+        tend = self.next_tend - time.monotonic()
+        return max(0.0, min(self._settings.poll, tend, self._waiting.next_end()))
+
+    def _settle(self, connection: Connection, report: Report) -> None:
+        self._settlement.write(connection, report)
+        for answer in report.others:
+            if not isinstance(answer.outcome, Refused):
+                self._block(answer.letter, self._settlement.delay(answer))
+
+    def _renew(self, connection: Connection) -> None:
+        begun = time.monotonic()
+        lease = self._settings.lease
+        if not self._database.renew(connection, self._tables, self.epoch, lease):
+            raise LeaseLost(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
+        self.expires = begun + lease
+
+    def _choose(self, connection: Connection, limit: int) -> Batch:
+        """Reads on while all that it finds has to wait, and more each time."""
+        most = max(limit, _LEAST_SCAN)
+        self._waiting.let_go()
+        while self._buckets and "*" not in self._paused:
+            blocked = self._waiting.blocked()
+            places = [(bucket, self._waiting.low(bucket)) for bucket in self._buckets]
+            wanted = Scan(
+                places, most, max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET), blocked, self._paused
+            )
+            found = self._database.scan(connection, self._tables, wanted)
+            self._waiting.learn(found, paused=bool(self._paused))
+            self._rotate(found.letters)
+            batch = self._sift(connection, found.letters, limit)
+            if batch.letters or batch.exhausted or not found.letters:
+                return batch
+            most = max(most, min(4 * most, self._settings.batch))
+        return Batch([], [])
+
+    def _rotate(self, letters: list[Letter]) -> None:
+        """Let the next scan begin behind the bucket at which this one ended, so that each has its turn."""
+        if letters:
+            behind = self._buckets.index(letters[-1].bucket) + 1
+            self._buckets = self._buckets[behind:] + self._buckets[:behind]
+
+    def _sift(self, connection: Connection, letters: list[Letter], limit: int) -> Batch:
+        """What may be sent now, the oldest first; what has to wait blocks its key."""
+        has_waits = any(letter.retry_at is not None for letter in letters)
+        now: datetime = connection.execute(clock()).scalar_one() if has_waits else _NEVER
+        batch, alone = Batch([], []), []
+        behind: set[str] = set()
+        for letter in sorted(letters, key=attrgetter("sequence")):
+            if behind and letter.name in behind:
+                continue
+            if letter.state == "held" or (letter.retry_at is not None and letter.retry_at > now):
+                self._block(
+                    letter, math.inf if letter.retry_at is None else (letter.retry_at - now).total_seconds()
+                )
+            elif letter.unanswered >= self._settings.max_attempts:
+                batch.exhausted.append(letter)
+            elif letter.unanswered >= SOLO_AFTER:
+                alone.append(letter)
+            else:
+                batch.letters.append(letter)
+                continue
+            behind.add(letter.name)
+        if alone and (self._solo_turn or not batch.letters):
+            return Batch([min(alone, key=attrgetter("unanswered"))], batch.exhausted)
+        return Batch(batch.letters[:limit], batch.exhausted)
+
+    def _block(self, letter: Letter, seconds: float) -> None:
+        self._waiting.block(letter.name, letter.bucket, letter.sequence, seconds)
+
+    def _move_due(self, connection: Connection) -> float:
+        """Move delayed messages whose time has come to the others; seconds until the next ones are due.
+
+        Only those of this relay's buckets: two relays that moved messages of one key could swap them.
+        """
+        mine = {"these": self._buckets}
+        due = connection.execute(_statements.due(self._tables), mine | {"limit": _MOVED}).all()
+        if due:
+            connection.execute(_statements.add_due(self._tables), [row._asdict() for row in due])
+            connection.execute(_statements.forget_delayed(self._tables), [{"id_": row.id} for row in due])
+        if len(due) == _MOVED:
+            return 0.0
+        found = connection.execute(_statements.next_due(self._tables), mine).one()
+        return math.inf if found.due is None else max(0.0, (found.due - found.now).total_seconds())
+
+    def _forget_sent(self, connection: Connection) -> float:
+        """Delete the oldest records of what was sent; 0 if there may be more to delete at once."""
+        if self._settings.keep_sent is None:
+            return math.inf
+        given = {"age": -self._settings.keep_sent, "limit": _MOVED}
+        old = list(connection.execute(_statements.old_sent(self._tables), given).scalars())
+        if old:
+            connection.execute(_statements.forget_sent(self._tables), {"these": old})
+        return 0.0 if len(old) == _MOVED else math.inf
+
+
+def waves(letters: list[Letter]) -> list[list[Letter]]:
+    """The batch cut so that no wave has two messages of one key: a later one must not leave before it is
+    known what became of the one before it."""
+    cut: list[list[Letter]] = []
+    places: dict[str, int] = {}
+    for letter in letters:
+        key, place = letter.envelope.key, 0
+        if key is not None:
+            place = places.get(key, 0)
+            places[key] = place + 1
+        if place == len(cut):
+            cut.append([])
+        cut[place].append(letter)
+    return cut

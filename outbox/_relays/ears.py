@@ -1,0 +1,84 @@
+"""What a relay hears: its own process's bell, and on PostgreSQL the NOTIFY of others."""
+
+import contextlib
+import logging
+import threading
+from typing import Any
+
+from sqlalchemy import Engine
+
+from .. import _bells
+from .._wake import CHANNEL
+from .base import Bell
+
+_log = logging.getLogger("outbox.wake")
+
+BURST = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08)
+"""Seconds between looks after a bell that came before its messages could be seen."""
+RETRY = 5.0
+_TURN, _GOODBYE = 0.2, 1.0
+
+
+class ThreadBell(Bell):
+    """A bell for a relay that runs in a thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._looks = 0
+
+    def ring(self) -> None:
+        """Wake the relay."""
+        self._looks = 0
+        self._event.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until it rings, or so many seconds; after it has rung, several short times."""
+        if self._looks < len(BURST):
+            seconds = min(seconds, BURST[self._looks])
+            self._looks += 1
+        self._event.wait(seconds)
+        self._event.clear()
+
+
+class Ears:
+    """Rings a relay's bell whenever messages are committed, as a context manager."""
+
+    def __init__(self, engine: Engine, schema: str | None, bell: ThreadBell) -> None:
+        self._engine = engine
+        self._schema = schema
+        self._bell = bell
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        _bells.hang((self._engine.url, self._schema), self._bell.ring)
+        if self._engine.dialect.name == "postgresql" and self._engine.dialect.driver == "psycopg":
+            self._thread = threading.Thread(target=self._run, name="outbox listen", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *failure: object) -> None:
+        _bells.take_down((self._engine.url, self._schema), self._bell.ring)
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(_GOODBYE)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._listen()
+            except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
+                _log.warning("no wake-up from other processes for now: %s", type(error).__name__)
+                self._closed.wait(RETRY)
+
+    def _listen(self) -> None:
+        """On a connection that is not given back to the pool, where it would go on listening."""
+        connection = self._engine.raw_connection()
+        driver: Any = connection.driver_connection
+        connection.detach()
+        with contextlib.closing(connection):
+            driver.autocommit = True
+            driver.execute(f"LISTEN {CHANNEL}")
+            while not self._closed.is_set():
+                for notification in driver.notifies(timeout=_TURN, stop_after=1):
+                    if notification.payload == (self._schema or ""):
+                        self._bell.ring()

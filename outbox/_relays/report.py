@@ -1,0 +1,61 @@
+"""What has become of a batch, and what is to be written about it."""
+
+from dataclasses import dataclass, field
+
+from inbox._options import LONGEST_WAIT
+
+from .._letter import Letter
+from .._outcomes import Accepted, Failed, Outcome, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One message that was sent, and what the publisher said."""
+
+    letter: Letter
+    outcome: Outcome
+
+    @property
+    def attempts(self) -> int:
+        """How often it has been sent."""
+        return self.letter.envelope.attempt
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that the broker has asked for, a day at most; None: as the backoff says."""
+        asked = getattr(self.outcome, "retry_after", None)
+        return max(0.0, min(float(asked), LONGEST_WAIT)) if isinstance(asked, int | float) else None
+
+
+@dataclass(slots=True)
+class Report:
+    """The answers of one batch, in the order in which the messages were sent."""
+
+    accepted: list[Letter] = field(default_factory=list)
+    others: list[Answer] = field(default_factory=list)
+    exhausted: list[Letter] = field(default_factory=list)
+    """Messages that are not sent again: they have had all their attempts, and nobody knows what became of
+    them."""
+
+    def add(self, letter: Letter, outcome: Outcome) -> None:
+        """Write down one answer."""
+        if isinstance(outcome, Accepted):
+            self.accepted.append(letter)
+        else:
+            self.others.append(Answer(letter, outcome))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.accepted or self.others or self.exhausted)
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the broker has taken nothing, and said of no message that it is the message's fault."""
+        faulty = any(isinstance(answer.outcome, Refused | Failed) for answer in self.others)
+        return bool(self.others) and not self.accepted and not faulty
+
+    @property
+    def retry_after(self) -> float:
+        """The shortest time that the broker has asked for, in seconds."""
+        return min((answer.retry_after or 0.0 for answer in self.others), default=0.0)

@@ -1,0 +1,105 @@
+"""Batches on their way to the broker."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain, islice, repeat
+from typing import Any
+
+from inbox import Backoff
+
+from .._envelope import Envelope
+from .._letter import Letter
+from .._outcomes import Accepted, Outcome, Unknown
+from .core import Batch
+from .report import Report
+
+log = logging.getLogger("outbox.relay")
+
+_PAUSE = Backoff(first=0.25, longest=2)
+"""How long a broker that takes nothing is left alone: so long a new message may wait once it is back."""
+_FIRST_BATCH = 100
+_LARGEST_BATCH = 16_000_000
+"""Bytes of payload in a batch, about: it is held in memory."""
+_QUICK, _SLOW = 0.5, 2.0
+"""Seconds in which a batch should be sent: a larger one waits too long for its lease and its stop."""
+
+
+class Pace:
+    """How many messages make a batch, and how long a broker that takes nothing is left alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._size = min(_FIRST_BATCH, most)
+        self._heaviest = most
+        self.failures = 0
+        """Batches of which the broker has taken nothing, one after the other."""
+
+    @property
+    def limit(self) -> int:
+        """Messages in the next batch, at most; a broker that took nothing is tried with a single one."""
+        return 1 if self.failures else min(self._size, self._heaviest)
+
+    def learn(self, report: Report, letters: list[Letter], seconds: float) -> float:
+        """What a batch has shown; seconds to wait before the next one."""
+        weight = sum(len(letter.envelope.payload) for letter in letters)
+        self._heaviest = max(1, _LARGEST_BATCH * len(letters) // weight) if weight else self._most
+        if report.is_rejected:
+            self.failures += 1
+            return max(_PAUSE.delay(self.failures), min(report.retry_after, _PAUSE.longest))
+        if report.accepted or report.others:
+            self.failures = 0
+        if seconds > _SLOW:
+            self._size = max(1, self._size // 2)
+        elif len(letters) >= self._size and seconds < _QUICK:
+            self._size = min(self._most, self._size * 2)
+        return 0.0
+
+
+class Sending:
+    """One batch on its way: which messages go next, and what has become of the others."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.report = Report(exhausted=batch.exhausted)
+        self.begun = time.monotonic()
+        self._failed: set[str] = set()
+
+    def wave(self, letters: list[Letter]) -> list[Letter]:
+        """Of a wave, the messages that do not come behind one that has failed."""
+        if not self._failed:
+            return letters
+        return [letter for letter in letters if letter.key is None or letter.key not in self._failed]
+
+    def send(self, letters: list[Letter], hand_over: Callable[[list[Envelope]], Iterable[Outcome]]) -> None:
+        """Hand a wave to the publisher, and write down what it says.
+
+        A message of which it says nothing usable, because it raised, was interrupted, or gave fewer answers
+        than there are messages, is unknown. If it gave more, nobody knows whose they are: all are unknown.
+        """
+        answers: list[Outcome] = []
+        silence = Unknown("the publisher gave no answer")
+        try:
+            for answer in islice(hand_over([letter.envelope for letter in letters]), len(letters) + 1):
+                answers.append(_checked(answer))  # noqa: PERF401 - should the next one raise, this one stays
+        except Exception as error:
+            log.exception("the publisher failed")
+            silence = Unknown(f"{type(error).__name__}: {error}")
+        finally:  # an interruption goes on, and what has been answered is written
+            if len(answers) > len(letters):
+                answers, silence = [], _said("more answers than there were messages")
+            for letter, outcome in zip(letters, chain(answers, repeat(silence)), strict=False):
+                self._add(letter, outcome)
+
+    def _add(self, letter: Letter, outcome: Outcome) -> None:
+        self.report.add(letter, outcome)
+        if not isinstance(outcome, Accepted) and letter.key is not None:
+            self._failed.add(letter.key)
+
+
+def _checked(answer: Any) -> Outcome:
+    return answer if isinstance(answer, Outcome) else _said(f"{answer!r:.80}, which is no outcome")
+
+
+def _said(what: str) -> Unknown:
+    log.error("the publisher gave %s", what)
+    return Unknown(f"the publisher gave {what}")

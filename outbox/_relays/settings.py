@@ -1,0 +1,71 @@
+"""What a relay is told, checked."""
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any, Literal
+
+from inbox import Backoff
+
+from .. import _options
+from ..errors import InvalidOption, UnsafeBroker
+from ..schema import tables
+
+AfterDead = Literal["continue", "hold"]
+
+LONGEST_LEASE = timedelta(days=1).total_seconds()
+
+
+class Settings:
+    """A relay's options, checked; what a publisher says of itself is checked against them."""
+
+    def __init__(
+        self,
+        publisher: Any,
+        *,
+        name: str | None = None,
+        schema: str | None = None,
+        buckets: int | None = None,
+        batch: int = 1_000,
+        lease: float | timedelta = 30,
+        poll: float | timedelta = 1,
+        max_attempts: int = 16,
+        backoff: Backoff | None = None,
+        after_dead: AfterDead = "continue",
+        keep_sent: float | timedelta | None = None,
+    ) -> None:
+        if not callable(getattr(publisher, "send", None)):
+            raise InvalidOption(f"publisher={type(publisher).__name__}: expected something with send(batch)")
+        if not isinstance(backoff, Backoff | None):
+            raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
+        self.name = _options.text("name", name or f"{socket.gethostname()[:200]}:{os.getpid()}", 255)
+        self.tables = tables(schema)
+        self.buckets = None if buckets is None else _options.count("buckets", buckets)
+        self.batch = _options.count("batch", batch)
+        self.lease = _options.seconds("lease", lease, LONGEST_LEASE)
+        if self.lease < 1:
+            raise InvalidOption(f"lease={lease!r}: expected at least one second")
+        self.poll = _options.seconds("poll", poll, LONGEST_LEASE)
+        self.max_attempts = _options.count("max_attempts", max_attempts)
+        self.backoff = backoff or Backoff()
+        self.holds = _options.one_of("after_dead", after_dead, ("continue", "hold")) == "hold"
+        self.keep_sent = None if keep_sent is None else _options.seconds("keep_sent", keep_sent)
+        self.timeout = _timeout(publisher, self.lease)
+
+    @property
+    def tend_every(self) -> float:
+        """Seconds between looks at everything but messages: leases, other relays, what is due."""
+        return min(1.0, self.lease / 4)
+
+
+def _timeout(publisher: Any, lease: float) -> float | None:
+    """How long a send can take, in seconds; None if the publisher does not say."""
+    timeout = getattr(publisher, "timeout", None)
+    if timeout is None:
+        return None
+    seconds = _options.seconds("publisher.timeout", timeout)
+    if seconds >= lease:
+        raise UnsafeBroker(
+            f"publisher.timeout={seconds:g}: a send could outlast the relay's lease of {lease:g} seconds"
+        )
+    return seconds

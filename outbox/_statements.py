@@ -1,0 +1,284 @@
+"""The statements that mean the same on every database: pure, built once, executed elsewhere."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Delete,
+    Float,
+    Insert,
+    Integer,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    update,
+)
+
+from inbox._columns import from_now
+from inbox.schema import utcnow
+
+from .schema import OutboxTables
+
+COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type", "headers")
+"""What a new message's row is made of; the rest are the database's defaults."""
+
+CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers", "created_at")
+"""What a message keeps wherever it is moved to."""
+
+FETCHED = (*CONTENT, "sequence", "attempts", "unanswered", "state", "retry_at")
+"""What a relay reads."""
+
+
+def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
+    return {name: bindparam(name, type_=table.c[name].type) for name in names}
+
+
+def _seconds(name: str) -> from_now:
+    return from_now(bindparam(name, type_=Float))
+
+
+def _these(table: Table, column: str = "sequence") -> ColumnElement[bool]:
+    return table.c[column].in_(bindparam("these", expanding=True))
+
+
+@cache
+def add(tables: OutboxTables) -> Insert:
+    """A message, in the caller's transaction."""
+    return insert(tables.message).inline().values(_bound(tables.message, *COLUMNS))
+
+
+@cache
+def add_delayed(tables: OutboxTables, *, from_clock: bool) -> Insert:
+    """A message for later: so many seconds from now by the database's clock, or at a point in time."""
+    due = _seconds("due") if from_clock else bindparam("due", type_=tables.delayed.c.available_at.type)
+    values = _bound(tables.delayed, *COLUMNS) | {"available_at": due}
+    return insert(tables.delayed).inline().values(values)
+
+
+@cache
+def count_buckets(tables: OutboxTables) -> Select[Any]:
+    """How many buckets the database has."""
+    return select(func.count()).select_from(tables.bucket)
+
+
+@cache
+def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
+    """The oldest messages of one bucket above a sequence, but not of keys and topics that wait."""
+    c = tables.message.c
+    found = (
+        select(*(c[name] for name in FETCHED))
+        .where(c.bucket == bindparam("bucket"), c.sequence > bindparam("low"))
+        .order_by(c.sequence)
+        .limit(bindparam("limit", type_=Integer))
+    )
+    if unblocked:
+        waits = func.coalesce(c.key, c.id, type_=c.key.type)
+        found = found.where(waits.not_in(bindparam("blocked", expanding=True)))
+    if unpaused:
+        found = found.where(c.topic.not_in(bindparam("paused", expanding=True)))
+    return found
+
+
+@cache
+def forget(tables: OutboxTables) -> Delete:
+    """Messages that the broker has, or that have been moved."""
+    return delete(tables.message).where(_these(tables.message))
+
+
+@cache
+def keep_sent(tables: OutboxTables) -> Insert:
+    """A record of messages that the broker has, taken from their rows."""
+    names = ("id", "topic", "key", "created_at")
+    rows = select(*(tables.message.c[name] for name in names)).where(_these(tables.message))
+    return insert(tables.sent).from_select(names, rows)
+
+
+@cache
+def wait(tables: OutboxTables) -> Update:
+    """A message that was sent and not taken: when it is sent again, and why."""
+    names = ("attempts", "unanswered", "state", "error")
+    changed: dict[str, ColumnElement[Any]] = {
+        name: bindparam(f"{name}_", type_=tables.message.c[name].type) for name in names
+    }
+    changed["retry_at"] = _seconds("delay_")
+    this = and_(tables.message.c.bucket == bindparam("bucket_"), tables.message.c.sequence == bindparam("it"))
+    return update(tables.message).where(this).values(changed)
+
+
+@cache
+def bury(tables: OutboxTables) -> Insert:
+    """A dead letter, made from the message's row."""
+    c = tables.message.c
+    given = [bindparam(name, type_=tables.dead.c[name].type) for name in ("attempts", "outcome", "error")]
+    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    row = select(*(c[name] for name in CONTENT), *given).where(this)
+    return insert(tables.dead).from_select((*CONTENT, "attempts", "outcome", "error"), row)
+
+
+@cache
+def hold(tables: OutboxTables) -> Update:
+    """A dead letter that stays in its place, so that its key waits for an operator."""
+    c = tables.message.c
+    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    given = {"attempts": bindparam("attempts_", type_=Integer), "error": bindparam("error_")}
+    return update(tables.message).where(this).values(given | {"state": literal("held"), "retry_at": null()})
+
+
+@cache
+def join(tables: OutboxTables) -> Insert:
+    """A relay begins; the database draws its epoch."""
+    values = {"name": bindparam("name"), "lease_until": _seconds("lease")}
+    return insert(tables.relay).values(values)
+
+
+@cache
+def renew(tables: OutboxTables) -> Update:
+    """A relay's lease begins anew, if it is still the relay's."""
+    mine = tables.relay.c.epoch == bindparam("epoch_")
+    return update(tables.relay).where(mine).values(lease_until=_seconds("lease"))
+
+
+@cache
+def note(tables: OutboxTables) -> Update:
+    """What a relay is about to send."""
+    mine = tables.relay.c.epoch == bindparam("epoch_")
+    sending: BindParameter[Any] = bindparam("sending", type_=tables.relay.c.sending.type)
+    return update(tables.relay).where(mine).values(sending=sending)
+
+
+@cache
+def leave(tables: OutboxTables) -> Delete:
+    """A relay is gone."""
+    return delete(tables.relay).where(tables.relay.c.epoch == bindparam("epoch_"))
+
+
+@cache
+def expired(tables: OutboxTables) -> Select[Any]:
+    """Relays whose lease is over, locked, but for those that somebody else is retiring."""
+    c = tables.relay.c
+    return (
+        select(c.epoch, c.name, c.sending)
+        .where(c.lease_until < utcnow())
+        .order_by(c.epoch)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def suspect(tables: OutboxTables) -> Update:
+    """A message that a relay was sending when it was lost: it may have been taken."""
+    c = tables.message.c
+    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    return (
+        update(tables.message)
+        .where(this, c.state != "held")
+        .values(
+            attempts=c.attempts + 1,
+            unanswered=c.unanswered + 1,
+            state="unknown",
+            retry_at=null(),
+            error=bindparam("error_"),
+        )
+    )
+
+
+@cache
+def live(tables: OutboxTables) -> Select[Any]:
+    """How many relays are at work."""
+    return select(func.count()).select_from(tables.relay).where(tables.relay.c.lease_until >= utcnow())
+
+
+@cache
+def owned(tables: OutboxTables) -> Select[Any]:
+    """The buckets of one relay."""
+    c = tables.bucket.c
+    return select(c.bucket).where(c.epoch == bindparam("epoch_")).order_by(c.bucket)
+
+
+@cache
+def free(tables: OutboxTables) -> Select[Any]:
+    """Buckets that are nobody's, locked, but for those that somebody else is taking."""
+    c = tables.bucket.c
+    return (
+        select(c.bucket)
+        .where(c.epoch.is_(None))
+        .order_by(c.bucket)
+        .limit(bindparam("limit", type_=Integer))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def take(tables: OutboxTables) -> Update:
+    """Buckets change hands: to a relay, or with no epoch to nobody."""
+    epoch: BindParameter[Any] = bindparam("epoch", type_=tables.bucket.c.epoch.type)
+    return update(tables.bucket).where(_these(tables.bucket, "bucket")).values(epoch=epoch)
+
+
+@cache
+def free_all(tables: OutboxTables) -> Update:
+    """All buckets of a relay become nobody's."""
+    return update(tables.bucket).where(tables.bucket.c.epoch == bindparam("epoch_")).values(epoch=null())
+
+
+@cache
+def paused(tables: OutboxTables) -> Select[Any]:
+    """Topics whose messages wait."""
+    return select(tables.pause.c.topic)
+
+
+@cache
+def due(tables: OutboxTables) -> Select[Any]:
+    """Delayed messages of some buckets whose time has come, but for those that somebody has locked."""
+    c = tables.delayed.c
+    return (
+        select(*(c[name] for name in CONTENT))
+        .where(c.available_at <= utcnow(), _these(tables.delayed, "bucket"))
+        .order_by(c.available_at, c.id)
+        .limit(bindparam("limit", type_=Integer))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def next_due(tables: OutboxTables) -> Select[Any, Any]:
+    """The database's clock, and when the next delayed message of some buckets is due."""
+    c = tables.delayed.c
+    soonest = func.min(c.available_at).label("due")
+    return select(utcnow().label("now"), soonest).where(_these(tables.delayed, "bucket"))
+
+
+@cache
+def add_due(tables: OutboxTables) -> Insert:
+    """A message that was delayed joins the others."""
+    return insert(tables.message).inline().values(_bound(tables.message, *CONTENT))
+
+
+@cache
+def forget_delayed(tables: OutboxTables) -> Delete:
+    """A message that has joined the others; by its key alone, so that nobody else's row is waited for."""
+    return delete(tables.delayed).where(tables.delayed.c.id == bindparam("id_"))
+
+
+@cache
+def old_sent(tables: OutboxTables) -> Select[Any]:
+    """Some of the oldest records of what was sent before so many seconds."""
+    c = tables.sent.c
+    old = c.sent_at < _seconds("age")
+    return select(c.id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
+
+
+@cache
+def forget_sent(tables: OutboxTables) -> Delete:
+    """Records of what was sent."""
+    return delete(tables.sent).where(_these(tables.sent, "id"))

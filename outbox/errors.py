@@ -1,0 +1,60 @@
+"""What can go wrong in the outbox, as exceptions.
+
+::
+
+    OutboxError
+    ├── InvalidOption        (ValueError)           an option's value is not usable
+    │   └── InvalidMessage                          a message that no row could hold, or that breaks a limit
+    ├── WrongBucketCount     (ValueError)           the database has another number of buckets
+    ├── UnsafeBroker         (ValueError)           a setting of the broker's client breaks the promise
+    ├── UnusableConnection   (InvalidRequestError)  closed, or AUTOCOMMIT: no transaction to join
+    ├── TablesMissing        (LookupError)          the outbox tables are not in this database
+    ├── MessageNotFound      (LookupError)          there is no such message
+    ├── WrongState           (WrongStatus)          the message is not in a state in which this can be done
+    └── RelayRunning                                a relay is at work where none may be
+
+All are `inbox.errors.InboxError`; those that have a namesake there are that, too. `InvalidRequestError` is
+SQLAlchemy's. Errors of the database driver come through as SQLAlchemy raises them.
+"""
+
+from inbox import errors as inbox_errors
+
+
+class OutboxError(inbox_errors.InboxError):
+    """Root of everything this package raises by itself."""
+
+
+class InvalidOption(OutboxError, inbox_errors.InvalidOption):
+    """An option has a value that cannot be used; the message names both."""
+
+
+class InvalidMessage(InvalidOption):
+    """A topic, key, payload or header cannot be stored, or is larger than the limit."""
+
+
+class WrongBucketCount(OutboxError, ValueError):
+    """The database has another number of buckets: keys would lose their order."""
+
+
+class UnsafeBroker(OutboxError, ValueError):
+    """With this setting of the broker's client, a message could be lost or overtake another one."""
+
+
+class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):
+    """The connection has no transaction that an outbox row could join."""
+
+
+class TablesMissing(OutboxError, inbox_errors.TablesMissing):
+    """The outbox tables are not where they were looked for."""
+
+
+class MessageNotFound(OutboxError, inbox_errors.MessageNotFound):
+    """The outbox has no message with this id; it may have left."""
+
+
+class WrongState(OutboxError, inbox_errors.WrongStatus):
+    """A message is not in a state in which this can be done, or somebody has changed it just now."""
+
+
+class RelayRunning(OutboxError):
+    """This may only be done while no relay is at work."""

@@ -1,0 +1,153 @@
+"""Topics that belong to one test, and what is in them."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from inbox._brokers.kafka_record import delivery_of
+from outbox import Envelope
+
+WAIT = 30
+"""Seconds, for what takes milliseconds on a machine that is not busy."""
+
+
+class Topics:
+    """Makes topics on the broker at `address`, and removes them on leaving the ``with`` block."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+        self._producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0})
+        self._made: list[str] = []
+
+    def new(self, partitions: int = 1, **settings: str) -> str:
+        """An empty topic; settings with underscores for dots."""
+        name = f"topic-{uuid4().hex}"
+        self.make(name, partitions, **settings)
+        return name
+
+    def make(self, name: str, partitions: int = 1, **settings: str) -> None:
+        """An empty topic of this name."""
+        config = {key.replace("_", "."): value for key, value in settings.items()}
+        self._admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(WAIT)
+        self._made.append(name)
+
+    def put(self, topic: str, *values: str, key: str | None = None, **headers: str) -> None:
+        """Write records as any producer would, in this order."""
+        for value in values:
+            self._producer.produce(topic, value, key, headers=dict(headers))
+        self._flush(topic)
+
+    def put_by_key(self, topic: str, keys: Sequence[str], each: int) -> dict[str, list[str]]:
+        """Write so many records of each key, the keys taking turns; returns the values of each, in order."""
+        numbers = [f"{number}" for number in range(each)]
+        for number in numbers:
+            for key in keys:
+                self._producer.produce(topic, f"{key}-{number}", key)
+        self._flush(topic)
+        return {key: [f"{key}-{number}" for number in numbers] for key in keys}
+
+    def put_raw(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes | None] | None = None,
+        partition: int = -1,
+    ) -> None:
+        """Write a record that no publisher of ours would."""
+        self._producer.produce(topic, value, key, partition, headers=list((headers or {}).items()))
+        self._flush(topic)
+
+    def log(self, topic: str) -> list[Message]:
+        """All records that the topic holds, in the order of each partition."""
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": "reader", "log_level": 0})
+        try:
+            partitions = [
+                TopicPartition(topic, number, OFFSET_BEGINNING)
+                for number in consumer.list_topics(topic, WAIT).topics[topic].partitions
+            ]
+            consumer.assign(partitions)
+            ends = [consumer.get_watermark_offsets(each, WAIT) for each in partitions]
+            expected, found = sum(end - begin for begin, end in ends), list[Message]()
+            while len(found) < expected:
+                batch = consumer.consume(expected - len(found), WAIT)
+                if not batch:
+                    raise TimeoutError(f"{topic}: {len(found)} of {expected} records")
+                found += batch
+            return found
+        finally:
+            consumer.close()
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """By partition, the offset from which the group would go on."""
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, "log_level": 0})
+        try:
+            numbers = consumer.list_topics(topic, WAIT).topics[topic].partitions
+            found = consumer.committed([TopicPartition(topic, number) for number in numbers], WAIT)
+            return {each.partition: each.offset for each in found if each.offset >= 0}
+        finally:
+            consumer.close()
+
+    def members(self, group: str) -> int:
+        """How many consumers the group has."""
+        found = self._admin.describe_consumer_groups([group], request_timeout=WAIT)[group].result()
+        return len(found.members)
+
+    def _flush(self, topic: str) -> None:
+        if self._producer.flush(WAIT):
+            raise TimeoutError(f"{topic} takes no records")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._made:
+            for deleted in self._admin.delete_topics(self._made).values():
+                deleted.result(WAIT)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    """Ask again and again until it is so; TimeoutError if it never is."""
+    deadline = time.monotonic() + WAIT
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.05)
+
+
+def values(records: list[Message]) -> list[str]:
+    """What the records say."""
+    return [(record.value() or b"").decode() for record in records]
+
+
+def id_of(record: Message) -> str:
+    """The message's id."""
+    return delivery_of(record, attempt=1).id
+
+
+def envelope(topic: str, payload: str, key: str | None = None, **changes: Any) -> Envelope:
+    """A message as a relay hands it over."""
+    given: Mapping[str, Any] = {
+        "id": str(uuid4()),
+        "topic": topic,
+        "key": key,
+        "payload": payload.encode(),
+        "content_type": "text/plain",
+        "headers": {},
+        "attempt": 1,
+        "created_at": datetime.now(UTC),
+    }
+    return Envelope(**{**given, **changes})

@@ -1,0 +1,143 @@
+"""What the tests of relays share: publishers that record and answer by a script, and messages with names.
+
+A message is called "a1": its key is the letter, its payload the whole name. "-1" has no key.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from sqlalchemy import Engine, Row, Table, func, select, update
+
+from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay
+from outbox.schema import tables
+
+ACCEPTED = Accepted()
+TABLES = tables()
+
+Answer = Callable[[Envelope], Outcome]
+
+
+def accept(_: Envelope) -> Outcome:
+    """Take everything."""
+    return ACCEPTED
+
+
+class Script:
+    """Answers by message: the first send of it the first outcome, and so on; `Accepted` when none is left."""
+
+    def __init__(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+        self._left = {name: list(each) for name, each in outcomes.items()}
+
+    def __call__(self, message: Envelope) -> Outcome:
+        left = self._left.get(name_of(message))
+        return left.pop(0) if left else ACCEPTED
+
+
+class Recorder:
+    """A publisher that remembers what it was given, and what it has accepted."""
+
+    def __init__(self, answer: Answer | Mapping[str, Any] = accept) -> None:
+        self.answer = Script(answer) if isinstance(answer, Mapping) else answer
+        self.batches: list[list[Envelope]] = []
+        self.accepted: list[Envelope] = []
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        """Answer each message."""
+        self.batches.append([*batch])
+        outcomes = [self.answer(message) for message in batch]
+        self.accepted += [
+            message for message, outcome in zip(batch, outcomes, strict=True) if outcome == ACCEPTED
+        ]
+        return outcomes
+
+    @property
+    def sent(self) -> list[Envelope]:
+        """Every message as often as it was sent."""
+        return [message for batch in self.batches for message in batch]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of `sent`."""
+        return names_of(self.sent)
+
+    def of(self, key: str) -> list[str]:
+        """The names of what was accepted with this key."""
+        return [name_of(message) for message in self.accepted if message.key == key]
+
+
+class AsyncRecorder(Recorder):
+    """The same for an `AsyncRelay`."""
+
+    async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
+        """Answer each message."""
+        return super().send(batch)
+
+
+class Timed(Recorder):
+    """A publisher that says how long a send can take, in seconds."""
+
+    timeout: ClassVar[float] = 5
+
+
+def name_of(message: Envelope | Row[Any]) -> str:
+    """The name that `publish` was given."""
+    return bytes(message.payload).decode()
+
+
+def names_of(messages: Iterable[Envelope | Row[Any]]) -> list[str]:
+    return [name_of(message) for message in messages]
+
+
+def messages(names: Iterable[str], topic: str = "orders", **options: Any) -> list[Message]:
+    """Messages with these names."""
+    return [
+        Message(topic, name.encode(), None if name.startswith("-") else name[0], **options) for name in names
+    ]
+
+
+def publish(engine: Engine, *names: str, topic: str = "orders", **options: Any) -> list[str]:
+    """Commit messages with these names; their ids."""
+    with engine.begin() as connection:
+        return Outbox().publish_many(connection, messages(names, topic, **options))
+
+
+def relay(engine: Engine, publisher: Any, **options: Any) -> int:
+    """Relay what is there, with a relay of its own."""
+    return Relay(engine, publisher, **options).run_once()
+
+
+def waiting(engine: Engine) -> dict[str, Row[Any]]:
+    """The messages in the outbox, by name, in the order of their publishing."""
+    return _rows(engine, TABLES.message, TABLES.message.c.sequence)
+
+
+def dead(engine: Engine) -> dict[str, Row[Any]]:
+    """The dead letters, by name."""
+    return _rows(engine, TABLES.dead, TABLES.dead.c.id)
+
+
+def count(engine: Engine, table: Table) -> int:
+    """How many rows a table has."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def let_backoffs_end(engine: Engine) -> None:
+    """Let time pass, as far as messages are concerned that wait to be sent again."""
+    past = datetime.now(UTC) - timedelta(days=1)
+    later = TABLES.message.c.retry_at.is_not(None)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).where(later).values(retry_at=past))
+
+
+def let_leases_end(engine: Engine) -> None:
+    """Let time pass, as far as relays are concerned that died."""
+    past = datetime.now(UTC) - timedelta(days=1)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.relay).values(lease_until=past))
+
+
+def _rows(engine: Engine, table: Table, order: Any) -> dict[str, Row[Any]]:
+    with engine.connect() as connection:
+        return {name_of(row): row for row in connection.execute(select(table).order_by(order))}

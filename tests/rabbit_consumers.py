@@ -1,0 +1,85 @@
+"""Consumers that run beside a test, and handlers that add to accounts."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from inbox import AsyncInbox, Backoff, Delivery, Inbox, Outcome, message_id
+from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
+from tests import accounts
+from tests.together import Task
+
+SOON = Backoff(first=0.1, longest=0.1)
+Handler = Callable[[Delivery], Outcome]
+
+
+@contextmanager
+def consuming(url: str, queue: str, handler: Handler, **options: Any) -> Iterator[RabbitConsumer]:
+    """A consumer that runs until the end of the block; what it raised is raised there."""
+    consumer = RabbitConsumer(url, queue, handler, **{"backoff": SOON, **options})
+    running = Task(consumer.run)
+    try:
+        yield consumer
+    finally:
+        consumer.stop()
+    running.result()
+
+
+class Counted:
+    """A handler that counts how many deliveries it has handled to the end."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.count = 0
+        self._handler = handler
+        self._lock = Lock()
+
+    def __call__(self, message: Delivery) -> Outcome:
+        outcome = self._handler(message)
+        with self._lock:
+            self.count += 1
+        return outcome
+
+
+@contextmanager
+def consuming_async(database: URL, url: str, queue: str, **options: Any) -> Iterator[AsyncRabbitConsumer]:
+    """The same with tasks: each message's payload is an account to add to."""
+    started: SimpleQueue[AsyncRabbitConsumer] = SimpleQueue()
+
+    async def scenario() -> None:
+        engine = create_async_engine(database)
+
+        @AsyncInbox("bookkeeping").handler(engine, key=message_id)
+        async def book(connection: AsyncConnection, message: Delivery) -> None:
+            await accounts.add_async(connection, message.payload.decode())
+
+        consumer = AsyncRabbitConsumer(url, queue, book, **{"backoff": SOON, **options})
+        started.put(consumer)
+        try:
+            await consumer.run()
+        finally:
+            await engine.dispose()
+
+    running = Task(lambda: asyncio.run(scenario()))
+    consumer = started.get(timeout=60)
+    try:
+        yield consumer
+    finally:
+        consumer.stop()
+    running.result()
+
+
+def bookkeeping(engine: Engine, before: Callable[[Delivery], object] = str) -> Handler:
+    """A handler that calls `before`, and to which each message's payload is an account to add to."""
+
+    @Inbox("bookkeeping").handler(engine, key=message_id, payload=lambda message: message.payload)
+    def book(connection: Connection, message: Delivery) -> None:
+        before(message)
+        accounts.add(connection, message.payload.decode())
+
+    return book

@@ -1,0 +1,45 @@
+"""Fixtures of the RabbitMQ tests: one server for all of them, and one that a test may crash.
+
+A test module names this one as its plugin.
+"""
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from tests import services
+from tests.rabbit_queues import Queues
+from tests.services import Missing
+from tests.services.rabbitmq import LocalRabbit, RabbitServer, program
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> RabbitServer:
+    """The server that the tests share, started when one first needs it."""
+    found = services.find_rabbit()
+    return _do_without(found) if isinstance(found, Missing) else found
+
+
+@pytest.fixture
+def queues(rabbitmq: RabbitServer) -> Iterator[Queues]:
+    """Queues of the test's own."""
+    with Queues(rabbitmq.url) as queues:
+        yield queues
+
+
+@pytest.fixture
+def private_rabbitmq() -> Iterator[LocalRabbit]:
+    """A server that the test may crash; what it has confirmed it does not forget."""
+    found = program()
+    if isinstance(found, Missing):
+        _do_without(found)
+    server = LocalRabbit()
+    yield server
+    server.close()
+
+
+def _do_without(missing: Missing) -> NoReturn:
+    if services.is_required("rabbitmq"):
+        pytest.fail(f"rabbitmq is required: {missing.reason}")
+    pytest.skip(f"rabbitmq: {missing.reason}")

@@ -1,0 +1,112 @@
+"""`inbox-outbox outbox relay` and `drain` with a real RabbitMQ, and a real Kafka."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine
+
+import outbox
+from examples.embedded_postgres import free_port
+from tests.cli import inbox_outbox, line
+from tests.database import Database
+from tests.kafka_topics import Topics, values
+from tests.outbox_publishers import TABLES, count, dead, publish
+from tests.program import ROOT
+from tests.rabbit_queues import Queues
+
+pytest_plugins = ["tests.kafka_fixtures", "tests.rabbit_fixtures"]
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
+    """`drain` takes everything to the broker that can leave, and ends; the report counts it."""
+    queue = queues.new()
+    publish(engine, "a1", "a2", "b1", "-1", topic=queue)
+    publish(engine, "c1", topic="nobody is bound to this")
+    arguments = "--to", queues.url, "--keep-sent", "1h", "--json"
+    done = inbox_outbox("outbox", "drain", *arguments, url=migrated.url)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["sent"], found["refused"], found["left"]) == (4, 1, 0)
+    assert "is dead after 1 attempts" in done.stderr
+    bodies = queues.bodies(queue)
+    assert sorted(bodies) == ["-1", "a1", "a2", "b1"]
+    assert bodies.index("a1") < bodies.index("a2")
+    assert list(dead(engine)) == ["c1"]
+    assert count(engine, TABLES.sent) == 4
+
+
+def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queues: Queues) -> None:
+    """What is held or paused stays, and is exit code 4; `drain` does not wait for it."""
+    queue = queues.new()
+    publish(engine, "a1", topic="nobody is bound to this")
+    publish(engine, "a2", "b1", topic=queue)
+    publish(engine, "c1", topic="paused")
+    outbox.pause(engine, "paused")
+    options = "--to", queues.url, "--after-dead", "hold"
+    done = inbox_outbox("outbox", "drain", *options, url=migrated.url)
+    assert done.returncode == 4
+    assert done.stdout.startswith("1 messages sent, 1 refused, 0 sends in vain, in ")
+    assert done.stdout.endswith("; 3 left\n")
+    assert queues.bodies(queue) == ["b1"]
+
+
+def test_drain_gives_up(engine: Engine, migrated: Database) -> None:
+    """Where no broker answers it stops when the time is over, with exit code 4 and no password."""
+    publish(engine, "a1")
+    to = f"amqp://guest:s3cr3t@127.0.0.1:{free_port()}"
+    done = inbox_outbox("outbox", "drain", "--to", to, "--timeout", "1s", url=migrated.url)
+    assert done.returncode == 4
+    assert done.stdout.endswith("; 1 left\n")
+    assert "s3cr3t" not in done.stdout + done.stderr
+    assert count(engine, TABLES.message) == 1
+
+
+def test_drain_to_kafka(postgres: Database, topics: Topics) -> None:
+    """A kafka:// address names the servers, and in its query settings of the client."""
+    topic = topics.new()
+    publish(postgres.engine(), "a1", "a2", topic=topic)
+    to = f"kafka://{topics.address}?compression.type=gzip"
+    done = inbox_outbox("outbox", "drain", "--to", to, "--json", url=postgres.url)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["sent"], found["left"]) == (2, 0)
+    assert values(topics.log(topic)) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signal.Signals) -> None:
+    """`relay` takes messages to the broker as they are published, and ends in good order when it is told to:
+    its buckets are free at once."""
+    queue = queues.new()
+    command = line("outbox", "relay", "--to", queues.url, "--name", "one", "--poll", "1s", url=migrated.url)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        publish(engine, "a1", topic=queue)
+        _until(lambda: queues.count(queue) == 1)
+        publish(engine, "a2", topic=queue)
+        _until(lambda: queues.count(queue) == 2)
+        assert [each.name for each in outbox.status(engine).relays] == ["one"]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("2 messages sent, 0 refused")
+    assert outbox.status(engine).relays == ()
+    assert queues.bodies(queue) == ["a1", "a2"]
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,108 @@
+"""Dead letters of RabbitMQ's consumer: where they go, and what is with them."""
+
+from typing import Any
+
+from aiormq.abc import DeliveredMessage
+from pamqp.common import FieldValue
+
+from inbox import Decision, Delivery, Outcome, Verdict
+from inbox.errors import GiveUp
+from tests import accounts
+from tests.database import Database
+from tests.listeners import Fault
+from tests.rabbit_consumers import bookkeeping, consuming
+from tests.rabbit_queues import Queues
+from tests.status_workers import wait_until
+
+pytest_plugins = ["tests.rabbit_fixtures"]
+
+
+def headers_of(message: DeliveredMessage) -> dict[str, Any]:
+    """Its headers, without those of quorum queues."""
+    headers = dict(message.header.properties.headers or {})
+    headers.pop("x-delivery-count", None)
+    return headers
+
+
+def test_a_poison_message_is_put_away(queues: Queues, postgres: Database) -> None:
+    """A message that is given up, and one whose key has come with another payload, end in the dead-letter
+    queue: whole, with the reason and where they come from. The others take effect."""
+    engine, queue = postgres.engine(), queues.new()
+    accounts.make(engine)
+
+    def give_up(message: Delivery) -> None:
+        if message.headers.get("poison"):
+            raise GiveUp("no way")
+
+    queues.put(queue, "cash", id="1")
+    queues.put(queue, "other", id="1")
+    queues.put(queue, "cash", id="2", headers={"poison": "yes"})
+    queues.put(queue, "cash", id="3")
+    with consuming(queues.url, queue, bookkeeping(engine, give_up)):
+        wait_until(lambda: accounts.total(engine) == 2 and queues.count(f"{queue}.dead") == 2)
+    poison, mismatch = sorted(queues.take(f"{queue}.dead"), key=lambda message: message.body)
+    assert headers_of(mismatch) == {"inbox-reason": "mismatch", "inbox-topic": queue, "inbox-attempt": 1}
+    assert mismatch.body == b"other"
+    assert poison.header.properties.message_id == "2"
+    assert headers_of(poison)["inbox-reason"] == "dead: GiveUp: no way"
+    assert headers_of(poison)["poison"] == "yes"
+    assert accounts.total(engine) == 2
+    assert queues.everything(queue) == []
+
+
+def test_a_dead_letter_queue_that_is_there_already(queues: Queues) -> None:
+    """An operator's own dead-letter queue is used as it is."""
+    queue = queues.new()
+    queues.do(lambda channel: channel.queue_declare(f"{queue}.dead", durable=True))
+    queues.put(queue, "bad")
+    with consuming(queues.url, queue, lambda _: Outcome(Verdict.MISMATCH)):
+        wait_until(lambda: queues.count(f"{queue}.dead") == 1)
+    assert queues.everything(queue) == ["bad"]
+
+
+def test_a_dead_letter_exchange_of_the_queue(queues: Queues) -> None:
+    """Where the queue has a dead-letter exchange RabbitMQ is told to use it."""
+    dead = queues.new()
+    queue = queues.new(x_dead_letter_exchange="", x_dead_letter_routing_key=dead)
+    queues.put(queue, "bad")
+    with consuming(queues.url, queue, lambda _: Outcome(Verdict.MISMATCH), reject_dead_letters=True):
+        wait_until(lambda: queues.count(dead) == 1)
+    assert queues.count(queue) == 0
+    (message,) = queues.take(dead)
+    assert headers_of(message)["x-first-death-reason"] == "rejected"
+
+
+def test_a_function_for_dead_letters(queues: Queues) -> None:
+    """`dead_letter` gets the message and the decision; a message that it cannot put away comes again."""
+    queue, away = queues.new(), list[tuple[bytes, str]]()
+    troubles = iter([Fault("not now")])
+
+    def put_away(message: Delivery, decision: Decision) -> None:
+        for trouble in troubles:
+            raise trouble
+        away.append((message.payload, decision.reason))
+
+    queues.put(queue, "bad")
+    with consuming(queues.url, queue, lambda _: Outcome(Verdict.MISMATCH), dead_letter=put_away):
+        wait_until(lambda: bool(away))
+    assert away == [(b"bad", "mismatch")]
+    assert queues.everything(queue) == []
+
+
+def test_a_dead_letter_that_cannot_be_put_away_stays(queues: Queues) -> None:
+    """When the dead-letter queue takes nothing the message goes back to its queue, and is put away later."""
+    queue, seen = queues.new(), list[Delivery]()
+    full: dict[str, FieldValue] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    queues.do(lambda channel: channel.queue_declare(f"{queue}.dead", durable=True, arguments=full))
+    queues.put(f"{queue}.dead", "first")
+    queues.put(queue, "bad")
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message)
+        return Outcome(Verdict.MISMATCH)
+
+    with consuming(queues.url, queue, handle):
+        wait_until(lambda: len(seen) == 2)
+        assert queues.bodies(f"{queue}.dead") == ["first"]
+        wait_until(lambda: queues.count(f"{queue}.dead") == 1)
+    assert queues.everything(queue) == ["bad"]

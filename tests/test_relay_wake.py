@@ -1,0 +1,219 @@
+"""How soon a relay hears of new messages, and that it misses none if it does not.
+
+Looking by itself is put off for longer than a test takes, so that only a wake-up can explain what arrives.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
+from outbox._relays.ears import BURST
+from outbox._relays.settings import Settings
+from outbox.schema import tables
+from tests.database import ASYNC_DRIVERS, Database
+from tests.outbox_publishers import (
+    ACCEPTED,
+    Answer,
+    AsyncRecorder,
+    Recorder,
+    messages,
+    name_of,
+    publish,
+)
+from tests.status_workers import wait_until, workers
+from tests.together import Task
+
+NEVER = 3_600
+SOON = 60
+"""Seconds: generous, and far below `NEVER`."""
+MANY = 2 * len(BURST)
+"""How many messages, one after the other: more than a relay looks for by itself after it was woken."""
+
+
+@pytest.fixture
+def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays of this process do nothing that nobody wakes them for."""
+    monkeypatch.setattr(Settings, "tend_every", NEVER)
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_a_commit_in_the_same_process(migrated: Database) -> None:
+    """A relay in another thread is woken by a commit, on every database, through another engine, and each
+    time anew."""
+    publisher, engine = Recorder(), migrated.engine()
+    with _running(Relay(migrated.engine(), publisher, poll=NEVER, lease=2 * NEVER)):
+        _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_a_commit_in_the_same_loop(migrated: Database) -> None:
+    """An asynchronous relay is woken by the commit of an asynchronous connection."""
+
+    async def scenario(engine: AsyncEngine, publisher: AsyncRecorder) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def commit(name: str) -> None:
+            async with engine.begin() as connection:
+                await Outbox().publish_many(connection, messages([name]))
+
+        def publish_there(name: str) -> None:
+            asyncio.run_coroutine_threadsafe(commit(name), loop).result(SOON)
+
+        await asyncio.to_thread(_until_many_arrive, publish_there, lambda: len(publisher.accepted))
+
+    _with_async_relay(migrated, scenario)
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_a_commit_in_another_thread_wakes_a_loop(postgres: Database) -> None:
+    """An asynchronous relay hears of what synchronous code commits to the same database on PostgreSQL, where
+    their engines have one driver; elsewhere such a relay polls."""
+
+    async def scenario(_: AsyncEngine, publisher: AsyncRecorder) -> None:
+        engine = postgres.engine()
+        await asyncio.to_thread(
+            _until_many_arrive, lambda name: publish(engine, name), lambda: len(publisher.accepted)
+        )
+
+    _with_async_relay(postgres, scenario)
+
+
+@pytest.mark.parametrize("schema", [None, "Über"])
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_commit_in_another_process(postgres: Database, kind: str, schema: str | None) -> None:
+    """On PostgreSQL a relay hears of the commits of other processes, those to its own schema."""
+    if schema is not None:
+        _make_schema(postgres, schema)
+    engine, heard = postgres.engine(), list[str]()
+
+    def publish_there(name: str) -> None:
+        with engine.begin() as connection:
+            Outbox(schema=schema).publish_many(connection, messages([name]))
+
+    def arrived() -> int:
+        while child._pipe.poll():
+            heard.append(child.hear())
+        return len(heard)
+
+    with workers((_threaded if kind == "thread" else _looping, postgres.url, schema)) as (child,):
+        assert child.hear() == "a0"
+        _until_many_arrive(publish_there, arrived)
+
+
+def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
+    """The wake-up is a hint that may come before the messages can be seen: a relay that has found nothing
+    finds them when it looks the next time."""
+    engine, publisher = migrated.engine(), Recorder()
+    with _running(Relay(engine, publisher, poll=0.2)), engine.connect() as slow:
+        publish(engine, "a1")
+        wait_until(lambda: len(publisher.accepted) == 1)
+        Outbox().publish_many(slow, messages(["a2"]))
+        if migrated.name != "sqlite":  # where nobody else can write meanwhile
+            publish(engine, "b1")
+            wait_until(lambda: len(publisher.accepted) == 2)
+        time.sleep(0.5)
+        assert "a2" not in publisher.names
+        slow.commit()
+        wait_until(lambda: "a2" in publisher.names)
+
+
+def test_a_message_of_a_process_that_wakes_nobody(migrated: Database) -> None:
+    """With `Outbox(wake=False)` nobody is woken, and the relay finds the message by polling."""
+    engine, publisher = migrated.engine(), Recorder()
+    with _running(Relay(engine, publisher, poll=0.1)):
+        for number in range(1, MANY):
+            with engine.begin() as connection:
+                Outbox(wake=False).publish_many(connection, messages([f"a{number}"]))
+            wait_until(lambda expected=number: len(publisher.accepted) == expected)  # type: ignore[misc]
+
+
+def _until_many_arrive(publish_there: Callable[[str], object], arrived: Callable[[], int]) -> None:
+    """Publish messages one by one until enough have arrived. A hint that came too early for one of them is
+    made up for by the next."""
+    published, end = 0, time.monotonic() + SOON
+    while arrived() < MANY:
+        assert time.monotonic() < end, f"{arrived()} of {published} messages arrived"
+        published += 1
+        publish_there(f"a{published}")
+        patience = time.monotonic() + 1
+        while arrived() < published and time.monotonic() < patience:
+            time.sleep(0.01)
+
+
+@contextmanager
+def _running(relay: Relay) -> Iterator[None]:
+    task = Task(relay.run)
+    try:
+        yield
+    finally:
+        relay.stop()
+        task.result()
+
+
+def _with_async_relay(
+    database: Database, scenario: Callable[[AsyncEngine, AsyncRecorder], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        engine, publisher = create_async_engine(database.async_url), AsyncRecorder()
+        relay = AsyncRelay(engine, publisher, poll=NEVER, lease=2 * NEVER)
+        task = asyncio.create_task(relay.run())
+        try:
+            await scenario(engine, publisher)
+        finally:
+            relay.stop()
+            await task
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def _make_schema(database: Database, schema: str) -> None:
+    engine = database.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+    tables(schema).message.metadata.create_all(engine)
+
+
+def _threaded(pipe: Connection, url: URL, schema: str | None) -> None:
+    """A relay that never looks by itself, once it has sent the message a0; it says what it sends."""
+    _never_look()
+    engine = create_engine(url)
+    _publish_first(engine, schema)
+    Relay(engine, Recorder(_saying(pipe)), schema=schema, poll=NEVER, lease=2 * NEVER).run()
+
+
+def _looping(pipe: Connection, url: URL, schema: str | None) -> None:
+    """The same, asynchronously."""
+    _never_look()
+    _publish_first(create_engine(url), schema)
+
+    async def run() -> None:
+        engine: AsyncEngine = create_async_engine(url.set(drivername=ASYNC_DRIVERS["postgresql"]))
+        publisher = AsyncRecorder(_saying(pipe))
+        await AsyncRelay(engine, publisher, schema=schema, poll=NEVER, lease=2 * NEVER).run()
+
+    asyncio.run(run())
+
+
+def _saying(pipe: Connection) -> Answer:
+    def answer(message: Envelope) -> Outcome:
+        pipe.send(name_of(message))
+        return ACCEPTED
+
+    return answer
+
+
+def _never_look() -> None:
+    Settings.tend_every = NEVER  # type: ignore[method-assign, assignment]
+
+
+def _publish_first(engine: Engine, schema: str | None) -> None:
+    with engine.begin() as connection:
+        Outbox(schema=schema, wake=False).publish_many(connection, messages(["a0"]))
