@@ -1,1 +1,1 @@
-"""Runnable examples: the naive ways and how they fail, the inbox in its forms, and a demo on real data."""
+"""Runnable examples: naive ways and how they fail, inbox and outbox in their forms, a demo on real data."""

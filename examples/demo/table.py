@@ -1,8 +1,8 @@
-"""The business data of act two: a table of departures, with no unique key on it."""
+"""The business data of acts two and three: a table of departures, with no unique key on it."""
 
 from sqlalchemy import Column, Date, Engine, Integer, MetaData, String, Table, func, select
 
-from examples.demo.flights import KEY
+from examples.demo.flights import KEY, Departure
 from examples.demo.totals import Sums, Totals
 
 metadata = MetaData()
@@ -27,6 +27,14 @@ def rows(engine: Engine) -> int:
     """How many rows are in the table."""
     with engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(departure)) or 0
+
+
+def departures(engine: Engine) -> list[Departure]:
+    """All rows."""
+    columns = (departure.c[name] for name in Departure._fields)
+    with engine.connect() as connection:
+        found = connection.execute(select(*columns))
+        return [Departure(str(on), *others) for on, *others in found]
 
 
 def keys(engine: Engine) -> int:

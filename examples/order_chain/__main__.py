@@ -1,0 +1,123 @@
+"""The order chain's command line: ``python -m examples.order_chain``."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from rich.console import Console
+from rich.progress import Progress
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from examples._common import add_url, database, url_of
+from examples.order_chain import __doc__ as about
+from examples.order_chain import report, trial
+from examples.order_chain.plan import Plan
+from examples.order_chain.transport import Direct, Transport
+from examples.order_chain.trial import Result
+from examples.order_flow.report import progress
+from inbox import migration
+from inbox.errors import InboxError
+
+KEPT, BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chain: 0 if every promise was kept, 1 if not, 2 if it could not run."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    given = url_of(parser, options)
+    console = Console()
+    try:
+        with database(given) as url:
+            plan = Plan(options.orders, options.kills, options.seed)
+            return compare(console, url, plan, _transports(options.broker))
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return INTERRUPTED
+    except SQLAlchemyError as error:
+        # The driver's own words: SQLAlchemy adds the statement and its parameters.
+        return _failed(console, str(getattr(error, "orig", None) or error))
+    except (ModuleNotFoundError, RuntimeError, InboxError) as error:
+        return _failed(console, str(error))
+
+
+def compare(console: Console, url: URL, plan: Plan, transports: Sequence[Transport]) -> int:
+    """Run the chain over one transport after the other, and show all of them."""
+    refused = sum(status == "refused" for status in plan.statuses.values())
+    resent = sum(request.times > 1 for request in plan.requests)
+    console.print(f"{plan.orders} orders: {refused} are refused downstream, {resent} are sent twice")
+    console.print(f"{len(plan.requests) - plan.orders} more are rolled back after they were published")
+    console.print(f"{plan.kills} times a process is killed with kill -9 and started anew (seed {plan.seed})")
+    engine = create_engine(url)
+    try:
+        migration.migrate(engine)
+        try:
+            with ExitStack() as stack, progress(console) as bars:
+                for each in transports:
+                    stack.enter_context(each.opened())
+                results = {each.name: one(engine, each, plan, bars) for each in transports}
+        finally:
+            trial.clean_up(engine)
+    finally:
+        engine.dispose()
+    console.print(report.table(plan, results))
+    broken = report.broken(plan, results)
+    for promise in broken:
+        console.print(f"BROKEN: {promise}", style="bold red", soft_wrap=True)
+    if not broken:
+        console.print("Every promise was kept.", style="green")
+    return BROKEN if broken else KEPT
+
+
+def one(engine: Engine, transport: Transport, plan: Plan, bars: Progress) -> Result:
+    """Run the chain over one transport, with a bar of its own."""
+    task = bars.add_task(transport.name, total=plan.orders)
+    return trial.run(engine, transport, plan, lambda done: bars.update(task, completed=done))
+
+
+def _transports(broker: str | None) -> list[Transport]:
+    if broker is None:
+        return [Direct()]
+    from examples.order_chain.rabbit import Rabbit  # needs the extra `rabbitmq`
+    from outbox.rabbitmq import RabbitPublisher
+
+    RabbitPublisher(broker)  # refuses a URL that it does not understand
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # what it logs, its exceptions say as well
+    return [Direct(), Rabbit(broker)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.order_chain",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_url(parser)
+    parser.add_argument(
+        "--broker", metavar="AMQP_URL", help="a RabbitMQ (default: none, only without a broker)"
+    )
+    parser.add_argument("--orders", type=_positive, default=40, metavar="N", help="how many (default: 40)")
+    parser.add_argument(
+        "--kills", type=_positive, default=20, metavar="N", help="processes to kill each time (default: 20)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the orders and of chance (default: 0)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _failed(console: Console, reason: str) -> int:
+    console.print(f"The order chain could not run: {reason}", style="bold red", markup=False, soft_wrap=True)
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
