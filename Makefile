@@ -8,7 +8,7 @@ ARGS ?=
 # Processes that share the tests; each starts servers of its own.
 WORKERS ?= 2
 
-.PHONY: demo test check tests benchmark benchmark-spark benchmark-status clean
+.PHONY: demo test check tests benchmark benchmark-outbox benchmark-spark benchmark-status clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -26,6 +26,10 @@ tests: $(VENV)/ready
 
 benchmark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.inbox $(ARGS)
+
+benchmark-outbox: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable . --group benchmarks-outbox
+	$(BIN)/python -m benchmarks.outbox $(ARGS)
 
 benchmark-spark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.spark_writer $(ARGS)
