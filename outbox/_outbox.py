@@ -269,10 +269,19 @@ class Outbox:
                 found = int(connection.execute(_statements.count_buckets(self.tables)).scalar_one())
             except DBAPIError as error:
                 explained(connection, self.tables, error)
+            if found == 0:
+                raise WrongBucketCount(
+                    f"table {self.tables.bucket.fullname} is empty: the database has no buckets"
+                )
             counts[self.schema] = found
         if self._buckets not in (None, counts[self.schema]):
             raise WrongBucketCount(f"buckets={self._buckets}: the database has {counts[self.schema]}")
         return counts[self.schema]
+
+
+def forget_bucket_counts() -> None:
+    """Ask again how many buckets databases have."""
+    _counts.clear()
 
 
 def bucket_of(key: str, buckets: int) -> int:

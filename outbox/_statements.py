@@ -47,6 +47,11 @@ def _seconds(name: str) -> from_now:
     return from_now(bindparam(name, type_=Float))
 
 
+def _now() -> ColumnElement[Any]:
+    """The database's clock, asked once: compared with a function that changes, no index would be of use."""
+    return select(utcnow()).scalar_subquery()
+
+
 def _these(table: Table, column: str = "sequence") -> ColumnElement[bool]:
     return table.c[column].in_(bindparam("these", expanding=True))
 
@@ -243,7 +248,7 @@ def due(tables: OutboxTables) -> Select[Any]:
     c = tables.delayed.c
     return (
         select(*(c[name] for name in CONTENT))
-        .where(c.available_at <= utcnow(), _these(tables.delayed, "bucket"))
+        .where(c.available_at <= _now(), _these(tables.delayed, "bucket"))
         .order_by(c.available_at, c.id)
         .limit(bindparam("limit", type_=Integer))
         .with_for_update(skip_locked=True)
@@ -274,7 +279,7 @@ def forget_delayed(tables: OutboxTables) -> Delete:
 def old_sent(tables: OutboxTables) -> Select[Any]:
     """Some of the oldest records of what was sent before so many seconds."""
     c = tables.sent.c
-    old = c.sent_at < _seconds("age")
+    old = c.sent_at < select(_seconds("age")).scalar_subquery()
     return select(c.id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
 
 

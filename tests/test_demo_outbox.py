@@ -32,10 +32,10 @@ if __name__ == "__main__":
 """
 
 
-def test_act_three_is_exact(database: Database) -> None:
+def test_act_three_is_exact(postgres: Database) -> None:
     """Of three programs that are killed at random, one never says some of what it committed, one speaks of
     what was rolled back, and the one with an outbox does neither, though its relays are killed as well."""
-    done = run(command("examples.demo", "--act", "3", "--messages", str(MESSAGES), url=database.url))
+    done = run(command("examples.demo", "--act", "3", "--messages", str(MESSAGES), url=postgres.url))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "With the outbox every departure counts exactly once." in done.stdout
     rows = table(done.stdout)

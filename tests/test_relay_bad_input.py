@@ -223,7 +223,7 @@ def test_a_send_that_could_outlast_the_lease(lease: float) -> None:
     """A publisher whose own time limit is not shorter than the lease is refused, by the option's name."""
     with pytest.raises(UnsafeBroker, match=r"publisher\.timeout=5"):
         Relay(ANYWHERE, Timed(), lease=lease)
-    Relay(ANYWHERE, Timed(), lease=5.5)
+    Relay(ANYWHERE, Timed(), lease=6.5)
 
 
 def test_a_publisher_that_is_not_safe(engine: Engine) -> None:

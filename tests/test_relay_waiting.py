@@ -80,3 +80,22 @@ def test_buckets_that_change_hands() -> None:
     waiting.learn(Found([], {1, 2}), paused=False)
     waiting.keep([2])
     assert (waiting.low(1), waiting.low(2), waiting.blocked()) == (0, 100, [])
+
+
+def test_a_message_below_one_that_waits() -> None:
+    """Below the message with which a key began to wait, another one of that key may be committed later: no
+    scan looks for it while the key waits, so the mark stays below it."""
+    waiting = Waiting()
+    waiting.witness(Writers(40, frozenset({"1/1"}), are_prepared=False))
+    waiting.block("k", 1, 30, 60.0)
+    waiting.witness(Writers(50, frozenset(), are_prepared=False))
+    waiting.learn(Found([], {1}), paused=False)
+    assert waiting.low(1) == 0
+
+
+def test_sequences_that_begin_anew() -> None:
+    """After a restore or a failover numbers may be drawn again: what was learned is forgotten."""
+    waiting = settled(3_000)
+    waiting.learn(Found([], {1}), paused=False)
+    waiting.witness(Writers(10, frozenset(), are_prepared=False))
+    assert waiting.low(1) == 0

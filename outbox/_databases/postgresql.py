@@ -182,9 +182,12 @@ def estimate(name: str) -> Select[Any]:
 @cache
 def transactions(tables: OutboxTables) -> Select[Any]:
     """Whoever has inserted messages holds this lock until the end of the transaction."""
-    names = ("virtualtransaction", "relation", "mode", "pid")
+    names = ("virtualtransaction", "database", "relation", "mode", "pid")
+    here = table("pg_database", column("oid"), column("datname"))
     locks = table("pg_locks", *(column(name) for name in names))
     return select(locks.c.virtualtransaction).where(
+        locks.c.database
+        == select(here.c.oid).where(here.c.datname == func.current_database()).scalar_subquery(),
         locks.c.relation == cast(_name(tables.message), REGCLASS),
         locks.c.mode == "RowExclusiveLock",
         locks.c.pid.is_distinct_from(func.pg_backend_pid()),  # it is NULL where a transaction is prepared

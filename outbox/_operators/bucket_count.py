@@ -3,6 +3,7 @@
 from sqlalchemy import Connection, Engine
 
 from .. import _options
+from .._outbox import forget_bucket_counts
 from ..errors import InvalidOption, RelayRunning, WrongState
 from ..schema import OutboxTables, tables
 from . import statements
@@ -14,8 +15,8 @@ MOST_BUCKETS = 4_096
 def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -> None:
     """Let there be more buckets. A key belongs to another bucket then, so nothing may be on its way then.
 
-    Stop whoever publishes, let the relays drain the outbox, stop them, call this, and start all again: a
-    program that publishes asks for the number once, when it begins. `Outbox(buckets=...)` and
+    Stop whoever publishes, let the relays drain the outbox, stop them, call this, and start all again: any
+    other program that publishes asks for the number once, when it begins. `Outbox(buckets=...)` and
     `Relay(buckets=...)` refuse to work with any other number.
 
     Args:
@@ -33,6 +34,7 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
         raise InvalidOption(f"count={count!r}: expected at most {MOST_BUCKETS:,}")
     all_tables = tables(schema)
     transact(engine, all_tables, lambda connection: _add_buckets(connection, all_tables, count))
+    forget_bucket_counts()
 
 
 def _add_buckets(connection: Connection, tables: OutboxTables, count: int) -> None:

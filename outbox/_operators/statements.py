@@ -146,7 +146,9 @@ def old_dead(tables: OutboxTables) -> Select[Any]:
     """Ids of some dead letters that died before so many seconds."""
     c = tables.dead.c
     age = from_now(bindparam("age", type_=Float))
-    return select(c.id).where(c.dead_at < age).limit(bindparam("limit", type_=Integer))
+    return (
+        select(c.id).where(c.dead_at < select(age).scalar_subquery()).limit(bindparam("limit", type_=Integer))
+    )
 
 
 @cache
@@ -244,7 +246,9 @@ def can_leave(tables: OutboxTables) -> Select[Any]:
 @cache
 def is_due(tables: OutboxTables) -> Select[Any]:
     """One message, if there is any, that was delayed and is so no more."""
-    return select(literal(1)).where(tables.delayed.c.available_at <= utcnow()).limit(1)
+    return (
+        select(literal(1)).where(tables.delayed.c.available_at <= select(utcnow()).scalar_subquery()).limit(1)
+    )
 
 
 def _all_topics(tables: OutboxTables) -> ColumnElement[bool]:

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
 from inbox import is_transient
+from inbox._codes import code_of
 from inbox._transaction import pauses
 
 from .._envelope import Envelope
@@ -27,8 +29,10 @@ from .settings import Settings
 T = TypeVar("T")
 
 _log = logging.getLogger("outbox.relay")
+_TROUBLE = (DBAPIError, SQLTimeoutError, OSError)
 _TRIES = 12
 """How often a transaction is tried where somebody waits for its end: about five seconds' worth."""
+_PATIENCE = 0.5
 _LAST_TRIES = 5
 """How often the last one is, at once: it may have met with a deadlock."""
 
@@ -117,14 +121,13 @@ class RelayBase(ABC):
     def _run_once(self) -> int:
         self._check()
         self._relayed = 0
+        self._pace.wake()
         try:
             while not self._is_stopped:
                 batch = self._next(_TRIES)
                 if not (batch.letters or batch.exhausted):
                     break
                 self._send(batch)
-                if self._report.is_rejected:
-                    break
         finally:
             self._leave(_TRIES)
         return self._relayed
@@ -134,14 +137,13 @@ class RelayBase(ABC):
             while not self._is_stopped:
                 batch = self._next(None)
                 if batch.letters or batch.exhausted:
-                    self._pause(self._send(batch))
+                    self._send(batch)
                 elif not self._is_stopped:
                     self._bell.wait(self._core.seconds_idle())
-        except DBAPIError as error:
-            if not (self._is_stopped and is_transient(error)):
+        except _TROUBLE as error:
+            if not (self._is_stopped and _passes(error)):
                 raise
         finally:
-            self._is_stopped = True
             self._leave(_LAST_TRIES)
 
     def _check(self) -> None:
@@ -173,22 +175,24 @@ class RelayBase(ABC):
         self._core.tend(connection, self._report)
 
     def _round(self, connection: Connection) -> Batch:
-        return self._core.round(connection, self._report, self._pace.limit)
+        return self._core.round(connection, self._report, self._pace.demand())
 
-    def _send(self, batch: Batch) -> float:
-        """Hand a batch to the publisher; seconds to wait before the next one."""
+    def _send(self, batch: Batch) -> None:
+        """Hand a batch to the publisher."""
         sending = Sending(batch)
         self._report = sending.report
         for wave in waves(batch.letters):
             letters = sending.wave(wave)
             if not letters:
                 continue
-            if self._is_stopped or not self._may_send():
+            if self._is_stopped:
+                break
+            if not self._may_send():
+                _log.warning("nothing is sent: a send could outlast the lease")
+                self._pause(_PATIENCE)
                 break
             sending.send(letters, self._hand_over)
-            if sending.report.is_rejected:
-                break
-        return self._pace.learn(sending.report, batch.letters, time.monotonic() - sending.begun)
+        self._pace.learn(sending.report, batch.letters, time.monotonic() - sending.begun)
 
     def _may_send(self) -> bool:
         """Whether a send that begins now is over before the lease is; the lease is renewed if that helps."""
@@ -208,7 +212,7 @@ class RelayBase(ABC):
     def _renew(self) -> None:
         try:
             self._do(self._core.renew, 1)
-        except (SQLAlchemyError, LeaseLost, OutboxError) as error:
+        except (SQLAlchemyError, OSError, LeaseLost, OutboxError) as error:
             _log.warning("the lease could not be renewed: %s", type(error).__name__)
 
     def _leave(self, tries: int) -> None:
@@ -219,7 +223,7 @@ class RelayBase(ABC):
             self._do(lambda connection: self._core.end(connection, self._report), tries)
         except LeaseLost as error:
             self._lost(error)
-        except DBAPIError as error:
+        except _TROUBLE as error:
             _log.warning("the buckets are free once the lease is over: %s", type(error).__name__)
         else:
             self._is_settled()
@@ -243,10 +247,13 @@ class RelayBase(ABC):
         while True:
             for pause in pauses(tries or _TRIES):
                 try:
-                    with _connected(self._engine) as connection, connection.begin():
-                        return work(connection)
-                except DBAPIError as error:
-                    if not is_transient(error):
+                    with _connected(self._engine) as connection:
+                        with connection.begin():
+                            result = work(connection)
+                        self._core.committed(connection)
+                        return result
+                except _TROUBLE as error:
+                    if isinstance(error, DBAPIError) and not _passes(error):
                         explained(self._engine, self._settings.tables, error)
                     if self._is_stopped if tries is None else pause is None:
                         raise
@@ -259,6 +266,15 @@ class RelayBase(ABC):
         end = time.monotonic() + seconds
         while not self._is_stopped and (left := end - time.monotonic()) > 0:
             self._sleep(min(left, 0.1))
+
+
+def _passes(error: DBAPIError | SQLTimeoutError | OSError) -> bool:
+    """Whether it is worth to try again: also when the pool is empty, the server full, or a time limit of the
+    role's has struck."""
+    if not isinstance(error, DBAPIError):
+        return True
+    code = code_of(error)
+    return is_transient(error) or code == "57014" or (isinstance(code, str) and code.startswith("53"))
 
 
 def _connected(engine: Engine) -> Connection:

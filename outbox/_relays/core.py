@@ -2,10 +2,12 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 
@@ -27,6 +29,8 @@ SOLO_AFTER = 3
 along."""
 
 _MOVED = 1_000
+_MOST_RESTING = 10_000
+"""Messages of topics that rest, behind which others are looked for."""
 _LEAST_SCAN = 16
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -40,6 +44,17 @@ class Batch:
     """Messages to send, in this order."""
     exhausted: list[Letter]
     """Messages that have had all their attempts, and nobody knows what became of them: dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What may come next."""
+
+    limit: int
+    """Messages, at most."""
+    rests: Mapping[str, float]
+    """Topics that are not taken at the moment, and for how many seconds they rest; after that, one message
+    may be tried."""
 
 
 class LeaseLost(Exception):
@@ -62,6 +77,7 @@ class Core:
         self._buckets: list[int] = []
         self._paused: list[str] = []
         self._solo_turn = False  # others first, lest poison is the only message that each relay sends
+        self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         self.epoch = 0
         self.expires = 0.0
         """When the lease is over, by this process's monotonic clock."""
@@ -87,10 +103,15 @@ class Core:
         count = connection.execute(_statements.count_buckets(self._tables)).scalar_one()
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
+        if count == 0:
+            raise WrongBucketCount(
+                f"table {self._tables.bucket.fullname} is empty: the database has no buckets"
+            )
         begun = time.monotonic()
         epoch = members.join(connection, self._tables, self._settings.name, self._settings.lease)
         self.forget()
-        self.epoch, self.expires = epoch, begun + self._settings.lease
+        self.epoch = epoch
+        self._renewals[connection] = begun
 
     def end(self, connection: Connection, report: Report) -> None:
         """Write what became of the last batch, and be no relay any more: the buckets are free at once.
@@ -136,8 +157,8 @@ class Core:
         """
         self._renew(connection)
 
-    def round(self, connection: Connection, report: Report, limit: int) -> Batch:
-        """Write what became of the last batch, and choose the next one: at most so many messages.
+    def round(self, connection: Connection, report: Report, demand: Demand) -> Batch:
+        """Write what became of the last batch, and choose the next one.
 
         Raises:
             LeaseLost: the lease was over, and this relay is retired: nothing of the report was written.
@@ -147,11 +168,11 @@ class Core:
         else:
             self._renew(connection)
             self._settle(connection, report)
-        batch = self._choose(connection, limit)
+        batch = self._choose(connection, demand)
         if batch.letters and report.is_empty:
             self._renew(connection)
             # Before the lease was locked, an operator may have dropped what was found.
-            batch = self._choose(connection, limit)
+            batch = self._choose(connection, demand)
         if batch.letters:
             self._solo_turn = batch.letters[0].unanswered < SOLO_AFTER
         if batch.letters or not report.is_empty:
@@ -174,11 +195,17 @@ class Core:
         lease = self._settings.lease
         if not self._database.renew(connection, self._tables, self.epoch, lease):
             raise LeaseLost(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
-        self.expires = begun + lease
+        self._renewals[connection] = begun
 
-    def _choose(self, connection: Connection, limit: int) -> Batch:
+    def committed(self, connection: Connection) -> None:
+        """What a transaction has renewed holds from now on, and not before."""
+        begun = self._renewals.pop(connection, None)
+        if begun is not None and self.epoch:
+            self.expires = max(self.expires, begun + self._settings.lease)
+
+    def _choose(self, connection: Connection, demand: Demand) -> Batch:
         """Reads on while all that it finds has to wait, and more each time."""
-        most = max(limit, _LEAST_SCAN)
+        most = max(demand.limit, _LEAST_SCAN)
         self._waiting.let_go()
         while self._buckets and "*" not in self._paused:
             blocked = self._waiting.blocked()
@@ -189,9 +216,11 @@ class Core:
             found = self._database.scan(connection, self._tables, wanted)
             self._waiting.learn(found, paused=bool(self._paused))
             self._rotate(found.letters)
-            batch = self._sift(connection, found.letters, limit)
+            batch = self._sift(connection, found.letters, demand)
             if batch.letters or batch.exhausted or not found.letters:
                 return batch
+            if demand.rests and len(blocked) >= _MOST_RESTING:
+                break
             most = max(most, min(4 * most, self._settings.batch))
         return Batch([], [])
 
@@ -201,30 +230,42 @@ class Core:
             behind = self._buckets.index(letters[-1].bucket) + 1
             self._buckets = self._buckets[behind:] + self._buckets[:behind]
 
-    def _sift(self, connection: Connection, letters: list[Letter], limit: int) -> Batch:
+    def _sift(self, connection: Connection, letters: list[Letter], demand: Demand) -> Batch:
         """What may be sent now, the oldest first; what has to wait blocks its key."""
         has_waits = any(letter.retry_at is not None for letter in letters)
         now: datetime = connection.execute(clock()).scalar_one() if has_waits else _NEVER
         batch, alone = Batch([], []), []
         behind: set[str] = set()
+        tried: set[str] = set()
+        waits: list[tuple[Letter, float]] = []
         for letter in sorted(letters, key=attrgetter("sequence")):
             if behind and letter.name in behind:
                 continue
-            if letter.state == "held" or (letter.retry_at is not None and letter.retry_at > now):
-                self._block(
-                    letter, math.inf if letter.retry_at is None else (letter.retry_at - now).total_seconds()
-                )
+            if letter.state == "held":
+                waits.append((letter, math.inf))
+            elif letter.retry_at is not None and letter.retry_at > now:
+                waits.append((letter, (letter.retry_at - now).total_seconds()))
             elif letter.unanswered >= self._settings.max_attempts:
                 batch.exhausted.append(letter)
+            elif letter.envelope.topic in demand.rests and not _is_tried(letter, demand, tried):
+                waits.append((letter, demand.rests[letter.envelope.topic]))
             elif letter.unanswered >= SOLO_AFTER:
                 alone.append(letter)
             else:
                 batch.letters.append(letter)
                 continue
             behind.add(letter.name)
+        self._block_all(waits, {each.name for each in (*batch.letters, *alone)} if waits else set())
         if alone and (self._solo_turn or not batch.letters):
             return Batch([min(alone, key=attrgetter("unanswered"))], batch.exhausted)
-        return Batch(batch.letters[:limit], batch.exhausted)
+        return Batch(batch.letters[: demand.limit], batch.exhausted)
+
+    def _block_all(self, waits: list[tuple[Letter, float]], leaving: set[str]) -> None:
+        """Let keys wait, but for those of which an earlier message leaves before."""
+        for letter, seconds in waits:
+            rests = letter.state != "held" and letter.retry_at is None
+            if letter.name not in leaving and not (rests and len(self._waiting) >= _MOST_RESTING):
+                self._block(letter, seconds)
 
     def _block(self, letter: Letter, seconds: float) -> None:
         self._waiting.block(letter.name, letter.bucket, letter.sequence, seconds)
@@ -253,6 +294,15 @@ class Core:
         if old:
             connection.execute(_statements.forget_sent(self._tables), {"these": old})
         return 0.0 if len(old) == _MOVED else math.inf
+
+
+def _is_tried(letter: Letter, demand: Demand, tried: set[str]) -> bool:
+    """Whether a message is the one of its topic that is tried after the topic has rested."""
+    topic = letter.envelope.topic
+    if demand.rests[topic] > 0 or topic in tried:
+        return False
+    tried.add(topic)
+    return True
 
 
 def waves(letters: list[Letter]) -> list[list[Letter]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import queue
 import threading
 from typing import Any
 
@@ -23,21 +24,24 @@ class ThreadBell(Bell):
     """A bell for a relay that runs in a thread."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        # Not an Event: a signal handler that sets one may wait for itself.
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._looks = 0
 
     def ring(self) -> None:
         """Wake the relay."""
         self._looks = 0
-        self._event.set()
+        self._rings.put(None)
 
     def wait(self, seconds: float) -> None:
         """Until it rings, or so many seconds; after it has rung, several short times."""
         if self._looks < len(BURST):
             seconds = min(seconds, BURST[self._looks])
             self._looks += 1
-        self._event.wait(seconds)
-        self._event.clear()
+        with contextlib.suppress(queue.Empty):
+            self._rings.get(timeout=seconds)
+            while True:
+                self._rings.get_nowait()
 
 
 class Ears:

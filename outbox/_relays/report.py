@@ -49,13 +49,14 @@ class Report:
         """Whether there is nothing to write."""
         return not (self.accepted or self.others or self.exhausted)
 
-    @property
-    def is_rejected(self) -> bool:
-        """Whether the broker has taken nothing, and said of no message that it is the message's fault."""
-        faulty = any(isinstance(answer.outcome, Refused | Failed) for answer in self.others)
-        return bool(self.others) and not self.accepted and not faulty
-
-    @property
-    def retry_after(self) -> float:
-        """The shortest time that the broker has asked for, in seconds."""
-        return min((answer.retry_after or 0.0 for answer in self.others), default=0.0)
+    def rejected(self) -> dict[str, float]:
+        """Topics of which the broker has taken nothing, and said of no message that it is the message's
+        fault; with the shortest time that it has asked for, in seconds."""
+        taken = {letter.envelope.topic for letter in self.accepted}
+        asked: dict[str, float] = {}
+        for answer in self.others:
+            topic, seconds = answer.letter.envelope.topic, answer.retry_after or 0.0
+            if isinstance(answer.outcome, Refused | Failed):
+                taken.add(topic)
+            asked[topic] = min(seconds, asked.get(topic, seconds))
+        return {topic: seconds for topic, seconds in asked.items() if topic not in taken}

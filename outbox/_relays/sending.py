@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -11,13 +12,13 @@ from inbox import Backoff
 from .._envelope import Envelope
 from .._letter import Letter
 from .._outcomes import Accepted, Outcome, Unknown
-from .core import Batch
+from .core import Batch, Demand
 from .report import Report
 
 log = logging.getLogger("outbox.relay")
 
 _PAUSE = Backoff(first=0.25, longest=2)
-"""How long a broker that takes nothing is left alone: so long a new message may wait once it is back."""
+"""How long a topic rests of which the broker takes nothing: so long a new message may wait once it does."""
 _FIRST_BATCH = 100
 _LARGEST_BATCH = 16_000_000
 """Bytes of payload in a batch, about: it is held in memory."""
@@ -25,35 +26,50 @@ _QUICK, _SLOW = 0.5, 2.0
 """Seconds in which a batch should be sent: a larger one waits too long for its lease and its stop."""
 
 
+@dataclass(slots=True)
+class _Rest:
+    rejections: int
+    until: float
+
+
 class Pace:
-    """How many messages make a batch, and how long a broker that takes nothing is left alone."""
+    """How many messages make a batch, and how long topics rest of which the broker takes nothing."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._size = min(_FIRST_BATCH, most)
         self._heaviest = most
-        self.failures = 0
-        """Batches of which the broker has taken nothing, one after the other."""
+        self._rests: dict[str, _Rest] = {}
 
-    @property
-    def limit(self) -> int:
-        """Messages in the next batch, at most; a broker that took nothing is tried with a single one."""
-        return 1 if self.failures else min(self._size, self._heaviest)
+    def demand(self) -> Demand:
+        """What the next batch may hold; a topic that has rested is tried with a single message."""
+        now = time.monotonic()
+        rests = {topic: rest.until - now for topic, rest in self._rests.items()}
+        return Demand(min(self._size, self._heaviest), rests)
 
-    def learn(self, report: Report, letters: list[Letter], seconds: float) -> float:
-        """What a batch has shown; seconds to wait before the next one."""
+    def wake(self) -> None:
+        """Let every topic be tried at once."""
+        for rest in self._rests.values():
+            rest.until = 0.0
+
+    def learn(self, report: Report, letters: list[Letter], seconds: float) -> None:
+        """Take in what a batch has shown."""
         weight = sum(len(letter.envelope.payload) for letter in letters)
         self._heaviest = max(1, _LARGEST_BATCH * len(letters) // weight) if weight else self._most
-        if report.is_rejected:
-            self.failures += 1
-            return max(_PAUSE.delay(self.failures), min(report.retry_after, _PAUSE.longest))
-        if report.accepted or report.others:
-            self.failures = 0
+        rejected = report.rejected()
+        for topic, asked in rejected.items():
+            rejections = self._rests[topic].rejections + 1 if topic in self._rests else 1
+            pause = max(_PAUSE.delay(rejections), min(asked, _PAUSE.longest))
+            self._rests[topic] = _Rest(rejections, time.monotonic() + pause)
+        if self._rests:
+            sent = {letter.envelope.topic for letter in report.accepted}
+            sent |= {answer.letter.envelope.topic for answer in report.others}
+            for topic in sent - rejected.keys():
+                self._rests.pop(topic, None)
         if seconds > _SLOW:
             self._size = max(1, self._size // 2)
         elif len(letters) >= self._size and seconds < _QUICK:
             self._size = min(self._most, self._size * 2)
-        return 0.0
 
 
 class Sending:
@@ -63,12 +79,17 @@ class Sending:
         self.report = Report(exhausted=batch.exhausted)
         self.begun = time.monotonic()
         self._failed: set[str] = set()
+        self._rejected: dict[str, float] = {}
 
     def wave(self, letters: list[Letter]) -> list[Letter]:
-        """Of a wave, the messages that do not come behind one that has failed."""
-        if not self._failed:
+        """Of a wave, the messages that do not come behind one that has failed, and whose topic is taken."""
+        if not (self._failed or self._rejected):
             return letters
-        return [letter for letter in letters if letter.key is None or letter.key not in self._failed]
+        return [
+            letter
+            for letter in letters
+            if letter.key not in self._failed and letter.envelope.topic not in self._rejected
+        ]
 
     def send(self, letters: list[Letter], hand_over: Callable[[list[Envelope]], Iterable[Outcome]]) -> None:
         """Hand a wave to the publisher, and write down what it says.

@@ -13,6 +13,7 @@ from ..schema import tables
 
 AfterDead = Literal["continue", "hold"]
 
+_SHARE = 0.8
 LONGEST_LEASE = timedelta(days=1).total_seconds()
 
 
@@ -64,8 +65,9 @@ def _timeout(publisher: Any, lease: float) -> float | None:
     if timeout is None:
         return None
     seconds = _options.seconds("publisher.timeout", timeout)
-    if seconds >= lease:
+    if seconds > _SHARE * lease:
         raise UnsafeBroker(
-            f"publisher.timeout={seconds:g}: a send could outlast the relay's lease of {lease:g} seconds"
+            f"publisher.timeout={seconds:g}: a send could outlast the relay's lease of {lease:g} seconds; "
+            f"at most {_SHARE * lease:g} leave time to renew it"
         )
     return seconds

@@ -20,6 +20,8 @@ class _Wait:
     bucket: int
     sequence: int
     until: float
+    settled: int
+    """What was settled when the key began to wait: no scan since then has looked for its messages."""
 
 
 class Waiting:
@@ -35,13 +37,16 @@ class Waiting:
         """The message of that sequence and all later ones of its key wait; one without a key waits alone,
         under its id."""
         until = time.monotonic() + min(seconds, LOOK_AGAIN)
-        self._keys[key] = _Wait(bucket, sequence, until)
+        self._keys[key] = _Wait(bucket, sequence, until, self._settled)
 
     def let_go(self) -> None:
         """Let keys go on whose time is over."""
         now = time.monotonic()
         for key in [key for key, wait in self._keys.items() if wait.until <= now]:
             del self._keys[key]
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
     def blocked(self) -> list[str]:
         """The keys, and ids of messages without a key, that wait."""
@@ -72,11 +77,11 @@ class Waiting:
 
     def witness(self, writers: Writers | None) -> None:
         """Learn who is writing. A sequence is settled once everybody has ended who was writing when it had
-        been drawn: no message below it can appear any more."""
+        been drawn: no message below it can appear any more, unless the numbers begin anew."""
         if writers is None:
             return
-        if self._mark is None:
-            self._mark = writers
+        if self._mark is None or writers.highest < self._mark.highest:
+            self._mark, self._settled, self._lows = writers, 0, {}
         elif not (self._mark.transactions & writers.transactions or writers.are_prepared):
             self._settled = self._mark.highest
             self._mark = writers
@@ -90,6 +95,6 @@ class Waiting:
             first[letter.bucket] = letter.sequence
         for wait in self._keys.values():
             if wait.bucket in first:
-                first[wait.bucket] = min(first[wait.bucket], wait.sequence)
+                first[wait.bucket] = min(first[wait.bucket], wait.sequence, wait.settled + 1)
         for bucket, sequence in first.items():
             self._lows[bucket] = max(self.low(bucket), min(self._settled, sequence - 1))

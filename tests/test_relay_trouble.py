@@ -1,0 +1,80 @@
+"""Trouble that passes does not end a relay; trouble that does not is told each time."""
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+import pytest
+from sqlalchemy import delete
+
+from outbox import Envelope, Outbox, Outcome, Relay
+from outbox.errors import TablesMissing, WrongBucketCount
+from tests.database import Database
+from tests.outbox_publishers import ACCEPTED, TABLES, Recorder, publish, relay
+from tests.together import Task
+
+PATIENCE = 60.0
+
+
+class Slow(Recorder):
+    """Takes longer for a send than the lease lasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = threading.Event()
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        """Answer late."""
+        self.has_begun.set()
+        time.sleep(3)
+        return super().send(batch)
+
+
+def test_a_pool_that_is_empty(postgres: Database) -> None:
+    """While the application has all connections the relay waits, and goes on when it gets one."""
+    publish(postgres.engine(), "a1")
+    engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
+    publisher = Recorder()
+    looping = Relay(engine, publisher)
+    with engine.connect():
+        running = Task(looping.run)
+        time.sleep(1)
+        assert not publisher.accepted
+    deadline = time.monotonic() + PATIENCE
+    while not publisher.accepted and time.monotonic() < deadline:
+        time.sleep(0.05)
+    looping.stop()
+    running.result()
+    assert publisher.names == ["a1"]
+
+
+def test_what_ends_a_relay_is_told_each_time(database: Database) -> None:
+    """Without tables `run` and `run_once` raise, as often as they are called."""
+    looping = Relay(database.engine(), Recorder())
+    for begin in (looping.run, looping.run, looping.run_once):
+        with pytest.raises(TablesMissing):
+            begin()
+
+
+def test_no_buckets(migrated: Database) -> None:
+    """A database whose buckets were deleted is refused, by the relay and when something is published."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.bucket))
+    with pytest.raises(WrongBucketCount, match="outbox_bucket is empty"):
+        relay(engine, Recorder())
+    with pytest.raises(WrongBucketCount, match="outbox_bucket is empty"), engine.begin() as connection:
+        Outbox().publish(connection, "t", b"x")
+
+
+def test_one_pass_renews_its_lease(migrated: Database) -> None:
+    """While a send of `run_once` takes longer than the lease, another relay does not take its buckets."""
+    engine = migrated.engine()
+    publish(engine, "a1")
+    slow, other = Slow(), Recorder(lambda _: ACCEPTED)
+    first = Task(lambda: relay(engine, slow, lease=1))
+    assert slow.has_begun.wait(PATIENCE)
+    time.sleep(1.5)
+    assert relay(engine, other, lease=1) == 0
+    assert first.result() == 1
+    assert not other.sent
