@@ -21,6 +21,15 @@ from tests.status_stores import Place
 T = TypeVar("T")
 SPARK_CLUSTER = "spark cluster"
 SPARK_CLUSTER_FILES = ("test_spark_failures", "test_spark_streaming")
+LONG_FILES = (
+    "test_demo",
+    "test_kafka_",
+    "test_order_chain",
+    "test_rabbit_",
+    "test_relay_faults",
+    "test_wheel",
+)
+"""What takes minutes begins early, so that no process is still at it when the others have finished."""
 
 
 def pytest_configure() -> None:
@@ -41,8 +50,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that need the Spark cluster take longest, so they begin."""
-    items.sort(key=lambda item: file_group(item.nodeid) != SPARK_CLUSTER)
+    """Those that need the Spark cluster take longest, so they begin; then what else takes long."""
+
+    def place(item: pytest.Item) -> int:
+        group = file_group(item.nodeid)
+        return 0 if group == SPARK_CLUSTER else 2 - group.rpartition("/")[2].startswith(LONG_FILES)
+
+    items.sort(key=place)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from tests import services
 from tests.rabbit_queues import Queues
 from tests.services import Missing
-from tests.services.rabbitmq import LocalRabbit, RabbitServer, program
+from tests.services.rabbitmq import LocalRabbit, RabbitServer, program, start_local
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def private_rabbitmq() -> Iterator[LocalRabbit]:
     found = program()
     if isinstance(found, Missing):
         _do_without(found)
-    server = LocalRabbit()
+    server = start_local()
     yield server
     server.close()
 

@@ -187,7 +187,8 @@ def test_ctrl_c(postgres: Database) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == "inbox-outbox: interrupted\n"
+    # The driver may add that a connection was open, when the signal came while it was making one.
+    assert process.communicate(timeout=60)[1].splitlines()[0] == "inbox-outbox: interrupted"
     assert process.returncode == 130
     assert 0 < count(postgres) < 3_000
 

@@ -23,6 +23,7 @@ from tests.relay_crashes import (
     running,
     take,
 )
+from tests.relay_servers import server  # noqa: F401 - where its databases are
 from tests.relay_worker import POINTS, dying_relay, producer, relay
 from tests.status_workers import wait_until, workers
 
@@ -106,8 +107,8 @@ def test_relays_go_on_after_the_server_crashed(private_postgres: EmbeddedPostgre
 def test_no_message_is_overlooked_whose_sequence_was_drawn_before_a_crash() -> None:
     """PostgreSQL forgets in a crash that it has drawn sequences, if nothing was committed since, and draws
     them again. A relay that had seen them go by still finds the messages that have them then."""
-    with EmbeddedPostgres({"wal_writer_delay": "10s"}) as server:
-        engine, relays = create_engine(server.url), create_engine(server.url)
+    with EmbeddedPostgres({"wal_writer_delay": "10s"}) as crashing:
+        engine, relays = create_engine(crashing.url), create_engine(crashing.url)
         for tables in (metadata, METADATA):
             tables.create_all(engine)
         publish(engine, "a1")
@@ -125,7 +126,7 @@ def test_no_message_is_overlooked_whose_sequence_was_drawn_before_a_crash() -> N
         def crash(connection: Connection) -> None:
             if len(looks) == 1:
                 looks.append("crash")
-                server.restart()
+                crashing.restart()
 
         with running(Relay(relays, publisher)):
             wait_until(lambda: len(looks) > 5)

@@ -25,6 +25,7 @@ from tests.relay_crashes import (
     running,
     take,
 )
+from tests.relay_servers import server  # noqa: F401 - where its databases are
 from tests.relay_worker import frozen_relay, halting_relay, relay, wrong_clock_relay
 from tests.status_workers import Worker, wait_until, workers
 from tests.together import Task

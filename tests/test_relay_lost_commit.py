@@ -13,6 +13,7 @@ from tests.database import Database
 from tests.outbox_publishers import TABLES, Recorder, count, let_leases_end, publish
 from tests.proxy import TcpProxy
 from tests.relay_crashes import MADE, METADATA, Paused, engine_of, is_shared, ownership
+from tests.relay_servers import server  # noqa: F401 - where its databases are
 from tests.relay_worker import COMPLETION
 from tests.status_workers import wait_until
 from tests.together import Task, wait_until_blocked

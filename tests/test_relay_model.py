@@ -13,6 +13,7 @@ from inbox import Backoff
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
 from tests.database import Database
 from tests.outbox_publishers import TABLES, dead, let_backoffs_end, messages, name_of, waiting
+from tests.relay_servers import server  # noqa: F401 - where its databases are
 
 MAX_ATTEMPTS = 2
 HOUR = Backoff(first=3_600, longest=3_600)

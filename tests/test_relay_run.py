@@ -21,6 +21,7 @@ from tests.outbox_publishers import (
     publish,
     waiting,
 )
+from tests.relay_servers import server  # noqa: F401 - where its databases are
 from tests.status_workers import wait_until, workers
 from tests.together import Task
 

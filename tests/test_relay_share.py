@@ -28,6 +28,7 @@ from tests.relay_crashes import (
     running,
     take,
 )
+from tests.relay_servers import server  # noqa: F401 - where its databases are
 from tests.relay_worker import producer, relay
 from tests.status_workers import wait_until, workers
 from tests.together import Task

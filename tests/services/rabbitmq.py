@@ -118,6 +118,17 @@ class _Process(ServerProcess):
         self._process.send_signal(number)
 
 
+def start_local(tries: int = 3) -> LocalRabbit:
+    """A RabbitMQ of one's own; another program may take its port before it does, so it is tried again."""
+    for left in reversed(range(tries)):
+        try:
+            return LocalRabbit()
+        except RuntimeError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
 def find() -> RabbitServer | Missing:
     """RabbitMQ from the environment, Docker or the program on this machine."""
     return first_of([_from_environment, _from_docker, _from_program])
@@ -204,7 +215,7 @@ def _from_program() -> RabbitServer | Missing:
     found = program()
     if isinstance(found, Missing):
         return found
-    local = LocalRabbit()
+    local = start_local()
     return _server(make_url(local.url), "local binary", local.close, local.restart)
 
 
