@@ -3,8 +3,8 @@
 import logging
 import signal
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from ._backoff import Backoff
 from ._decision import Action, Decision
 from ._hold import describe
 from ._lanes import Batch, Job, Lanes
+from ._signals import stopping
 from ._verdict import Outcome, Verdict
 from .errors import GiveUp, InvalidOption, InvalidResult, LeaseLost
 
@@ -77,23 +78,14 @@ class ListenerBase:
         for wake in tuple(self._wakes):
             wake()
 
-    @contextmanager
-    def stopping_on_sigterm(self, *also: signal.Signals) -> Iterator[None]:
+    def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
         """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
         afterwards.
 
         Raises:
             ValueError: this is not the main thread, which alone may handle signals.
         """
-        former = {number: signal.getsignal(number) for number in (signal.SIGTERM, *also)}
-        for number in former:
-            signal.signal(number, lambda *_: self.stop())
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                # None is a handler that was not set by Python, and cannot be set by it.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        return stopping(self.stop, *also)
 
     def _batch(
         self, messages: Iterable[Any], handler: Callable[[Any], Any], wake: Callable[[], Any]

@@ -5,8 +5,8 @@ import logging
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
 from inbox import is_transient
 from inbox._codes import code_of
+from inbox._signals import stopping
 from inbox._transaction import pauses
 
 from .._envelope import Envelope
@@ -88,23 +89,14 @@ class RelayBase(ABC):
         self._is_stopped = True
         self._bell.ring()
 
-    @contextmanager
-    def stopping_on_sigterm(self, *also: signal.Signals) -> Iterator[None]:
+    def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
         """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
         afterwards.
 
         Raises:
             ValueError: this is not the main thread, which alone may handle signals.
         """
-        former = {number: signal.getsignal(number) for number in (signal.SIGTERM, *also)}
-        for number in former:
-            signal.signal(number, lambda *_: self.stop())
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                # None is a handler that was not set by Python, and cannot be set by it.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        return stopping(self.stop, *also)
 
     @abstractmethod
     def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:

@@ -119,7 +119,7 @@ class Core:
         Raises:
             LeaseLost: as `round`.
         """
-        self._renew(connection)
+        self.renew(connection)
         self._settlement.write(connection, report)
         members.leave(connection, self._tables, self.epoch)
 
@@ -136,7 +136,7 @@ class Core:
         Raises:
             LeaseLost: as `round`.
         """
-        self._renew(connection)
+        self.renew(connection)
         if not report.is_empty:
             self._settle(connection, report)
             members.note(connection, self._tables, self.epoch, [])
@@ -155,7 +155,17 @@ class Core:
         Raises:
             LeaseLost: it was over, and this relay is retired.
         """
-        self._renew(connection)
+        begun = time.monotonic()
+        lease = self._settings.lease
+        if not self._database.renew(connection, self._tables, self.epoch, lease):
+            raise LeaseLost(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
+        self._renewals[connection] = begun
+
+    def committed(self, connection: Connection) -> None:
+        """What a transaction has renewed holds from now on, and not before."""
+        begun = self._renewals.pop(connection, None)
+        if begun is not None and self.epoch:
+            self.expires = max(self.expires, begun + self._settings.lease)
 
     def round(self, connection: Connection, report: Report, demand: Demand) -> Batch:
         """Write what became of the last batch, and choose the next one.
@@ -166,11 +176,11 @@ class Core:
         if report.is_empty:
             self._database.prepare(connection)
         else:
-            self._renew(connection)
+            self.renew(connection)
             self._settle(connection, report)
         batch = self._choose(connection, demand)
         if batch.letters and report.is_empty:
-            self._renew(connection)
+            self.renew(connection)
             # Before the lease was locked, an operator may have dropped what was found.
             batch = self._choose(connection, demand)
         if batch.letters:
@@ -189,19 +199,6 @@ class Core:
         for answer in report.others:
             if not isinstance(answer.outcome, Refused):
                 self._block(answer.letter, self._settlement.delay(answer))
-
-    def _renew(self, connection: Connection) -> None:
-        begun = time.monotonic()
-        lease = self._settings.lease
-        if not self._database.renew(connection, self._tables, self.epoch, lease):
-            raise LeaseLost(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
-        self._renewals[connection] = begun
-
-    def committed(self, connection: Connection) -> None:
-        """What a transaction has renewed holds from now on, and not before."""
-        begun = self._renewals.pop(connection, None)
-        if begun is not None and self.epoch:
-            self.expires = max(self.expires, begun + self._settings.lease)
 
     def _choose(self, connection: Connection, demand: Demand) -> Batch:
         """Reads on while all that it finds has to wait, and more each time."""

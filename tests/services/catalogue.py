@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 from tests.services import kafka, mariadb, mysql, postgresql, rabbitmq, redis, sqlite
 from tests.services.kafka import KafkaServer
@@ -19,41 +20,38 @@ FINDERS = {
 NAMES = tuple(FINDERS)
 OTHERS = ("kafka", "rabbitmq", "redis", "spark")
 """What else can be required: they are no SQL databases, and have fixtures of their own."""
+
+S = TypeVar("S", Server, RedisServer, KafkaServer, RabbitServer)
 _stops: list[Callable[[], None]] = []
 
 
 @cache
 def find(name: str) -> Server | Missing:
     """The SQL server of that name, started if need be, or why there is none."""
-    found = FINDERS[name]()
-    if isinstance(found, Server):
-        _stops.append(found.stop)
-    return found
+    return _kept(FINDERS[name]())
 
 
 @cache
 def find_redis() -> RedisServer | Missing:
     """Redis, started if need be, or why there is none."""
-    found = redis.find()
-    if isinstance(found, RedisServer):
-        _stops.append(found.stop)
-    return found
+    return _kept(redis.find())
 
 
 @cache
 def find_kafka() -> KafkaServer | Missing:
     """Kafka, started if need be, or why there is none."""
-    found = kafka.find()
-    if isinstance(found, KafkaServer):
-        _stops.append(found.stop)
-    return found
+    return _kept(kafka.find())
 
 
 @cache
 def find_rabbit() -> RabbitServer | Missing:
     """RabbitMQ, started if need be, or why there is none."""
-    found = rabbitmq.find()
-    if isinstance(found, RabbitServer):
+    return _kept(rabbitmq.find())
+
+
+def _kept(found: S | Missing) -> S | Missing:
+    """What was found, to be stopped at the end if it runs."""
+    if not isinstance(found, Missing):
         _stops.append(found.stop)
     return found
 
