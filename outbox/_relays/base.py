@@ -22,7 +22,8 @@ from .._envelope import Envelope
 from .._missing import explained
 from .._outcomes import Outcome
 from ..errors import InvalidOption, OutboxError
-from .core import Batch, Core, LeaseLost, waves
+from .batch import Batch, waves
+from .core import Core, LeaseLost
 from .report import Report
 from .sending import Pace, Sending
 from .settings import Settings

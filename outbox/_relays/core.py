@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
@@ -19,6 +17,7 @@ from .._letter import Letter
 from .._outcomes import Refused
 from ..errors import WrongBucketCount
 from . import members
+from .batch import Batch, Demand
 from .report import Report
 from .settings import Settings
 from .settle import Settlement
@@ -34,27 +33,6 @@ _MOST_RESTING = 10_000
 _LEAST_SCAN = 16
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 _NEVER = datetime.min.replace(tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What comes next."""
-
-    letters: list[Letter]
-    """Messages to send, in this order."""
-    exhausted: list[Letter]
-    """Messages that have had all their attempts, and nobody knows what became of them: dead letters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What may come next."""
-
-    limit: int
-    """Messages, at most."""
-    rests: Mapping[str, float]
-    """Topics that are not taken at the moment, and for how many seconds they rest; after that, one message
-    may be tried."""
 
 
 class LeaseLost(Exception):
@@ -300,19 +278,3 @@ def _is_tried(letter: Letter, demand: Demand, tried: set[str]) -> bool:
         return False
     tried.add(topic)
     return True
-
-
-def waves(letters: list[Letter]) -> list[list[Letter]]:
-    """The batch cut so that no wave has two messages of one key: a later one must not leave before it is
-    known what became of the one before it."""
-    cut: list[list[Letter]] = []
-    places: dict[str, int] = {}
-    for letter in letters:
-        key, place = letter.envelope.key, 0
-        if key is not None:
-            place = places.get(key, 0)
-            places[key] = place + 1
-        if place == len(cut):
-            cut.append([])
-        cut[place].append(letter)
-    return cut

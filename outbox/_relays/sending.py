@@ -12,7 +12,7 @@ from inbox import Backoff
 from .._envelope import Envelope
 from .._letter import Letter
 from .._outcomes import Accepted, Outcome, Unknown
-from .core import Batch, Demand
+from .batch import Batch, Demand
 from .report import Report
 
 log = logging.getLogger("outbox.relay")
