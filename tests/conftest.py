@@ -202,10 +202,6 @@ def _database(server: Server, url: URL) -> Iterator[Database]:
 
 
 def _with_tables(server: Server, templates: dict[str, Database]) -> URL:
-    if server.copy_database is None:
-        url = server.new_database()
-        _make_tables(url)
-        return url
     if server.name not in templates:
         template = Database(server, server.new_database())
         _make_tables(template.url)

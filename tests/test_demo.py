@@ -86,10 +86,9 @@ def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
     assert table(done.stdout)["departures counted"][2] > 1_000
 
 
-@pytest.mark.parametrize("messages", ["1", "500"])
-def test_the_demo_brings_its_own_database(messages: str) -> None:
-    """Without --url it runs on the embedded PostgreSQL, with any number of messages."""
-    done = run(command("examples.demo", "--act", "1", "--messages", messages))
+def test_the_demo_brings_its_own_database() -> None:
+    """Without --url it runs on the embedded PostgreSQL; a single message is enough."""
+    done = run(command("examples.demo", "--act", "1", "--messages", "1"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

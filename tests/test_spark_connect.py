@@ -54,6 +54,9 @@ def seen(postgres: Database, installed: Path, tmp_path: Path) -> dict[str, Any]:
     with postgres.engine().begin() as connection:
         connection.execute(text("CREATE TABLE too_narrow (id varchar(2), amount smallint)"))
     (tmp_path / "log4j2.properties").write_text(LOGGING)
+    (tmp_path / "spark-defaults.conf").write_text(
+        f"spark.driver.extraJavaOptions {spark_cluster.JAVA_OPTIONS}\nspark.sql.shuffle.partitions 2\n"
+    )
     url = postgres.url.set(username="postgres", password=SECRET).render_as_string(hide_password=False)
     environment = {
         **os.environ,

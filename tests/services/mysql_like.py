@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder, run
 from tests.services import docker, environment
+from tests.services.mysql_copies import Copies
 from tests.services.server import Missing, Server
 
 DRIVER = "mysql+pymysql"
@@ -148,7 +149,10 @@ def _server(
                 _kill(connection, session)
             connection.execute(text(f"DROP DATABASE {gone.database}"))
 
+    copies = Copies(admin, new, drop)
+
     def stop_server() -> None:
+        copies.close()
         admin.dispose()
         stop()
 
@@ -163,7 +167,8 @@ def _server(
         version=version,
         admin_url=url,
         new_database=new,
-        drop_database=drop,
+        drop_database=copies.give_back,
+        copy_database=copies.take,
         restart=restart,
         stop=stop_server,
     )

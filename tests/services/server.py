@@ -13,8 +13,9 @@ S = TypeVar("S")
 class Server:
     """A running database server in which tests make and drop databases.
 
-    `copy_database` and `restart` (a crash, then a start at the same address) are None where the
-    server, or the way it was started, cannot do that. `stop` does nothing to a server of others.
+    `copy_database` is given the same template each time. `restart` (a crash, then a start at the same
+    address) is None where the way in which the server was started cannot do that. `stop` does nothing to a
+    server of others.
     """
 
     name: str
@@ -22,9 +23,9 @@ class Server:
     version: str
     admin_url: URL
     new_database: Callable[[], URL]
+    copy_database: Callable[[URL], URL]
     drop_database: Callable[[URL], None]
     stop: Callable[[], None]
-    copy_database: Callable[[URL], URL] | None = None
     restart: Callable[[], None] | None = None
 
 
