@@ -46,9 +46,9 @@ class KafkaConsumer:
         batch: how many messages of a partition are decided together.
         partitions: of how many partitions messages run at once. Each runs `concurrency` of them (a listener's
             option), so let the engine's pool have the product of both.
-        max_attempts: a message that fails so often becomes a dead letter; None: never. It counts in memory: a
-            restart or a rebalance begins anew. Failures of the database (`inbox.is_transient`) do not count,
-            nor do those of handlers in status-table mode, whose inbox counts for itself.
+        max_attempts: a message whose handler raises so often becomes a dead letter; None: never. It counts in
+            memory: a restart or a rebalance begins anew. Failures of the database (`inbox.is_transient`) do
+            not count, nor do those of handlers in status-table mode, whose inbox counts for itself.
         dead_letter: a topic, or a function of a `Delivery` and its `Decision` that puts the message away: it
             is acknowledged when that returns, and tried again when it raises. None: a dead letter blocks its
             partition, is tried again after the longest delay, and is reported as an error each time.
@@ -56,6 +56,7 @@ class KafkaConsumer:
 
     Raises:
         InvalidOption: an argument cannot be used.
+        TypeError: there is no such argument.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class KafkaConsumer:
         dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
         **listener_options: Any,
     ) -> None:
+        kafka_options.check_listener_options(listener_options)
         self._settings = kafka_options.settings(config)
         self._topics = [topics] if isinstance(topics, str) else list(topics)
-        self._handler = kafka_options.bounded(handler, max_attempts)
+        self._handler = handler
+        self._max_attempts = kafka_options.attempts(handler, max_attempts)
         self._batch = _options.count("batch", batch)
         self._partitions = _options.count("partitions", partitions)
         self._dead_letters = None
@@ -171,7 +174,7 @@ class KafkaConsumer:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for each in partitions:
-            lane = Lane(each, self._new_listener(), self._handler, self._batch)
+            lane = Lane(each, self._new_listener(), self._handler, self._batch, self._max_attempts)
             self._lanes[each.topic, each.partition] = lane
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -179,8 +182,10 @@ class KafkaConsumer:
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """They are somebody else's already: what is done here is done, and is not to be committed."""
-        for lane in self._taken_away(partitions):
+        lanes = self._taken_away(partitions)
+        for lane in lanes:
             lane.stop()
+        self._resume(consumer, lanes)
 
     def _taken_away(self, partitions: Iterable[TopicPartition]) -> list[Lane]:
         places = [(each.topic, each.partition) for each in partitions]
@@ -193,6 +198,10 @@ class KafkaConsumer:
         for lane in lanes:
             lane.wait()
         self._commit(consumer, lanes, again=True)
+        self._resume(consumer, lanes)
+
+    def _resume(self, consumer: Consumer, lanes: list[Lane]) -> None:
+        """The client would remember a pause until the partition comes back, and fetch nothing of it then."""
         if paused := [lane.partition for lane in lanes if lane.is_paused]:
             consumer.resume(paused)
 

@@ -1,7 +1,7 @@
 """Consumers of Kafka with a business table, in this process or in one that a test may kill.
 
-Started as `python -m tests.kafka_consumers BROKER TOPIC GROUP PAUSE`, with the database's URL on standard
-input, it consumes until SIGTERM, one message in PAUSE seconds.
+Started as `python -m tests.kafka_consumers BROKER TOPIC GROUP PAUSE [MOST]`, with the database's URL on
+standard input, it consumes until SIGTERM, one message in PAUSE seconds, and holds MOST of a partition.
 """
 
 import sys
@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from inbox import Backoff, Delivery, Inbox, Outcome, message_id
+from inbox._brokers import kafka_lane as _kafka_lane
 from inbox.kafka import KafkaConsumer
 
 APPLIED = Table(
@@ -116,10 +117,14 @@ def running(consumer: KafkaConsumer) -> Iterator[KafkaConsumer]:
         raise errors[0]
 
 
-def main(address: str, topic: str, group: str, pause: str) -> None:
+def main(address: str, topic: str, group: str, pause: str, most: str = "") -> None:
     """Consume until SIGTERM."""
+    options: dict[str, Any] = {}
+    if most:
+        _kafka_lane.MOST, options = int(most), {"batch": 2}
     engine = create_engine(sys.stdin.readline().strip())
-    consumer(address, topic, applying(engine, before=lambda _: time.sleep(float(pause))), group).run()
+    handler = applying(engine, before=lambda _: time.sleep(float(pause)))
+    consumer(address, topic, handler, group, **options).run()
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 from inbox import (
-    AsyncInbox,
     Backoff,
     Claim,
     Delivery,
@@ -17,11 +15,8 @@ from inbox import (
     SqlStore,
     StatusInbox,
     Verdict,
-    message_id,
     message_key,
 )
-from inbox.errors import InvalidOption
-from inbox.kafka import KafkaConsumer
 from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
 from tests.database import Database
@@ -300,35 +295,3 @@ def test_what_is_no_message_s_fault(topics: Topics) -> None:
     with pytest.raises(SystemExit), running(consumer(topics.address, topic, leave)):
         wait_until(lambda: has_raised.is_set() and topics.members("payments") == 0)
     assert topics.committed("payments", topic) == {}
-
-
-@pytest.mark.parametrize(
-    ("config", "options", "named"),
-    [
-        ({"group.id": ""}, {}, "group.id"),
-        ({"enable.auto.commit": True}, {}, "enable.auto.commit=True"),
-        ({"enable.auto.commit": "true"}, {}, "enable.auto.commit='true'"),
-        ({"max.poll.interval.ms": 20_000}, {}, "grace=30"),
-        ({}, {"batch": 0}, "batch=0"),
-        ({}, {"partitions": 0}, "partitions=0"),
-        ({}, {"max_attempts": 0}, "max_attempts=0"),
-        ({}, {"dead_letter": 7}, "dead_letter=7"),
-        ({}, {"concurrency": 2}, "concurrency=2"),
-    ],
-    ids=str,
-)
-def test_options(config: dict[str, Any], options: dict[str, Any], named: str) -> None:
-    """What cannot be used is refused when the consumer is made, with its name and value."""
-    whole = {"bootstrap.servers": "127.0.0.1:1", "group.id": "a", **config}
-    with pytest.raises(InvalidOption, match=named):
-        KafkaConsumer(whole, "topic", lambda _: Outcome(Verdict.NEW), **options)
-
-
-def test_an_asynchronous_handler() -> None:
-    """It is refused: its messages would never run."""
-
-    @AsyncInbox("payments").handler(None, key=message_id)  # type: ignore[arg-type]
-    async def handle(connection: Any, delivery: Delivery) -> None: ...
-
-    with pytest.raises(InvalidOption, match="asynchronous"):
-        KafkaConsumer({"group.id": "a"}, "topic", handle)  # type: ignore[arg-type]

@@ -1,16 +1,19 @@
 """What becomes of messages of Kafka that no attempt can help: none is lost, and none goes unnoticed."""
 
 import threading
+from secrets import token_hex
 
 import pytest
 from psycopg import OperationalError as ConnectionClosed
 from sqlalchemy.exc import OperationalError
 
-from inbox import Decision, Delivery
+from inbox import Decision, Delivery, Outcome, Verdict
 from inbox.errors import GiveUp
+from outbox import Accepted
+from outbox.kafka import KafkaPublisher
 from tests.database import Database
-from tests.kafka_consumers import applied, applying, consumer, make_table, running
-from tests.kafka_topics import Topics, values, wait_until
+from tests.kafka_consumers import Handler, applied, applying, consumer, make_table, running
+from tests.kafka_topics import Topics, envelope, values, wait_until
 
 pytest_plugins = ["tests.kafka_fixtures"]
 
@@ -23,6 +26,18 @@ def give_up(delivery: Delivery) -> None:
     """What a handler does that knows of a message it can never apply."""
     if delivery.payload == b"poison":
         raise GiveUp("cannot be")
+
+
+def all_but_the_end(taken: threading.Event) -> Handler:
+    """A handler that can never apply a message, except the last one."""
+
+    def handle(delivery: Delivery) -> Outcome:
+        if delivery.payload != b"end":
+            raise GiveUp("cannot be")
+        taken.set()
+        return Outcome(Verdict.NEW)
+
+    return handle
 
 
 def test_a_poison_message_goes_to_the_topic_of_dead_letters(topics: Topics, postgres: Database) -> None:
@@ -45,6 +60,42 @@ def test_a_poison_message_goes_to_the_topic_of_dead_letters(topics: Topics, post
         "dead-letter-partition": b"0",
         "dead-letter-offset": b"1",
     }
+
+
+def test_a_large_message_goes_to_the_topic_of_dead_letters(topics: Topics) -> None:
+    """A message as large as its topic takes is put away whole, and those behind it go on."""
+    topic, dead, taken = topics.new(), topics.new(), threading.Event()
+    sender = KafkaPublisher({"bootstrap.servers": topics.address})
+    large, end = envelope(topic, "x" * 1_048_000, "k"), envelope(topic, "end", "k")
+    assert sender.send([large, end]) == [Accepted()] * 2
+    sender.close()
+    with running(consumer(topics.address, topic, all_but_the_end(taken), dead_letter=dead)):
+        wait_until(taken.is_set)
+    (letter,) = topics.log(dead)
+    assert letter.value() == large.payload
+
+
+def test_a_message_too_large_for_the_topic_of_dead_letters(topics: Topics) -> None:
+    """Of a message that the other topic refuses for its size, as much is written as it takes: its place at
+    least, and what was left out. It blocks nothing."""
+    topic, dead, taken = topics.new(), topics.new(max_message_bytes="2000"), threading.Event()
+    topics.put(topic, token_hex(3_000), key="k", note="n")
+    topics.put(topic, "small", key="k", note=token_hex(3_000))
+    topics.put(topic, "end")
+    with running(consumer(topics.address, topic, all_but_the_end(taken), dead_letter=dead)):
+        wait_until(taken.is_set)
+    first, second = topics.log(dead)
+    place = {
+        "dead-letter-reason": b"dead: GiveUp: cannot be",
+        "dead-letter-topic": topic.encode(),
+        "dead-letter-partition": b"0",
+    }
+    assert (first.key(), first.value()) == (b"k", None)
+    kept = {"note": b"n", "dead-letter-offset": b"0", "dead-letter-left-out": b"value"}
+    assert dict(first.headers() or []) == {**place, **kept}
+    assert (second.key(), second.value()) == (None, None)
+    kept = {"dead-letter-offset": b"1", "dead-letter-left-out": b"key, value, headers"}
+    assert dict(second.headers() or []) == {**place, **kept}
 
 
 def test_a_topic_of_dead_letters_that_is_missing(
@@ -105,7 +156,7 @@ def test_without_dead_letters_it_blocks(
 
 def test_failing_too_often(topics: Topics, postgres: Database) -> None:
     """A message that failed as often as it may becomes a dead letter; a broken connection to the database is
-    not its failure."""
+    not its failure, however often that comes before one."""
     engine, topic, letters = postgres.engine(), topics.new(), list[tuple[int, str]]()
     make_table(engine)
 
@@ -114,6 +165,8 @@ def test_failing_too_often(topics: Topics, postgres: Database) -> None:
             raise Fault("again")
         if delivery.payload == b"unlucky" and delivery.attempt < 6:
             raise _broken_connection()
+        if delivery.payload == b"unlucky" and delivery.attempt < 8:
+            raise Fault("twice")
 
     def put_away(delivery: Delivery, decision: Decision) -> None:
         letters.append((delivery.attempt, decision.reason))

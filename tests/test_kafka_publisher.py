@@ -221,6 +221,8 @@ def test_settings_that_keep_the_promise(settings: dict[str, Any]) -> None:
         ({"message.timeout.ms": 30_000}, "message.timeout.ms=30000"),
         ({"delivery.timeout.ms": 120_000}, "message.timeout.ms=120000"),
         ({"message.timeout.ms": 0}, "message.timeout.ms=0"),
+        ({"message.timeout.ms": "abc"}, "message.timeout.ms='abc'"),
+        ({"delivery.report.only.error": True}, "delivery.report.only.error=True"),
         ({"partitioner": "random"}, "partitioner='random'"),
         ({"transactional.id": "relay"}, "transactional.id='relay'"),
     ],

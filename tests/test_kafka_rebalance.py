@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from sqlalchemy import URL
@@ -29,9 +30,11 @@ PROTOCOLS = {
 
 
 @contextmanager
-def worker(topics: Topics, topic: str, url: URL, pause: float) -> Iterator[subprocess.Popen[str]]:
+def worker(
+    topics: Topics, topic: str, url: URL, pause: float, *options: str
+) -> Iterator[subprocess.Popen[str]]:
     """A process that consumes, killed in the end if it still runs."""
-    arguments = command("tests.kafka_consumers", topics.address, topic, "payments", f"{pause}")
+    arguments = command("tests.kafka_consumers", topics.address, topic, "payments", f"{pause}", *options)
     with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         process.stdin.write(url.render_as_string(hide_password=False) + "\n")
@@ -94,6 +97,49 @@ def test_a_process_fails(topics: Topics, postgres: Database, fate: str) -> None:
         os.kill(one.pid, signal.SIGCONT)
         wait_until(lambda: len(applied(engine)) >= len(KEYS) * 60)
     assert applied_by_key(engine) == written
+
+
+def test_a_partition_is_lost_while_it_is_paused(topics: Topics, postgres: Database) -> None:
+    """A process that holds all it may is held up until its group has forgotten it: the partition that comes
+    back to it is fetched again."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    written = [str(number) for number in range(12)]
+    topics.put(topic, *written)
+    with worker(topics, topic, postgres.url, 0.12, "10") as process:
+        wait_until(lambda: applied(engine))
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: topics.members("payments") == 0)
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: len(applied(engine)) >= len(written))
+    assert applied(engine) == written
+
+
+def test_a_partition_goes_whose_batch_waits_for_a_worker(topics: Topics) -> None:
+    """A partition whose messages have not begun is given away at once, though the only worker is busy with
+    another one for as long as that takes."""
+    topic, taken, has_begun, may_end = topics.new(4), set[int](), threading.Event(), threading.Event()
+    topics.put_raw(topic, b"a", partition=3)
+
+    def hang(delivery: Delivery) -> Outcome:
+        has_begun.set()
+        assert may_end.wait(60)
+        return Outcome(Verdict.NEW)
+
+    def take(delivery: Delivery) -> Outcome:
+        taken.add(delivery.raw.partition())
+        return Outcome(Verdict.NEW)
+
+    options: dict[str, Any] = {"grace": 0.2, "config": PROTOCOLS["cooperative"]}
+    with running(consumer(topics.address, topic, hang, partitions=1, **options)):
+        try:
+            assert has_begun.wait(30)
+            for partition in range(3):
+                topics.put_raw(topic, b"a", partition=partition)
+            with running(consumer(topics.address, topic, take, **options)):
+                wait_until(lambda: len(taken) >= 2)
+        finally:
+            may_end.set()
 
 
 def test_sigterm(topics: Topics, postgres: Database) -> None:

@@ -1,5 +1,6 @@
 """What a consumer holds of one partition."""
 
+import functools
 import itertools
 import logging
 import threading
@@ -9,10 +10,12 @@ from collections.abc import Callable
 
 from confluent_kafka import Message, TopicPartition
 
+from .._codes import is_transient
 from .._decision import Action, Decision, Decisions
 from .._delivery import Delivery
 from .._listener import Listener
 from .._verdict import Outcome
+from ..errors import GiveUp
 from .kafka_record import delivery_of
 
 MOST = 10_000
@@ -27,6 +30,9 @@ class Lane:
 
     They run in batches, in their order. A message that has to come again stays where it is, and those behind
     it wait. `run` belongs to one worker at a time, all else to the thread that polls.
+
+    With `max_attempts`, one whose handler has raised so often is given up; failures of the database are not
+    its failures.
     """
 
     def __init__(
@@ -35,6 +41,7 @@ class Lane:
         listener: Listener,
         handler: Callable[[Delivery], Outcome],
         batch: int,
+        max_attempts: int | None = None,
     ) -> None:
         self.is_paused = False
         """Whether the client has been told to fetch no more."""
@@ -43,12 +50,16 @@ class Lane:
         self._partition = partition
         self._listener = listener
         self._handler = handler
+        if max_attempts is not None:
+            self._handler = functools.partial(self._bounded, handler, max_attempts)
         self._batch = batch
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
+        self._is_queued = False
         self._is_running = False
         self._records: deque[Message] = deque()
         self._size = 0
+        self._attempts: dict[int, int] = {}
         self._failures: dict[int, int] = {}
         self._not_before = 0.0
         self._acknowledged: int | None = None
@@ -78,16 +89,20 @@ class Lane:
     def begin(self) -> bool:
         """Whether there is a batch to run now; if so, the caller has to see to it that `run` is called."""
         with self._lock:
-            if self._is_running or not self._records or self._listener.stopped:
+            if self._is_queued or self._is_running or not self._records or self._listener.stopped:
                 return False
             if self.failure is not None or time.monotonic() < self._not_before:
                 return False
-            self._is_running = True
+            self._is_queued = True
             return True
 
     def run(self) -> None:
-        """Run one batch."""
+        """Run one batch; none if it was stopped before its turn came."""
         with self._lock:
+            self._is_queued = False
+            if self._listener.stopped:
+                return
+            self._is_running = True
             batch = [self._delivery(record) for record in itertools.islice(self._records, self._batch)]
         decisions = Decisions()
         try:
@@ -104,7 +119,10 @@ class Lane:
         self._listener.stop()
 
     def wait(self) -> None:
-        """After `stop`, return once the running message has ended, or is given up."""
+        """After `stop`, return once the running message has ended, or is given up.
+
+        A batch that still waits for a worker is not waited for: it will not run.
+        """
         with self._lock:
             self._idle.wait_for(lambda: not self._is_running)
 
@@ -117,19 +135,32 @@ class Lane:
             return TopicPartition(self._partition.topic, self._partition.partition, self._told)
 
     def _delivery(self, record: Message) -> Delivery:
-        return delivery_of(record, 1 + self._failures.get(_offset(record), 0))
+        return delivery_of(record, 1 + self._attempts.get(_offset(record), 0))
+
+    def _bounded(self, handler: Callable[[Delivery], Outcome], most: int, delivery: Delivery) -> Outcome:
+        try:
+            return handler(delivery)
+        except Exception as error:
+            if is_transient(error):
+                raise
+            offset = _offset(delivery.raw)
+            failures = self._failures[offset] = self._failures.get(offset, 0) + 1
+            if failures < most:
+                raise
+            raise GiveUp(f"it has failed {failures} times: {error}") from error
 
     def _settle(self, batch: list[Delivery], decisions: Decisions) -> None:
         for _ in range(decisions.acknowledged):
             record = self._records.popleft()
             self._size -= len(record)
             offset = _offset(record)
+            self._attempts.pop(offset, None)
             self._failures.pop(offset, None)
             self._acknowledged = offset + 1
         rest = [*zip(batch, decisions, strict=False)][decisions.acknowledged :]
         for delivery, decision in rest:
             if decision.outcome is not None and decision.action is not Action.ACK:
-                self._failures[_offset(delivery.raw)] = delivery.attempt
+                self._attempts[_offset(delivery.raw)] = delivery.attempt
         if rest:
             self._not_before = time.monotonic() + self._delay(*rest[0])
 

@@ -1,15 +1,13 @@
 """What a consumer of Kafka may be told, and how often it tries a message."""
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from .. import _options
-from .._codes import is_transient
 from .._delivery import Delivery
 from .._verdict import Outcome
-from ..errors import GiveUp, InvalidOption
+from ..errors import InvalidOption
 
 Handler = Callable[[Delivery], Outcome]
 
@@ -17,6 +15,7 @@ _DEFAULTS = {
     "auto.offset.reset": "earliest",  # what was written before the first start counts as well
     "enable.auto.commit": False,
 }
+_LISTENER_OPTIONS = ("concurrency", "key", "backoff", "grace", "too_old")
 _LONGEST_POLL = 300_000
 
 
@@ -34,28 +33,25 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
     """A consumer that gives a partition away does not poll while it waits for the running message."""
-    longest = float(settings.get("max.poll.interval.ms", _LONGEST_POLL)) / 1_000
+    given = settings.get("max.poll.interval.ms", _LONGEST_POLL)
+    try:
+        longest = float(given) / 1_000
+    except (TypeError, ValueError):
+        raise InvalidOption(f"max.poll.interval.ms={given!r}: expected a number of milliseconds") from None
     if grace >= longest:
         raise InvalidOption(f"grace={grace:g}: expected less than max.poll.interval.ms ({longest:g} s)")
 
 
-def bounded(handler: Handler, max_attempts: int | None) -> Handler:
-    """The handler, which gives up a message that has failed so often, unless its inbox counts for itself."""
-    if inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
-        raise InvalidOption(f"handler={handler!r}: expected one that is not asynchronous")
-    if max_attempts is None:
-        return handler
-    _options.count("max_attempts", max_attempts)
-    if hasattr(handler, "outcome"):
-        return handler
+def attempts(handler: Handler, most: int | None) -> int | None:
+    """After how many failures a message is given up; None where its inbox counts for itself."""
+    if not callable(handler) or inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
+        raise InvalidOption(f"handler={handler!r}: expected a function that is not asynchronous")
+    if most is not None:
+        _options.count("max_attempts", most)
+    return None if hasattr(handler, "outcome") else most
 
-    @functools.wraps(handler)
-    def handle(delivery: Delivery) -> Outcome:
-        try:
-            return handler(delivery)
-        except Exception as error:
-            if delivery.attempt < max_attempts or is_transient(error):
-                raise
-            raise GiveUp(f"it has failed {delivery.attempt} times: {error}") from error
 
-    return handle
+def check_listener_options(names: Collection[str]) -> None:
+    """Of a listener's options the consumer sets some itself."""
+    if unknown := [name for name in names if name not in _LISTENER_OPTIONS]:
+        raise TypeError(f"KafkaConsumer() got an unexpected keyword argument {unknown[0]!r}")

@@ -55,7 +55,13 @@ def check(settings: Mapping[str, Any], lease: float) -> None:
             "enable.idempotence",
             f"expected True (or {_IN_FLIGHT}=1), or a resend can come behind a later message of its key",
         )
-    if not 0 < float(settings["message.timeout.ms"]) < lease * 1_000:
+    if _is_on(settings, "delivery.report.only.error"):
+        raise _unsafe(
+            settings,
+            "delivery.report.only.error",
+            "expected False, or nobody hears that a message was written",
+        )
+    if not 0 < _number(settings, "message.timeout.ms") < lease * 1_000:
         raise _unsafe(
             settings, "message.timeout.ms", f"expected more than 0 and less than the lease of {lease:g} s"
         )
@@ -75,6 +81,13 @@ def _text(settings: Mapping[str, Any], name: str) -> str:
 
 def _is_on(settings: Mapping[str, Any], name: str) -> bool:
     return _text(settings, name) in ("true", "1", "t")
+
+
+def _number(settings: Mapping[str, Any], name: str) -> float:
+    try:
+        return float(settings[name])
+    except (TypeError, ValueError):
+        raise _unsafe(settings, name, "expected a number of milliseconds") from None
 
 
 def _unsafe(settings: Mapping[str, Any], name: str, why: str) -> UnsafeBroker:

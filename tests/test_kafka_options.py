@@ -1,0 +1,56 @@
+"""What a KafkaConsumer cannot be told: it is refused when the consumer is made."""
+
+from typing import Any
+
+import pytest
+
+from inbox import AsyncInbox, Delivery, Outcome, Verdict, message_id
+from inbox.errors import InvalidOption
+from inbox.kafka import KafkaConsumer
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "named"),
+    [
+        ({"group.id": ""}, {}, "group.id"),
+        ({"enable.auto.commit": True}, {}, "enable.auto.commit=True"),
+        ({"enable.auto.commit": "true"}, {}, "enable.auto.commit='true'"),
+        ({"max.poll.interval.ms": 20_000}, {}, "grace=30"),
+        ({"max.poll.interval.ms": "abc"}, {}, "max.poll.interval.ms='abc'"),
+        ({}, {"batch": 0}, "batch=0"),
+        ({}, {"partitions": 0}, "partitions=0"),
+        ({}, {"max_attempts": 0}, "max_attempts=0"),
+        ({}, {"dead_letter": 7}, "dead_letter=7"),
+        ({}, {"concurrency": 2}, "concurrency=2"),
+    ],
+    ids=str,
+)
+def test_options(config: dict[str, Any], options: dict[str, Any], named: str) -> None:
+    """What cannot be used is refused when the consumer is made, with its name and value."""
+    whole = {"bootstrap.servers": "127.0.0.1:1", "group.id": "a", **config}
+    with pytest.raises(InvalidOption, match=named):
+        KafkaConsumer(whole, "topic", lambda _: Outcome(Verdict.NEW), **options)
+
+
+@pytest.mark.parametrize("name", ["order", "attempt", "retries"])
+def test_an_argument_that_it_does_not_have(name: str) -> None:
+    """It is refused by its name, whether a listener has it or not."""
+    options: dict[str, Any] = {name: "each"}
+    with pytest.raises(TypeError, match=rf"KafkaConsumer\(\) .* '{name}'"):
+        KafkaConsumer({"group.id": "a"}, "topic", lambda _: Outcome(Verdict.NEW), **options)
+
+
+def test_a_handler_that_is_none() -> None:
+    """It is refused: each message would fail, and become a dead letter in the end."""
+    with pytest.raises(InvalidOption, match="handler='bill'"):
+        KafkaConsumer({"group.id": "a"}, "topic", "bill")  # type: ignore[arg-type]
+
+
+def test_an_asynchronous_handler() -> None:
+    """It is refused: its messages would never run."""
+
+    @AsyncInbox("payments").handler(None, key=message_id)  # type: ignore[arg-type]
+    async def handle(connection: Any, delivery: Delivery) -> None: ...
+
+    with pytest.raises(InvalidOption, match="asynchronous"):
+        KafkaConsumer({"group.id": "a"}, "topic", handle)  # type: ignore[arg-type]
