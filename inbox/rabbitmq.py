@@ -29,8 +29,9 @@ class RabbitConsumer:
     - acknowledged: basic.ack.
     - to come again: it waits in a queue "<queue>.retry.<n>s", which the consumer makes, and comes back after
       its delay, at most twice that (or a second). Its attempts are counted in a header.
-    - dead letter: it goes to a queue "<queue>.dead", which the consumer makes, with the reason in the header
-      "inbox-reason"; or where `dead_letter` or `reject_dead_letters` says.
+    - dead letter, such as one that has failed `max_attempts` times: it goes to a queue "<queue>.dead", which
+      the consumer makes, with the reason in the header "inbox-reason"; or where `dead_letter` or
+      `reject_dead_letters` says.
 
     In both queues the message is confirmed before it is acknowledged.
 
@@ -41,6 +42,9 @@ class RabbitConsumer:
         prefetch: how many messages RabbitMQ hands over before one is acknowledged; by default twice the
             listener's `concurrency`. More is faster with quick handlers, less is fairer with slow ones.
         declare: make the queue, durable and otherwise as the broker likes, if it is not there.
+        max_attempts: a message whose handler raises so often becomes a dead letter; None: never. Failures of
+            the database (`inbox.is_transient`) do not count, nor do those of handlers in status-table mode,
+            whose inbox counts for itself.
         reject_dead_letters: tell RabbitMQ with basic.reject, because the queue has a dead-letter exchange. If
             it has none, dead letters are lost.
         listener_options: as for `Listener`, but for `order`; by default `key` is the message's key, and
@@ -56,6 +60,7 @@ class RabbitConsumer:
         queue: str,
         handler: Callable[[Delivery], Outcome],
         *,
+        max_attempts: int | None = 16,
         dead_letter: Callable[[Delivery, Decision], Any] | None = None,
         **options: Any,
     ) -> None:
@@ -66,7 +71,10 @@ class RabbitConsumer:
             )
         if dead_letter is not None:
             options["dead_letter"] = in_thread(dead_letter)
-        self._core = AsyncRabbitConsumer(url, queue, in_thread(run), **options)
+        counting = in_thread(run)
+        if run is not handler:
+            counting.outcome = counting  # type: ignore[attr-defined] # its inbox counts for itself
+        self._core = AsyncRabbitConsumer(url, queue, counting, max_attempts=max_attempts, **options)
 
     def run(self) -> None:
         """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.

@@ -60,9 +60,9 @@ class RabbitPublisher:
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """Send a batch; outcome i belongs to envelope i. It does not raise for what RabbitMQ says.
 
-        `Refused`: no queue is bound to the topic, or RabbitMQ never takes such a message. `Unavailable`: no
-        connection, no right, no such exchange, or a no (basic.nack). `Unknown`: sent, but the connection
-        broke or the time was up before the confirm.
+        `Refused`: RabbitMQ never takes such a message. `Unavailable`: no connection, no right, no such
+        exchange, no queue that is bound to the topic, a no (basic.nack), or publishers are blocked.
+        `Unknown`: sent, but the connection broke or the time was up before the confirm.
         """
         return self._run(lambda core: core.send(batch))
 

@@ -102,7 +102,7 @@ class Rabbit(Place):
         return receiver.run(RabbitConsumer(self._queues.url, topic, receiver))
 
     def never_taken(self, topic: str) -> Envelope:
-        return envelope(f"no-such-queue-{uuid4()}")
+        return replace(envelope(topic), headers={"x" * 300: "a name that is too long for AMQP"})
 
     def away(self, **options: Any) -> Publisher:
         return RabbitPublisher(f"amqp://guest:secret@127.0.0.1:{free_port()}/", **options)

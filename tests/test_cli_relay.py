@@ -20,6 +20,9 @@ from tests.rabbit_queues import Queues
 
 pytest_plugins = ["tests.kafka_fixtures", "tests.rabbit_fixtures"]
 
+REFUSED = {"ce_" + "x" * 120: "with RabbitMQ's prefix the name is too long"}
+"""Headers of a message that is never taken."""
+
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
@@ -30,7 +33,7 @@ def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
     """`drain` takes everything to the broker that can leave, and ends; the report counts it."""
     queue = queues.new()
     publish(engine, "a1", "a2", "b1", "-1", topic=queue)
-    publish(engine, "c1", topic="nobody is bound to this")
+    publish(engine, "c1", topic=queue, headers=REFUSED)
     arguments = "--to", queues.url, "--keep-sent", "1h", "--json"
     done = inbox_outbox("outbox", "drain", *arguments, url=migrated.url)
     assert done.returncode == 0
@@ -47,7 +50,7 @@ def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
 def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queues: Queues) -> None:
     """What is held or paused stays, and is exit code 4; `drain` does not wait for it."""
     queue = queues.new()
-    publish(engine, "a1", topic="nobody is bound to this")
+    publish(engine, "a1", topic=queue, headers=REFUSED)
     publish(engine, "a2", "b1", topic=queue)
     publish(engine, "c1", topic="paused")
     outbox.pause(engine, "paused")

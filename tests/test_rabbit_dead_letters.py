@@ -1,16 +1,17 @@
 """Dead letters of RabbitMQ's consumer: where they go, and what is with them."""
 
+from collections import Counter
 from typing import Any
 
 from aiormq.abc import DeliveredMessage
 from pamqp.common import FieldValue
 
-from inbox import Decision, Delivery, Outcome, Verdict
-from inbox.errors import GiveUp
+from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_id
+from inbox.errors import GiveUp, TransientError
 from tests import accounts
 from tests.database import Database
 from tests.listeners import Fault
-from tests.rabbit_consumers import bookkeeping, consuming
+from tests.rabbit_consumers import SOON, bookkeeping, consuming
 from tests.rabbit_queues import Queues
 from tests.status_workers import wait_until
 
@@ -48,6 +49,44 @@ def test_a_poison_message_is_put_away(queues: Queues, postgres: Database) -> Non
     assert headers_of(poison)["poison"] == "yes"
     assert accounts.total(engine) == 2
     assert queues.everything(queue) == []
+
+
+def test_a_handler_that_always_fails(queues: Queues, postgres: Database) -> None:
+    """After `max_attempts` failures of its own a message is a dead letter, with all its attempts before it if
+    it is moved back; failures that pass do not count, nor do those of an inbox that counts for itself."""
+    engine, queue, runs = postgres.engine(), queues.new(), Counter[str]()
+    accounts.make(engine)
+
+    def fail(message: Delivery) -> None:
+        runs[message.id] += 1
+        if message.id == "passes" and runs[message.id] < 4:
+            raise TransientError("the database is away")
+        if message.id != "passes":
+            raise Fault("never")
+
+    queues.put(queue, "cash", id="fails")
+    queues.put(queue, "cash", id="passes")
+    with consuming(queues.url, queue, bookkeeping(engine, fail), max_attempts=2):
+        wait_until(lambda: runs["passes"] == 4 and queues.count(f"{queue}.dead") == 1)
+        assert runs["fails"] == 2
+    (dead,) = queues.take(f"{queue}.dead")
+    assert headers_of(dead) == {
+        "inbox-reason": "dead: GiveUp: it has failed 2 times: Fault: never",
+        "inbox-topic": queue,
+        "inbox-attempt": 2,
+    }
+    assert accounts.total(engine) == 1
+
+    inbox = StatusInbox("orders", store=SqlStore(engine), lease=60, backoff=SOON, max_attempts=3)
+
+    @inbox.handler(key=message_id)
+    def fail_and_count(_: Claim, message: Delivery) -> None:
+        fail(message)
+
+    queues.put(queue, "cash", id="counted")
+    with consuming(queues.url, queue, fail_and_count, max_attempts=1):
+        wait_until(lambda: queues.count(f"{queue}.dead") == 1)
+    assert runs["counted"] == 3
 
 
 def test_a_dead_letter_queue_that_is_there_already(queues: Queues) -> None:

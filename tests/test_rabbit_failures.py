@@ -19,6 +19,7 @@ from tests import accounts
 from tests.database import Database
 from tests.program import ROOT
 from tests.proxy import TcpProxy
+from tests.rabbit_alarm import lacking_memory
 from tests.rabbit_consumers import Counted, bookkeeping, consuming
 from tests.rabbit_queues import Queues, envelope
 from tests.services.rabbitmq import LocalRabbit
@@ -214,9 +215,10 @@ def test_an_answer_that_gets_lost(queues: Queues, postgres: Database, arrives: b
     assert accounts.total(engine) == 1
 
 
-def test_a_broker_that_hangs(private_rabbitmq: LocalRabbit) -> None:
+def test_a_broker_that_hangs_or_lacks_memory(private_rabbitmq: LocalRabbit) -> None:
     """A broker that answers nothing leaves it unknown whether a message on an open connection was taken, and
-    takes nothing on a new one; once it goes on, so does the publisher."""
+    takes nothing on a new one; once it goes on, so does the publisher. While one lacks memory only the first
+    message is unknown; the others were certainly not taken."""
     with Queues(private_rabbitmq.url) as queues:
         queue = queues.new()
         publisher = RabbitPublisher(private_rabbitmq.url, timeout=1)
@@ -228,9 +230,16 @@ def test_a_broker_that_hangs(private_rabbitmq: LocalRabbit) -> None:
         assert isinstance(later, Unavailable)
         private_rabbitmq.thaw()
         wait_until(lambda: publisher.send([envelope(queue, "last")]) == [Accepted()])
+        with lacking_memory(private_rabbitmq):
+            wait_until(lambda: isinstance(publisher.send([envelope(queue, "unknown")])[0], Unknown))
+            for _ in range(2):
+                (later,) = publisher.send([envelope(queue, "never")])
+                assert isinstance(later, Unavailable)
+                assert "blocks publishers" in later.reason
+        wait_until(lambda: publisher.send([envelope(queue, "afterwards")]) == [Accepted()])
         publisher.close()
         bodies = queues.bodies(queue)
-    assert "last" in bodies
+    assert {"last", "unknown", "afterwards"} <= set(bodies)
     assert "never" not in bodies
 
 

@@ -115,14 +115,19 @@ def test_nothing_to_send(queues: Queues, send: Send) -> None:
 
 
 @both_kinds
-def test_an_unroutable_message_is_refused(queues: Queues, send: Send) -> None:
-    """Where no queue is bound the message is refused, with the exchange and the routing key; others go on."""
+def test_an_unroutable_message_waits(queues: Queues, send: Send) -> None:
+    """Where no queue is bound the message has to wait, with a reason that names the exchange and the routing
+    key; others go on, and once there is a queue it is taken."""
     queue, nowhere = queues.new(), f"nowhere-{uuid4()}"
     outcomes = send(queues.url, [envelope(queue, "1"), envelope(nowhere), envelope(queue, "2")])
-    assert kinds(outcomes) == [Accepted, Refused, Accepted]
-    assert nowhere in reason(outcomes[1])
-    assert "exchange ''" in reason(outcomes[1])
+    assert kinds(outcomes) == [Accepted, Unavailable, Accepted]
+    assert reason(outcomes[1]) == f"exchange '', routing key {nowhere!r}: no queue is bound there"
     assert queues.bodies(queue) == ["1", "2"]
+    queues.do(lambda channel: channel.queue_declare(nowhere, exclusive=False, auto_delete=True))
+    try:
+        assert send(queues.url, [envelope(nowhere)]) == [Accepted()]
+    finally:
+        queues.do(lambda channel: channel.queue_delete(nowhere))
 
 
 def test_an_exchange_routes_by_topic(queues: Queues) -> None:
@@ -132,7 +137,7 @@ def test_an_exchange_routes_by_topic(queues: Queues) -> None:
     try:
         queues.do(lambda channel: channel.queue_bind(queue, exchange, "orders.*"))
         batch = [envelope("orders.made"), envelope("bills.made")]
-        assert kinds(send_once(queues.url, batch, exchange=exchange)) == [Accepted, Refused]
+        assert kinds(send_once(queues.url, batch, exchange=exchange)) == [Accepted, Unavailable]
         assert queues.count(queue) == 1
     finally:
         queues.do(lambda channel: channel.exchange_delete(exchange))
@@ -291,6 +296,13 @@ def test_what_a_publisher_is_made_of() -> None:
         with pytest.raises(InvalidOption, match="url: expected") as told:
             RabbitPublisher(url)  # type: ignore[arg-type]
         assert "secret" not in str(told.value)
+    for url in ("amqp://me:1/secret@there", "amqp://me:1#secret@there", "amqp://me:1?secret@there/v"):
+        with pytest.raises(InvalidOption, match="url: write / ") as told:
+            RabbitPublisher(url)
+        assert "secret" not in str(told.value)
+    escaped = RabbitPublisher("amqp://me:1%2Fsec%23ret%40@there/v%40#secret")
+    assert "sec" not in repr(escaped)
+    assert "me@there/v" in repr(escaped)
     with pytest.raises(InvalidOption, match="exchange=None"):
         RabbitPublisher("amqp://localhost", exchange=None)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="timeout=-1"):

@@ -9,7 +9,7 @@ from aiormq.exceptions import ChannelNotFoundEntity, PublishError
 from pamqp.commands import Basic
 
 from .._delivery import Delivery
-from .rabbit_message import REASON, sent_on
+from .rabbit_message import FAILURES, REASON, sent_on
 
 _QUORUM: ArgumentsType = {"x-queue-type": "quorum"}
 _AGE = 3.0
@@ -35,8 +35,9 @@ class Companions:
         self._safe_at: dict[str, float] = {}
         """By queue that is there: from which time of the loop on it is safe."""
 
-    async def delay(self, delivery: Delivery, delay: float) -> None:
+    async def delay(self, delivery: Delivery, delay: float, failures: int) -> None:
         """Let the message come again after so many seconds, at most a day; or up to twice as many, or one.
+        It remembers how often it has failed.
 
         RabbitMQ looks only at the first message of a queue, so messages whose delays differ by more than a
         factor of two wait in different queues.
@@ -51,7 +52,7 @@ class Companions:
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
-        properties = sent_on(delivery, {})
+        properties = sent_on(delivery, {FAILURES: failures} if failures else {})
         properties.expiration = str(math.ceil(delay * 1_000))
         await self._put(f"{self._queue}.retry.{step}s", delivery, properties, arguments)
 

@@ -19,7 +19,9 @@ from .._delivery import Delivery
 from .._verdict import Outcome
 from ..errors import InvalidOption
 from . import rabbit_url
+from .rabbit_attempts import bounded
 from .rabbit_companions import Companions
+from .rabbit_frames import MendingTransport
 from .rabbit_message import delivery_of
 from .rabbit_settle import Settler
 
@@ -27,6 +29,8 @@ _log = logging.getLogger("inbox.rabbitmq")
 _PATIENCE = 10.0
 """Seconds that RabbitMQ has to answer while a connection is made, and while one is closed."""
 _RECONNECT = Backoff(first=0.5, longest=30)
+_STEADY = 10.0
+"""Seconds after which a session that ends is none that has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class AsyncRabbitConsumer:
         *,
         prefetch: int | None = None,
         declare: bool = False,
+        max_attempts: int | None = 16,
         reject_dead_letters: bool = False,
         **listener_options: Any,
     ) -> None:
@@ -79,14 +84,19 @@ class AsyncRabbitConsumer:
         self.listener = StoppingListener(
             self._wake, **{"key": attrgetter("key"), "attempt": attrgetter("attempt"), **listener_options}
         )
-        self.prefetch = _options.count("prefetch", prefetch or 2 * self.listener.concurrency)
-        self._handler = handler
+        self.prefetch = _options.count(
+            "prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch
+        )
+        if max_attempts is not None:
+            _options.count("max_attempts", max_attempts)
+        self._handler = handler if hasattr(handler, "outcome") else bounded(handler, max_attempts)
         self._declare = _options.flag("declare", declare)
         self._rejects = _options.flag("reject_dead_letters", reject_dead_letters)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
+        self._failed_sessions = 0
 
     async def run(self) -> None:
         """See `RabbitConsumer.run`."""
@@ -96,10 +106,15 @@ class AsyncRabbitConsumer:
         session: Session | None = await self._first()
         try:
             while session is not None:
+                begun = self._loop.time()
                 await self._until_it_ends(session)
                 if self._stopping.is_set():
                     await self._finish(session)
                     break
+                # Not when it has delivered something: that may be what comes before the trouble each time.
+                is_steady = self._loop.time() - begun >= _STEADY
+                self._failed_sessions = 0 if is_steady else self._failed_sessions + 1
+                self._tell(session)
                 await _close(session.connection)
                 session = await self._next()
         finally:
@@ -132,21 +147,37 @@ class AsyncRabbitConsumer:
 
     async def _next(self) -> Session | None:
         """Another session, as soon as RabbitMQ answers again; None if the consumer is stopped first."""
-        failures = 0
-        while not self._stopping.is_set():
-            failures += 1
+        while not await self._stopped_within(self._failed_sessions):
             try:
                 return await self._opened()
             except Exception as error:  # noqa: BLE001 - it may be mended, and the messages are safe
                 _log.warning("%s: queue %r: %r", rabbit_url.shown(self._url), self.queue, error)
+            self._failed_sessions += 1
+        return None
+
+    async def _stopped_within(self, failures: int) -> bool:
+        """Whether it is stopped in the pause after so many failures."""
+        if failures:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_RECONNECT.delay(failures)):
                     await self._stopping.wait()
-        return None
+        return self._stopping.is_set()
+
+    def _tell(self, session: Session) -> None:
+        """Say why the session has ended."""
+        closing = session.connection.closing
+        error = closing.exception() if closing.done() and not closing.cancelled() else None
+        if isinstance(error, exceptions.InvalidFrameError | ValueError | ArithmeticError | RecursionError):
+            _log.error(
+                "queue %r: the AMQP client cannot decode a message in it, and takes none until that one is "
+                "removed: %r",
+                self.queue,
+                error,
+            )
 
     async def _opened(self) -> Session:
         async with asyncio.timeout(_PATIENCE):
-            connection = await aiormq.connect(self._url)
+            connection = await aiormq.connect(self._url, transport_factory=MendingTransport())
             try:
                 return await self._consumed(connection)
             except BaseException:

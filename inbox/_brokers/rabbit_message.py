@@ -1,5 +1,6 @@
 """A message as RabbitMQ delivers it, as a handler sees it, and as it is sent on."""
 
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
@@ -7,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from aiormq.abc import DeliveredMessage
+from pamqp import decode, encode
 from pamqp.commands import Basic
 
 from .._delivery import Delivery
@@ -15,12 +17,15 @@ ATTEMPT = "inbox-attempt"
 """Header of a message that is to come again: how many attempts it has had."""
 TOPIC = "inbox-topic"
 """Header of a message that is sent on: the routing key that it was published with."""
+FAILURES = "inbox-failures"
+"""Header of a message that is to come again: how often its handler has failed. A dead letter has none, so
+that one that is moved back has all its attempts again."""
 REASON = "inbox-reason"
 """Header of a dead letter."""
 
 _KEY, _CREATED_AT = "outbox-key", "outbox-created-at"
 _RETURNS = "x-delivery-count"
-_OURS = frozenset({ATTEMPT, TOPIC, REASON, _KEY, _CREATED_AT, "x-deduplication-header"})
+_OURS = frozenset({ATTEMPT, TOPIC, FAILURES, REASON, _KEY, _CREATED_AT, "x-deduplication-header"})
 _BROKERS = ("x-death", "x-first-death-", "x-last-death-", _RETURNS)
 _ROUTES = frozenset({"CC", "BCC"})
 _EVENT_PREFIXES = ("cloudEvents_", "cloudEvents:")
@@ -49,19 +54,22 @@ def delivery_of(message: DeliveredMessage) -> Delivery:
     )
 
 
+def failures_of(delivery: Delivery) -> int:
+    """How often its handler had failed before this attempt."""
+    counted = (delivery.raw.header.properties.headers or {}).get(FAILURES)
+    return max(0, counted) if isinstance(counted, int) else 0
+
+
 def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
     """The properties with which a message is put in another queue.
 
-    What would make RabbitMQ route it elsewhere, refuse it or take it for a loop is left out.
+    What would make RabbitMQ route it elsewhere, refuse it or take it for a loop is left out. A header whose
+    value the client reads and cannot write becomes text.
     """
     message: DeliveredMessage = delivery.raw
     properties = copy(message.header.properties)
-    properties.headers = {
-        **{name: value for name, value in (properties.headers or {}).items() if _is_kept(name)},
-        TOPIC: delivery.topic,
-        ATTEMPT: delivery.attempt,
-        **headers,
-    }
+    kept = {name: value for name, value in (properties.headers or {}).items() if _is_kept(name)}
+    properties.headers = _writable({**kept, TOPIC: delivery.topic, ATTEMPT: delivery.attempt, **headers})
     properties.delivery_mode = _PERSISTENT
     properties.expiration = None
     properties.user_id = None
@@ -77,7 +85,22 @@ def _users(headers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_kept(name: str) -> bool:
-    return name not in _ROUTES and not name.startswith(_BROKERS)
+    return name not in _ROUTES and name != FAILURES and not name.startswith(_BROKERS)
+
+
+def _writable(value: Any) -> Any:
+    """The same value in a form that AMQP carries unchanged, for the client has no doubles, for example."""
+    match value:
+        case dict():
+            return {name: _writable(each) for name, each in value.items()}
+        case list():
+            return [_writable(each) for each in value]
+        case bytes():
+            return bytearray(value)
+    with suppress(TypeError, ValueError, ArithmeticError, struct.error):
+        if decode.embedded_value(encode.encode_table_value(value))[1] == value:
+            return value
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def _name(header: str) -> str:

@@ -8,6 +8,7 @@ from aiormq.abc import DeliveredMessage
 
 from .._decision import Action, Decision
 from .._delivery import Delivery
+from .rabbit_attempts import failures_after
 from .rabbit_companions import Companions
 from .rabbit_message import frame_of
 
@@ -58,7 +59,9 @@ class Settler:
         try:
             async with asyncio.timeout(_TIMEOUT):
                 if decision.action is Action.RETRY:
-                    await self._companions.delay(delivery, decision.delay)
+                    error = None if decision.outcome is None else decision.outcome.error
+                    failures = failures_after(delivery, error)
+                    await self._companions.delay(delivery, decision.delay, failures)
                 else:
                     await self._companions.put_away(delivery, decision.reason)
         except Exception as error:  # noqa: BLE001 - it goes back to its own queue

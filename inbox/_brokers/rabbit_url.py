@@ -1,5 +1,7 @@
 """Where RabbitMQ is."""
 
+import re
+
 from aiormq import exceptions
 from yarl import URL
 
@@ -18,7 +20,8 @@ def parse(url: str) -> URL:
     """The address, checked.
 
     Raises:
-        InvalidOption: no address of RabbitMQ; it does not repeat the text, in which a password may be.
+        InvalidOption: no address of RabbitMQ, or one whose password was cut short by a character in it; it
+            does not repeat the text, in which a password may be.
     """
     try:
         address = URL(url)
@@ -27,7 +30,15 @@ def parse(url: str) -> URL:
         is_usable = False
     if not is_usable:
         raise InvalidOption("url: expected amqp://user:password@host:port/vhost, or amqps://")
+    if "@" in _behind_the_host(url):
+        # What follows the first of these would be shown as the virtual host.
+        raise InvalidOption("url: write / ? # as %2F %3F %23 in the password, and @ as %40 behind the host")
     return address
+
+
+def _behind_the_host(url: str) -> str:
+    # Of the text, for the parsed address has an @ where the text has %40.
+    return "".join(re.split("[/?#]", url.partition("://")[2], maxsplit=1)[1:])
 
 
 def refusal(address: URL, error: Exception) -> str:
@@ -39,5 +50,5 @@ def refusal(address: URL, error: Exception) -> str:
 
 
 def shown(address: URL) -> str:
-    """The address without its password and its query."""
-    return str(address.with_password(None).with_query(None))
+    """The address without its password, its query and its fragment."""
+    return str(address.with_password(None).with_query(None).with_fragment(None))

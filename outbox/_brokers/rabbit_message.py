@@ -51,7 +51,7 @@ def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -
         case None:
             return ACCEPTED
         case exceptions.PublishError():
-            return Refused(f"{place}: no queue is bound there")
+            return Unavailable(f"{place}: no queue is bound there")
         case exceptions.DeliveryError():
             return Unavailable(f"{place}: RabbitMQ said no (basic.nack), as a full queue does")
         case exceptions.ChannelInvalidStateError():

@@ -58,7 +58,7 @@ class AsyncRabbitPublisher:
         except rabbit_url.REFUSALS as error:
             raise UnsafeBroker(rabbit_url.refusal(self._url, error)) from None
         except Exception as error:  # noqa: BLE001 - a broker that is away does not keep a relay from starting
-            self._drop()
+            await self._drop_unless_blocked()
             _log.warning("%r: not checked, for it cannot be reached: %s", self, error)
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
@@ -71,8 +71,9 @@ class AsyncRabbitPublisher:
             async with asyncio.timeout(self.timeout / 2):
                 channel = await self._opened()
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing has been sent
-            self._drop()
-            return [Unavailable(f"{rabbit_url.shown(self._url)} does not answer: {error!r}")] * len(batch)
+            is_blocked = await self._drop_unless_blocked()
+            trouble = "blocks publishers, for it lacks memory or disk" if is_blocked else "does not answer"
+            return [Unavailable(f"{rabbit_url.shown(self._url)} {trouble}: {error!r}")] * len(batch)
         errors = await self._sent(channel, batch, deadline)
         is_shared = len(batch) > 1 and any(map(closes_channel, errors))
         return [
@@ -113,7 +114,7 @@ class AsyncRabbitPublisher:
             for task in tasks:
                 task.cancel()
         if late:
-            self._drop()
+            await self._drop_unless_blocked()
         return [TimeoutError() if task in late else _error(task) for task in tasks]
 
     async def _publish(self, channel: AbstractChannel, envelope: Envelope) -> None:
@@ -143,6 +144,14 @@ class AsyncRabbitPublisher:
             return Unknown(outcome.reason)
         return outcome
 
+    async def _drop_unless_blocked(self) -> bool:
+        """Let the connection go, unless RabbitMQ blocks it, which is returned: a new one would hear of that
+        only after its first message, whose fate would be unknown again."""
+        is_blocked = self._connection is not None and await _is_blocked(self._connection)
+        if not is_blocked:
+            self._drop()
+        return is_blocked
+
     def _drop(self) -> None:
         """Let the connection go without waiting for it: one that hangs takes its time."""
         connection, self._connection, self._channel = self._connection, None, None
@@ -150,6 +159,18 @@ class AsyncRabbitPublisher:
             goodbye = asyncio.create_task(_close(connection))
             self._goodbyes.add(goodbye)
             goodbye.add_done_callback(self._goodbyes.discard)
+
+
+async def _is_blocked(connection: AbstractConnection) -> bool:
+    if not connection.is_opened:
+        return False
+    try:
+        # It waits only if the connection is blocked.
+        async with asyncio.timeout(0):
+            await connection.ready()
+    except TimeoutError:
+        return True
+    return False
 
 
 async def _close(connection: AbstractConnection) -> None:
