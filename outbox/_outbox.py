@@ -137,6 +137,7 @@ class Outbox:
 
         Raises:
             InvalidMessage: an argument breaks a limit, or cannot be stored.
+            InvalidOption: the outbox has a schema, and this is not PostgreSQL.
             UnusableConnection: closed, or AUTOCOMMIT.
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
             WrongBucketCount: the database has another number of buckets.
@@ -215,7 +216,7 @@ class Outbox:
         connection = session.connection()
         if isinstance(session.get_bind(), Engine):
             self._prepare(connection, drafts)
-            stage(session, connection, drafts, self._insert)
+            stage(connection, drafts, self._insert)
             self._mark(connection, drafts)
             return
         # Whoever owns the connection may commit it without asking the session.
@@ -235,6 +236,7 @@ class Outbox:
         """Refuse a connection without a transaction to join, and choose the buckets."""
         with _our_errors():
             usable(connection)
+        supported(connection.dialect.name, self.schema)
         buckets = self._count_buckets(connection)
         for draft in drafts:
             draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)

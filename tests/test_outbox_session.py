@@ -139,6 +139,19 @@ def test_a_savepoint_that_fails(session: Session, engine: Engine) -> None:
     assert texts(engine) == ["1", "2"]
 
 
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+def test_a_savepoint_that_is_not_the_sessions(session: Session, engine: Engine, end: str) -> None:
+    """A savepoint that was begun on the session's connection, in which the session publishes: it takes its
+    messages with it, too, and the order is that of publishing."""
+    publish(session, "1")
+    savepoint = session.connection().begin_nested()
+    publish(session, "2")
+    getattr(savepoint, end)()
+    publish(session, "3")
+    session.commit()
+    assert texts(engine) == (["1", "2", "3"] if end == "commit" else ["1", "3"])
+
+
 LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexec"]
 
 

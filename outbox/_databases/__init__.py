@@ -2,6 +2,7 @@
 
 from inbox._databases import supported as _inbox_supported
 
+from ..errors import InvalidOption
 from ._database import Database, Found, Scan, Writers
 from .mysql import MySQL
 from .postgresql import PostgreSQL
@@ -17,11 +18,14 @@ _DATABASES: dict[str, Database] = {
 }
 
 
-def supported(dialect_name: str) -> Database:
-    """How to talk to a database.
+def supported(dialect_name: str, schema: str | None = None) -> Database:
+    """How to talk to a database, and to the tables in a schema of it.
 
     Raises:
         UnsupportedDatabase: a dialect that is not proven.
+        InvalidOption: a schema, where there are none inside a database.
     """
     _inbox_supported(dialect_name)
+    if schema is not None and dialect_name != "postgresql":
+        raise InvalidOption(f"schema={schema!r}: only PostgreSQL has schemas inside a database")
     return _DATABASES[dialect_name]
