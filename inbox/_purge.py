@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from . import _codes, _options, _statements
 from ._accept import explain
+from ._connect import connected
 from ._databases import Database, supported
 from ._retention import MARGIN, Retention
 from ._statements import Aging
@@ -180,7 +181,7 @@ class _Run:
     def _transact(self, table: Table, work: Callable[[Connection], T]) -> T:
         for pause in pauses(_TRIES):
             try:
-                with self.engine.begin() as connection:
+                with connected(self.engine) as connection, connection.begin():
                     try:
                         return work(connection)
                     except DBAPIError as error:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from . import _codes, _statements
 from ._accept import accept
+from ._connect import connected
 from ._databases import Attempt, Stored, database_of
 from ._retention import Retention
 from ._verdict import Verdict
@@ -124,7 +125,7 @@ class Transaction:
         engine = engine.execution_options(isolation_level=database.own_isolation)
         for pause in pauses(_RECONNECTS):
             try:
-                with engine.begin() as connection:
+                with connected(engine) as connection, connection.begin():
                     return database.settled(connection, self._attempt, self._wait)
             except DBAPIError as error:
                 if pause is None or not _codes.is_transient(error):

@@ -14,6 +14,8 @@ class Letter:
 
     envelope: Envelope
     """What the publisher is given in the next attempt."""
+    size: int
+    """Bytes of payload, also while the envelope is without it."""
     bucket: int
     sequence: int
     unanswered: int
@@ -33,16 +35,17 @@ class Letter:
 
 
 def read(row: Any) -> Letter:
-    """A row of `FETCHED` columns."""
+    """A row of what `fetched` says."""
     (
         message_id,
         bucket,
         topic,
         key,
-        payload,
         content_type,
         headers,
         created_at,
+        payload,
+        size,
         sequence,
         attempts,
         unanswered,
@@ -50,5 +53,6 @@ def read(row: Any) -> Letter:
         retry_at,
     ) = row
     named = json.loads(headers) if headers else {}
-    envelope = Envelope(message_id, topic, key, payload, content_type, named, attempts + 1, created_at)
-    return Letter(envelope, bucket, sequence, unanswered, state, retry_at)
+    envelope = Envelope(message_id, topic, key, payload or b"", content_type, named, attempts + 1, created_at)
+    # Before the first attempt it is when a delayed message was due.
+    return Letter(envelope, size, bucket, sequence, unanswered, state, retry_at if attempts else None)

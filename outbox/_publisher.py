@@ -21,6 +21,8 @@ class Publisher(Protocol):
     - `timeout`: seconds after which `send` has surely returned; a relay's lease has to be longer;
     - `check(lease)`: called once before the first `send`; raises `UnsafeBroker`, naming the setting, if the
       broker or its client cannot keep the promise within a lease of so many seconds;
+    - `begin_no_more()`: called when the relay is stopped, also from signal handlers: what a `send` that is on
+      its way has not begun may be answered with `Unavailable`;
     - `close()`: gives back what `send` has opened; called by whoever made the publisher.
     """
 

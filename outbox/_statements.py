@@ -15,6 +15,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -35,9 +36,6 @@ COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type", "headers")
 CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers", "created_at")
 """What a message keeps wherever it is moved to."""
 
-FETCHED = (*CONTENT, "sequence", "attempts", "unanswered", "state", "retry_at")
-"""What a relay reads."""
-
 
 def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
     return {name: bindparam(name, type_=table.c[name].type) for name in names}
@@ -54,6 +52,14 @@ def _now() -> ColumnElement[Any]:
 
 def _these(table: Table, column: str = "sequence") -> ColumnElement[bool]:
     return table.c[column].in_(bindparam("these", expanding=True))
+
+
+def _this(tables: OutboxTables) -> ColumnElement[bool]:
+    """One message, by its place and its id: after a failover that has lost the last commits, another one may
+    have its place."""
+    c = tables.message.c
+    place = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    return and_(place, c.id == bindparam("id_", type_=c.id.type))
 
 
 @cache
@@ -76,12 +82,41 @@ def count_buckets(tables: OutboxTables) -> Select[Any]:
     return select(func.count()).select_from(tables.bucket)
 
 
+def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
+    """What a relay reads of a message; the payload only up to some bytes: it may not leave yet."""
+    c = tables.message.c
+    size = func.length(c.payload, type_=Integer)
+    light = case((size <= bindparam("light", type_=Integer), c.payload), else_=null()).label("payload")
+    named = ("id", "bucket", "topic", "key", "content_type", "headers", "created_at")
+    progress = ("sequence", "attempts", "unanswered", "state", "retry_at")
+    return [*(c[name] for name in named), light, size.label("size"), *(c[name] for name in progress)]
+
+
+def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
+    """What says how long a message has yet to wait."""
+    c = tables.message.c
+    return [c.sequence, c.state, c.retry_at, _now().label("now")]
+
+
+@cache
+def progress(tables: OutboxTables) -> Select[Any]:
+    """How long some messages have yet to wait."""
+    return select(*progressed(tables)).where(_these(tables.message))
+
+
+@cache
+def payloads(tables: OutboxTables) -> Select[Any, Any]:
+    """The payloads of some messages."""
+    c = tables.message.c
+    return select(c.sequence, c.payload).where(_these(tables.message))
+
+
 @cache
 def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
     """The oldest messages of one bucket above a sequence, but not of keys and topics that wait."""
     c = tables.message.c
     found = (
-        select(*(c[name] for name in FETCHED))
+        select(*fetched(tables))
         .where(c.bucket == bindparam("bucket"), c.sequence > bindparam("low"))
         .order_by(c.sequence)
         .limit(bindparam("limit", type_=Integer))
@@ -116,8 +151,7 @@ def wait(tables: OutboxTables) -> Update:
         name: bindparam(f"{name}_", type_=tables.message.c[name].type) for name in names
     }
     changed["retry_at"] = _seconds("delay_")
-    this = and_(tables.message.c.bucket == bindparam("bucket_"), tables.message.c.sequence == bindparam("it"))
-    return update(tables.message).where(this).values(changed)
+    return update(tables.message).where(_this(tables)).values(changed)
 
 
 @cache
@@ -125,8 +159,7 @@ def bury(tables: OutboxTables) -> Insert:
     """A dead letter, made from the message's row."""
     c = tables.message.c
     given = [bindparam(name, type_=tables.dead.c[name].type) for name in ("attempts", "outcome", "error")]
-    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
-    row = select(*(c[name] for name in CONTENT), *given).where(this)
+    row = select(*(c[name] for name in CONTENT), *given).where(_this(tables))
     return insert(tables.dead).from_select((*CONTENT, "attempts", "outcome", "error"), row)
 
 
@@ -134,9 +167,10 @@ def bury(tables: OutboxTables) -> Insert:
 def hold(tables: OutboxTables) -> Update:
     """A dead letter that stays in its place, so that its key waits for an operator."""
     c = tables.message.c
-    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
-    given = {"attempts": bindparam("attempts_", type_=Integer), "error": bindparam("error_")}
-    return update(tables.message).where(this).values(given | {"state": literal("held"), "retry_at": null()})
+    names = ("attempts", "unanswered", "error")
+    given: dict[str, Any] = {name: bindparam(f"{name}_", type_=c[name].type) for name in names}
+    held = given | {"state": literal("held"), "retry_at": null()}
+    return update(tables.message).where(_this(tables)).values(held)
 
 
 @cache
@@ -244,14 +278,14 @@ def paused(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def due(tables: OutboxTables) -> Select[Any]:
-    """Delayed messages of some buckets whose time has come, but for those that somebody has locked."""
+    """Delayed messages of some buckets whose time has come, in the order in which they leave. Without locks:
+    some databases lock a row before they know its bucket, and so another relay's."""
     c = tables.delayed.c
     return (
-        select(*(c[name] for name in CONTENT))
+        select(*(c[name] for name in CONTENT), c.available_at.label("retry_at"))
         .where(c.available_at <= _now(), _these(tables.delayed, "bucket"))
         .order_by(c.available_at, c.id)
         .limit(bindparam("limit", type_=Integer))
-        .with_for_update(skip_locked=True)
     )
 
 
@@ -259,19 +293,20 @@ def due(tables: OutboxTables) -> Select[Any]:
 def next_due(tables: OutboxTables) -> Select[Any, Any]:
     """The database's clock, and when the next delayed message of some buckets is due."""
     c = tables.delayed.c
-    soonest = func.min(c.available_at).label("due")
-    return select(utcnow().label("now"), soonest).where(_these(tables.delayed, "bucket"))
+    mine = select(c.available_at).where(_these(tables.delayed, "bucket"))
+    soonest = mine.order_by(c.available_at).limit(1).scalar_subquery()
+    return select(utcnow().label("now"), soonest.label("due"))
 
 
 @cache
 def add_due(tables: OutboxTables) -> Insert:
-    """A message that was delayed joins the others."""
-    return insert(tables.message).inline().values(_bound(tables.message, *CONTENT))
+    """A message that was delayed joins the others; it keeps when it was due."""
+    return insert(tables.message).inline().values(_bound(tables.message, *CONTENT, "retry_at"))
 
 
 @cache
 def forget_delayed(tables: OutboxTables) -> Delete:
-    """A message that has joined the others; by its key alone, so that nobody else's row is waited for."""
+    """A message that joins the others; by its key alone, so that nobody else's row is waited for."""
     return delete(tables.delayed).where(tables.delayed.c.id == bindparam("id_"))
 
 

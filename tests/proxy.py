@@ -15,10 +15,12 @@ CHUNK = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which chunk of a client's bytes cuts the connection, and whether the server still gets it."""
+    """Which chunk of a client's bytes cuts the connection, and whether the server still gets it; or from
+    which on the client reads nothing any more."""
 
     match: Callable[[bytes], bool]
     forward: bool
+    stall: bool = False
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Link:
     client: socket.socket
     server: socket.socket
     losing_the_answer: threading.Event = field(default_factory=threading.Event)
+    stalls: bool = False
 
     def reset(self) -> None:
         """Break both connections at once, so that each side sees an error and no orderly end."""
@@ -57,6 +60,7 @@ class TcpProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.was_cut = threading.Event()
+        self._is_over = threading.Event()
         _start(self._accept)
 
     def cut_on(self, match: Callable[[bytes], bool], *, forward: bool) -> None:
@@ -69,6 +73,13 @@ class TcpProxy:
         with self._lock:
             self._cut = Cut(match, forward)
 
+    def stall_on(self, match: Callable[[bytes], bool]) -> None:
+        """Let a client stand still: of the answer to the bytes that match it reads nothing, and nothing after
+        that, while its connection stays open. It happens once; `was_cut` is set when it has."""
+        self.was_cut.clear()
+        with self._lock:
+            self._cut = Cut(match, forward=True, stall=True)
+
     def __enter__(self) -> Self:
         return self
 
@@ -78,6 +89,7 @@ class TcpProxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_over.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -118,12 +130,17 @@ class TcpProxy:
                 self._break(link)
                 return
             if cut is not None:
+                link.stalls = cut.stall
                 link.losing_the_answer.set()
             link.server.sendall(chunk)
         link.server.shutdown(socket.SHUT_WR)
 
     def _to_client(self, link: Link) -> None:
         while chunk := link.server.recv(CHUNK):
+            if link.losing_the_answer.is_set() and link.stalls:
+                self.was_cut.set()
+                self._is_over.wait()
+                return
             if link.losing_the_answer.is_set():
                 self._break(link)
                 return

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from inbox.errors import InboxError, UnsupportedDatabase
 from inbox.errors import InvalidOption as InboxInvalidOption
 from inbox.errors import TablesMissing as InboxTablesMissing
-from outbox import Message, Outbox, schema
+from outbox import Message, Outbox, Relay, pause, schema
 from outbox.errors import (
     InvalidMessage,
     InvalidOption,
@@ -23,6 +23,7 @@ from outbox.errors import (
     WrongBucketCount,
 )
 from tests.database import Database
+from tests.outbox_publishers import Recorder
 from tests.published import TOPIC, WAYS, Way, texts, waiting
 from tests.test_bad_input import ADDRESS, SECRET
 
@@ -268,6 +269,22 @@ def test_missing_tables_in_a_schema(postgres: Database) -> None:
     """The same for a schema that is not there; the tables elsewhere do not count."""
     with postgres.engine().connect() as connection, pytest.raises(TablesMissing, match=r"nowhere\.outbox_"):
         Outbox(schema="nowhere").publish(connection, TOPIC, "never")
+
+
+def test_a_schema_where_there_are_none(migrated: Database) -> None:
+    """Only PostgreSQL has schemas inside a database: elsewhere the option is refused, by whoever takes it."""
+    if migrated.name == "postgresql":
+        pytest.skip("it has schemas")
+    engine = migrated.engine()
+    uses: list[Callable[[], object]] = [
+        lambda: Relay(engine, Recorder(), schema="other"),
+        lambda: pause(engine, "t", schema="other"),
+    ]
+    with engine.connect() as connection:
+        uses.append(lambda: Outbox(schema="other").publish(connection, TOPIC, "never"))
+        for use in uses:
+            with pytest.raises(InvalidOption, match="schema='other': only PostgreSQL"):
+                use()
 
 
 def test_a_missing_business_table_is_the_callers_error(migrated: Database) -> None:

@@ -178,12 +178,12 @@ def test_a_message_that_kills_its_relay_ends_dead(migrated: Database, tmp_path: 
     assert {1} <= {sent[name] for name in others} <= set(range(1, SOLO_AFTER + 3))
 
 
-def _live_and_die(url: URL, sends: Path, *, dies: bool = True) -> None:
-    with workers((_relay_with_poison, url, sends)) as (child,):
+def _live_and_die(url: URL, sends: Path, *, dies: bool = True, max_attempts: int = MAX_ATTEMPTS) -> None:
+    with workers((_relay_with_poison, url, sends, max_attempts)) as (child,):
         assert child.exit_code() == (-signal.SIGKILL if dies else 0)
 
 
-def _relay_with_poison(pipe: Connection, url: URL, sends: Path) -> None:
+def _relay_with_poison(pipe: Connection, url: URL, sends: Path, max_attempts: int) -> None:
     """A relay whose process is killed when it sends the message x1; what it sends is noted in a file."""
 
     def answer(message: Envelope) -> Outcome:
@@ -194,10 +194,23 @@ def _relay_with_poison(pipe: Connection, url: URL, sends: Path) -> None:
         return ACCEPTED
 
     engine = create_engine(url)
-    Relay(engine, Recorder(answer), max_attempts=MAX_ATTEMPTS).run_once()
+    Relay(engine, Recorder(answer), max_attempts=max_attempts).run_once()
     engine.dispose()
 
 
 def _sends(sends: Path) -> Counter[str]:
     """How often each message was sent."""
     return Counter(sends.read_text().split())
+
+
+def test_what_was_not_sent_is_not_given_up(migrated: Database, tmp_path: Path) -> None:
+    """With few `max_attempts`, too, relays that are killed with a message on its way do not use up those of
+    the others in its batch: none is given up before it has gone alone."""
+    engine = migrated.engine()
+    publish(engine, "x1", "x2", "x3", "y1")
+    for _ in range(SOLO_AFTER + 1):
+        _live_and_die(migrated.url, tmp_path / "sends", max_attempts=1)
+        let_leases_end(engine)
+    _live_and_die(migrated.url, tmp_path / "sends", dies=False, max_attempts=1)
+    assert list(dead(engine)) == ["x1"]
+    assert _sends(tmp_path / "sends") == {"x1": SOLO_AFTER + 1, "x2": 1, "x3": 1, "y1": 1}

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select, update
+from sqlalchemy import Engine, delete, event, select, update
 
 from inbox._statements import clock
 from outbox import Envelope, Message, Outbox, Outcome, Relay
@@ -169,3 +169,39 @@ def _let_time_pass(engine: Engine, by: timedelta = timedelta(hours=12)) -> None:
         for row in connection.execute(select(c.id, c.available_at)).all():
             earlier = row.available_at - by
             connection.execute(update(TABLES.delayed).where(c.id == row.id).values(available_at=earlier))
+
+
+def test_what_is_due_at_the_same_time(engine: Engine) -> None:
+    """Messages of one key leave in the order in which they were published, together or one by one."""
+    due = datetime.now(UTC) + timedelta(hours=1)
+    names = [f"a{number}" for number in range(60)]
+    publish(engine, *names[:30], available_at=due)
+    for name in names[30:]:
+        publish(engine, name, available_at=due)
+    _let_time_pass(engine)
+    publisher = Recorder()
+    assert relay(engine, publisher) == 60
+    assert publisher.names == names
+
+
+def test_a_row_that_is_locked_is_not_passed_by(migrated: Database) -> None:
+    """Somebody has locked the first of two due messages of a key: the second one does not move before it.
+    What an operator has dropped meanwhile is gone."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer: nobody moves meanwhile")
+    engine, publisher = migrated.engine(), Recorder()
+    past = datetime.now(UTC) - timedelta(hours=1)
+    first, _, third = publish(engine, "a1", "a2", "a3", available_at=past)
+    running = Relay(engine, publisher, lease=60)
+    with engine.connect() as other:
+        other.execute(select(TABLES.delayed).where(TABLES.delayed.c.id == first).with_for_update())
+        task = Task(running.run)
+        time.sleep(0.5)
+        assert not publisher.sent
+        other.execute(delete(TABLES.delayed).where(TABLES.delayed.c.id == third))
+        other.commit()
+    wait_until(lambda: len(publisher.accepted) == 2)
+    running.stop()
+    task.result()
+    assert publisher.names == ["a1", "a2"]
+    assert count(engine, TABLES.delayed) == 0

@@ -24,7 +24,7 @@ from tests.status_workers import wait_until
 
 pytest_plugins = ["tests.rabbit_fixtures"]
 
-FAULTS, FAULTS_WITH_RABBIT = 200, 50
+FAULTS, FAULTS_WITH_RABBIT = 200, 25
 LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
 END = 180
 """Seconds in which everything has to arrive, once there are no more faults."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import Engine, create_engine, select
 
-from outbox import Envelope, Outcome, Relay
+from outbox import Envelope, Message, Outbox, Outcome, Relay
 from outbox.schema import BUCKETS
 from tests.database import Database
 from tests.outbox_publishers import TABLES, Recorder, count, publish
@@ -94,6 +94,26 @@ def test_no_send_begins_that_could_outlast_the_lease(
     relay.stop()
     task.result()
     engine.dispose()
+
+
+def test_a_relay_that_reads_no_more(postgres: Database) -> None:
+    """While PostgreSQL is sending it a batch it stands still, or its machine is gone: once its lease is over
+    the others have its buckets, and send what it was about to."""
+    engine = engine_of(postgres)
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("t", b"x" * 900_000) for _ in range(16)])
+    address, other = postgres.url, Recorder()
+    with TcpProxy(str(address.host), address.port or 0) as proxy:
+        proxy.stall_on(lambda sent: b"SELECT outbox_message.sequence, outbox_message.payload" in sent)
+        still_engine = create_engine(address.set(host="127.0.0.1", port=proxy.port))
+        still = Relay(still_engine, Recorder(), lease=LEASE)
+        task = Task(still.run)
+        assert proxy.was_cut.wait(60)
+        with running(Relay(engine, other, lease=LEASE)):
+            wait_until(lambda: len(other.accepted) == 16)
+        still.stop()
+    task.result()
+    still_engine.dispose()
 
 
 def test_a_relay_that_was_frozen_changes_nothing(migrated: Database) -> None:

@@ -39,8 +39,8 @@ class Expected:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the next relay that looks at it gives it up."""
-        return self.unanswered >= MAX_ATTEMPTS and not self.waits
+        """Whether it has been given up."""
+        return self.unanswered >= MAX_ATTEMPTS
 
     @property
     def is_dead(self) -> bool:

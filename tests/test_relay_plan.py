@@ -10,11 +10,12 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, insert, s
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
-from outbox import Envelope, Outbox, Outcome, Relay
+from outbox import Envelope, Outbox, Outcome, Relay, Unavailable, pause, resume, retry_all
 from outbox._relays.settings import Settings
 from outbox.schema import BUCKETS
 from tests.database import Database
 from tests.outbox_publishers import (
+    ACCEPTED,
     TABLES,
     Recorder,
     messages,
@@ -207,3 +208,67 @@ def _buffers(engine: Engine, statement: str, parameters: Any) -> int:
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         plan = connection.exec_driver_sql(explained, parameters).scalar_one()[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@pytest.mark.usefixtures("always_tends")
+@pytest.mark.parametrize("why", ["a key that waits", "a paused topic"])
+def test_what_may_not_leave_is_not_read_again(postgres: Database, why: str) -> None:
+    """Behind tens of thousands of messages that may not leave, those of other keys are found without reading
+    them each time; and once they may leave, all do."""
+    engine = postgres.engine()
+    _forbid_analysis(engine)
+    if why == "a paused topic":
+        pause(engine, "slow")
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox_message (bucket, id, topic, key, payload, content_type) "
+                "SELECT 0, n::text, 'slow', 'slow', 'x', 'text/plain' FROM generate_series(1, :left) n"
+            ),
+            {"left": LEFT},
+        )
+    publisher = Recorder(lambda each: Unavailable("no", 3_600) if each.key == "slow" else ACCEPTED)
+    scans: list[tuple[str, Any]] = []
+    engine = postgres.engine()
+    event.listen(
+        engine,
+        "before_cursor_execute",
+        lambda _, __, statement, parameters, *___: scans.append((statement, parameters)),
+    )
+    looping = Relay(engine, publisher, poll=0.05)
+    task = Task(looping.run)
+    for number in range(10):
+        with postgres.engine().begin() as connection:
+            Outbox().publish(connection, "quick", b"x", f"k{number}")
+        wait_until(lambda: len(publisher.accepted) == number + 1)  # noqa: B023 - it is called at once
+        time.sleep(0.1)
+    found = [each for each in scans if "unnest" in each[0] and "LATERAL" in each[0]][-1]
+    assert _buffers(postgres.engine(), *found) < LEFT / 100
+    publisher.answer = lambda _: ACCEPTED
+    resume(engine, "slow")
+    retry_all(engine, "waiting")
+    wait_until(lambda: len(publisher.accepted) == LEFT + 10, timeout=120)
+    looping.stop()
+    task.result()
+
+
+@pytest.mark.usefixtures("always_tends")
+def test_a_topic_that_is_resumed_while_its_key_waits(postgres: Database) -> None:
+    """A later message of the key, to another topic, waits to be sent again: what was paused leaves all the
+    same."""
+    engine = postgres.engine()
+    pause(engine, "orders")
+    publisher = Recorder(lambda each: Unavailable("no", 3_600) if each.topic == "billing" else ACCEPTED)
+    looping = Relay(engine, publisher, poll=0.05)
+    task = Task(looping.run)
+    try:
+        for topic in ("orders", "billing"):
+            publish(engine, "k1", topic=topic)
+        wait_until(lambda: len(publisher.sent) == 1)
+        time.sleep(0.5)
+        resume(engine, "orders")
+        wait_until(lambda: publisher.of("k") == ["k1"], timeout=20)
+        assert publisher.accepted[0].topic == "orders"
+    finally:
+        looping.stop()
+        task.result()

@@ -58,3 +58,16 @@ def test_it_goes_on_when_it_is_taken_again(migrated: Database) -> None:
     publisher.answer = lambda _: ACCEPTED
     assert relay.run_once() == 5
     assert (publisher.of("a"), publisher.of("b")) == (["a1", "a2"], ["b1", "b2"])
+
+
+def test_it_is_tried_once_in_a_batch(postgres: Database) -> None:
+    """Keys whose messages to it lie at different depths: it is handed to the publisher once, not once for
+    each depth, and what comes behind it in a key waits."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        for depth in range(8):
+            topics = [*("free" for _ in range(depth)), "full", "free"]
+            Outbox().publish_many(connection, [Message(topic, b"x", f"k{depth}") for topic in topics])
+    publisher = answer(Unknown("no answer"))
+    assert Relay(engine, publisher).run_once() == sum(range(8))
+    assert [message.topic for message in publisher.sent].count("full") == 1

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import Engine, NullPool, create_engine, delete, event, text
 
 from outbox import Envelope, Outbox, Outcome, Relay
 from outbox.errors import TablesMissing, WrongBucketCount
@@ -78,3 +78,52 @@ def test_one_pass_renews_its_lease(migrated: Database) -> None:
     assert relay(engine, other, lease=1) == 0
     assert first.result() == 1
     assert not other.sent
+
+
+ACCOUNT = "inbox_outbox_app"
+
+
+@pytest.mark.parametrize(("trouble", "code"), [("read only", 1290), ("no connection", 1226)])
+def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: int) -> None:
+    """A server that is being switched over, an account without a connection to spare: the relay tries again,
+    as on PostgreSQL."""
+    if migrated.name not in {"mariadb", "mysql"}:
+        pytest.skip("the numbers are those of MariaDB and MySQL")
+    root = migrated.engine(isolation_level="AUTOCOMMIT")
+    account = f"{ACCOUNT}@'%'"
+    _run(root, f"DROP USER IF EXISTS {account}")
+    _run(root, f"CREATE USER {account} IDENTIFIED BY '{ACCOUNT}'")
+    _run(root, f"GRANT ALL ON {migrated.url.database}.* TO {account}")
+    engine = create_engine(migrated.url.set(username=ACCOUNT, password=ACCOUNT), poolclass=NullPool)
+    codes: list[object] = []
+    event.listen(engine, "handle_error", lambda context: codes.append(context.original_exception.args[0]))
+    publisher = Recorder()
+    looping = Relay(engine, publisher, poll=0.02, lease=2)
+    running = Task(looping.run)
+    spare = []
+    try:
+        if trouble == "read only":
+            _run(root, "SET GLOBAL read_only = 1")
+        if trouble == "no connection":
+            _run(root, f"ALTER USER {account} WITH MAX_USER_CONNECTIONS 1")
+            spare.append(engine.connect())
+        deadline = time.monotonic() + PATIENCE
+        while code not in codes:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        _run(root, "SET GLOBAL read_only = 0")
+        for each in spare:
+            each.close()
+    publish(migrated.engine(), "a1")
+    deadline = time.monotonic() + PATIENCE
+    while not publisher.accepted and time.monotonic() < deadline:
+        time.sleep(0.05)
+    looping.stop()
+    running.result()
+    assert publisher.names == ["a1"]
+
+
+def _run(engine: Engine, statement: str) -> None:
+    with engine.connect() as connection:
+        connection.execute(text(statement))

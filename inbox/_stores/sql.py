@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .. import _codes
 from .._accept import explain
+from .._connect import connected
 from .._databases import supported
 from .._verdict import Verdict
 from ..errors import InvalidOption, StoreUnreachable
@@ -173,7 +174,7 @@ class SqlStore(Store):
     def _run(self, work: Callable[[Connection], T]) -> T:
         for pause in tries():
             try:
-                with self._own.connect() as connection:
+                with connected(self._own) as connection:
                     try:
                         return work(connection)
                     except DBAPIError as error:

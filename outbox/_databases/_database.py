@@ -1,6 +1,7 @@
 """What the outbox needs of a database, with the portable way of doing it."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,10 +24,12 @@ class Scan:
     each: int
     """Of one bucket, at most so many: messages of many keys can leave side by side, those of one key
     cannot."""
-    blocked: Sequence[str]
-    """Keys, and ids of messages without a key, that wait."""
+    blocked: Mapping[int, Sequence[str]]
+    """Keys, and ids of messages without a key, that wait, by their bucket."""
     paused: Sequence[str]
     """Topics that wait."""
+    light: int
+    """Bytes of payload up to which it is read along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Writers:
     """The highest sequence that has been drawn."""
     transactions: frozenset[str]
     """Transactions that may have drawn one up to that."""
+    server: str
+    """Which server says so: one that was started again, or another one, may draw numbers again."""
     are_prepared: bool
     """Whether one of them is prepared for a two-phase commit, after which it is not known by its former
     name."""
@@ -74,23 +79,42 @@ class Database:
 
     def scan(self, connection: Connection, tables: OutboxTables, scan: Scan) -> Found:
         """The oldest messages of each bucket in turn, until there are enough."""
-        blocked, paused = bool(scan.blocked), bool(scan.paused)
-        statement = _statements.pending(tables, unblocked=blocked, unpaused=paused)
-        parameters: dict[str, Any] = {"blocked": scan.blocked} if blocked else {}
-        if paused:
-            parameters["paused"] = scan.paused
+        paused = {"paused": scan.paused} if scan.paused else {}
         letters: list[Letter] = []
         seen: set[int] = set()
         for bucket, low in scan.places:
             most = min(scan.each, scan.limit - len(letters))
             if most <= 0:
                 break
-            given = parameters | {"bucket": bucket, "low": low, "limit": most}
+            blocked = {"blocked": scan.blocked[bucket]} if bucket in scan.blocked else {}
+            given = {"bucket": bucket, "low": low, "limit": most, "light": scan.light, **blocked, **paused}
+            statement = _statements.pending(tables, unblocked=bool(blocked), unpaused=bool(paused))
             found = connection.execute(statement, given).all()
             letters += map(read, found)
             if len(found) < most:
                 seen.add(bucket)
         return Found(letters, seen)
+
+    def progress(
+        self, connection: Connection, tables: OutboxTables, places: Sequence[tuple[int, int]]
+    ) -> dict[int, float]:
+        """By sequence, how many seconds the messages in these places, bucket and sequence, have yet to wait;
+        infinite if they are held. Those that are gone are left out."""
+        statement = _statements.progress(tables)
+        found: dict[int, float] = {}
+        for part in parts([sequence for _, sequence in places]):
+            found |= waits(connection.execute(statement, {"these": part}).all())
+        return found
+
+    def payloads(
+        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]
+    ) -> dict[int, bytes]:
+        """The payloads of some messages, by their sequence."""
+        statement = _statements.payloads(tables)
+        found: dict[int, bytes] = {}
+        for part in parts([letter.sequence for letter in letters]):
+            found |= {row.sequence: row.payload for row in connection.execute(statement, {"these": part})}
+        return found
 
     def forget(
         self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
@@ -109,6 +133,15 @@ class Database:
     def estimate(self, connection: Connection, table: Table) -> int:
         """About how many rows a table has; where an index can be counted, exactly so many."""
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def waits(rows: Iterable[Any]) -> dict[int, float]:
+    """How long messages have yet to wait, in seconds, by their sequence."""
+    left: dict[int, float] = {}
+    for sequence, state, retry_at, now in rows:
+        waits_for_time = 0.0 if retry_at is None else (retry_at - now).total_seconds()
+        left[sequence] = math.inf if state == "held" else waits_for_time
+    return left
 
 
 def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -19,8 +19,10 @@ from ..schema import OutboxTables
 from ._database import Database, Found, Scan, parts
 
 _FORGET = text(
-    "DELETE message FROM JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$')) AS given"
+    "DELETE message FROM"
+    " JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(36) PATH '$[1]')) AS given"
     " STRAIGHT_JOIN outbox_message AS message ON message.sequence = given.sequence"
+    " WHERE CAST(message.id AS BINARY) = CAST(given.id AS BINARY)"
 )
 
 
@@ -43,7 +45,9 @@ class MySQL(Database):
     def forget(
         self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
     ) -> None:
-        for part in parts([letter.sequence for letter in letters]):
+        for part in parts(letters):
             if keep_sent:
-                connection.execute(_statements.keep_sent(tables), {"these": part})
-            connection.execute(_FORGET, {"these": json.dumps(part)})
+                sequences = [letter.sequence for letter in part]
+                connection.execute(_statements.keep_sent(tables), {"these": sequences})
+            these = [(letter.sequence, letter.envelope.id) for letter in part]
+            connection.execute(_FORGET, {"these": json.dumps(these)})

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
@@ -28,6 +29,7 @@ from sqlalchemy import (
     cast,
     column,
     delete,
+    extract,
     func,
     insert,
     literal,
@@ -41,17 +43,18 @@ from sqlalchemy.sql.elements import ColumnElement
 from .. import _statements
 from .._letter import Letter, read
 from ..schema import OutboxTables
-from ._database import Database, Found, Scan, Writers
+from ._database import Database, Found, Scan, Writers, waits
 
 _MANY, _MOST = 10, 5_000
 """Messages from which on, and up to which, one statement inserts all."""
 _IN_JSON = tuple(name for name in _statements.COLUMNS if name != "payload")
-_SETTINGS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
+_OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+_LIMITS = ("idle_in_transaction_session_timeout", "tcp_user_timeout")
 
 
 def _by_index() -> list[ColumnElement[Any]]:
     """Until the transaction ends, the planner reads tables by their indexes."""
-    return [func.set_config(name, literal("off"), literal(True)).label(name) for name in _SETTINGS]
+    return [func.set_config(name, literal("off"), literal(True)).label(name) for name in _OFF]
 
 
 @cache
@@ -62,12 +65,13 @@ def prepare() -> Select[Any]:
 
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """The lease begins anew, and the settings for a scan hold in the same statement. So does a limit that is
+    """The lease begins anew, and the settings for a scan hold in the same statement. So do limits that are
     as long as the lease: the transaction of a relay that stands still, or whose machine is gone, would keep
-    the relay's row locked, and nobody could take its buckets."""
+    the relay's row locked, and nobody could take its buckets. One is for a server that waits for the relay,
+    one for a server that is sending rows to it."""
     limit = bindparam("milliseconds", type_=Text)
-    idle = func.set_config("idle_in_transaction_session_timeout", limit, literal(True))
-    return _statements.renew(tables).returning(*_by_index(), idle.label("idle"))
+    limits = (func.set_config(name, limit, literal(True)).label(name) for name in _LIMITS)
+    return _statements.renew(tables).returning(*_by_index(), *limits)
 
 
 @cache
@@ -99,14 +103,16 @@ def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any
     )
     limit = bindparam("limit", type_=Integer)
     of_bucket = (
-        select(*(c[name] for name in _statements.FETCHED))
+        select(*_statements.fetched(tables))
         .where(c.bucket == places.c.bucket, c.sequence > places.c.low)
         .order_by(c.sequence)
         .limit(bindparam("each", type_=Integer))
     )
     if unblocked:
-        waiting = bindparam("blocked", type_=ARRAY(Text))
-        of_bucket = of_bucket.where(func.coalesce(c.key, c.id) != func.all(waiting))
+        # A sub-select of which no number of rows is known is hashed: with an array, each row would be
+        # compared with each key that waits.
+        blocked = func.json_array_elements_text(cast(bindparam("blocked", type_=Text), JSON), type_=Text)
+        of_bucket = of_bucket.where(func.coalesce(c.key, c.id).not_in(select(blocked)))
     if unpaused:
         of_bucket = of_bucket.where(c.topic != func.all(bindparam("paused", type_=ARRAY(Text))))
     found = of_bucket.lateral("found")
@@ -131,26 +137,54 @@ def _array_of(name: str, number: Any) -> ColumnElement[Any]:
     return cast(bindparam(name, type_=Text), ARRAY(number))
 
 
-def _array(numbers: Iterable[int]) -> str:
-    """An array as the server reads it: many times faster than to hand its numbers to the driver."""
-    return f"{{{','.join(map(str, numbers))}}}"
+def _array(values: Iterable[int | str]) -> str:
+    """An array as the server reads it, of numbers or ids: many times faster than to hand each to the
+    driver."""
+    return f"{{{','.join(map(str, values))}}}"
 
 
-def _given(tables: OutboxTables) -> ColumnElement[bool]:
-    """The messages of which buckets and sequences are given."""
+def _of(letters: Sequence[Letter]) -> list[tuple[int, int]]:
+    return [(letter.bucket, letter.sequence) for letter in letters]
+
+
+def _places(places: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """The parameters of `_given`, but for the ids."""
+    return {
+        "buckets": _array(bucket for bucket, _ in places),
+        "sequences": _array(sequence for _, sequence in places),
+    }
+
+
+def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
+    """The messages of which buckets and sequences are given, and the ids: after a failover that has lost
+    the last commits, others may have their numbers."""
     c = tables.message.c
-    given = (
-        func.unnest(_array_of("buckets", SmallInteger), _array_of("sequences", BigInteger))
-        .table_valued("bucket", "sequence", name="given")
-        .render_derived()
-    )
-    return and_(c.bucket == given.c.bucket, c.sequence == given.c.sequence)
+    arrays = [_array_of("buckets", SmallInteger), _array_of("sequences", BigInteger)]
+    names = ["bucket", "sequence"]
+    if by_id:
+        arrays.append(_array_of("ids", Text))
+        names.append("id")
+    given = func.unnest(*arrays).table_valued(*names, name="given").render_derived()
+    return and_(*(c[name] == given.c[name] for name in names))
+
+
+@cache
+def progress(tables: OutboxTables) -> Select[Any]:
+    """How long some messages have yet to wait."""
+    return select(*_statements.progressed(tables)).where(_given(tables))
+
+
+@cache
+def payloads(tables: OutboxTables) -> Select[Any, Any]:
+    """The payloads of some messages."""
+    c = tables.message.c
+    return select(c.sequence, c.payload).where(_given(tables))
 
 
 @cache
 def forget(tables: OutboxTables) -> Delete:
     """Messages that have left."""
-    return delete(tables.message).where(_given(tables))
+    return delete(tables.message).where(_given(tables, by_id=True))
 
 
 @cache
@@ -162,11 +196,12 @@ def record_sent(tables: OutboxTables) -> Insert:
 
 
 @cache
-def highest(tables: OutboxTables) -> Select[Any]:
-    """The highest sequence that any transaction has drawn."""
+def highest(tables: OutboxTables) -> Select[Any, Any]:
+    """The highest sequence that any transaction has drawn, and which server says so."""
     numbers = func.pg_get_serial_sequence(_name(tables.message), "sequence")
     drawn = func.pg_sequence_last_value(cast(numbers, REGCLASS), type_=BigInteger)
-    return select(func.coalesce(drawn, 0))
+    server = extract("epoch", func.pg_postmaster_start_time())
+    return select(func.coalesce(drawn, 0).label("drawn"), cast(server, Text).label("server"))
 
 
 @cache
@@ -226,9 +261,10 @@ class PostgreSQL(Database):
             "lows": _array(low for _, low in wanted.places),
             "limit": wanted.limit,
             "each": wanted.each,
+            "light": wanted.light,
         }
         if wanted.blocked:
-            parameters["blocked"] = wanted.blocked
+            parameters["blocked"] = json.dumps([*chain.from_iterable(wanted.blocked.values())])
         if wanted.paused:
             parameters["paused"] = wanted.paused
         statement = scan(tables, unblocked=bool(wanted.blocked), unpaused=bool(wanted.paused))
@@ -239,20 +275,28 @@ class PostgreSQL(Database):
         cut = Counter(letter.bucket for letter in letters)
         return Found(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
 
+    def progress(
+        self, connection: Connection, tables: OutboxTables, places: Sequence[tuple[int, int]]
+    ) -> dict[int, float]:
+        return waits(connection.execute(progress(tables), _places(places)).all())
+
+    def payloads(
+        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]
+    ) -> dict[int, bytes]:
+        found = connection.execute(payloads(tables), _places(_of(letters)))
+        return {row.sequence: row.payload for row in found}
+
     def forget(
         self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
     ) -> None:
-        given = {
-            "buckets": _array(letter.bucket for letter in letters),
-            "sequences": _array(letter.sequence for letter in letters),
-        }
+        given = _places(_of(letters)) | {"ids": _array(letter.envelope.id for letter in letters)}
         connection.execute(record_sent(tables) if keep_sent else forget(tables), given)
 
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
         # In this order: whoever draws a sequence has taken the lock before.
-        drawn = connection.execute(highest(tables)).scalar_one()
+        drawn, server = connection.execute(highest(tables)).one()
         writing = frozenset(connection.execute(transactions(tables)).scalars())
-        return Writers(drawn, writing, any(each.startswith("-") for each in writing))
+        return Writers(drawn, writing, server, any(each.startswith("-") for each in writing))
 
     def estimate(self, connection: Connection, table: Table) -> int:
         return int(connection.execute(estimate(_name(table))).scalar_one())

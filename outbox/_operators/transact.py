@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
+from inbox._connect import connected
 from inbox._transaction import pauses
 
 from .._databases import supported
@@ -24,14 +25,15 @@ def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], 
     """Run one transaction at what a relay's run at; transient errors are tried again.
 
     Raises:
-        InvalidOption: not an Engine, or an asynchronous one.
+        InvalidOption: not an Engine, or an asynchronous one; a schema on another database than PostgreSQL.
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
         TablesMissing: the tables have not been made.
     """
-    own = _usable(engine).execution_options(isolation_level=supported(engine.dialect.name).own_isolation)
+    database = supported(_usable(engine).dialect.name, tables.message.schema)
+    own = engine.execution_options(isolation_level=database.own_isolation)
     for pause in pauses(_TRIES):
         try:
-            with own.begin() as connection:
+            with connected(own) as connection, connection.begin():
                 return work(connection)
         except DBAPIError as error:
             if pause is None or not is_transient(error):

@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
 from inbox import is_transient
 from inbox._codes import code_of
+from inbox._connect import connected
 from inbox._signals import stopping
 from inbox._transaction import pauses
 
@@ -23,7 +24,7 @@ from .._missing import explained
 from .._outcomes import Outcome
 from ..errors import InvalidOption, OutboxError
 from .batch import Batch, waves
-from .core import Core, LeaseLost
+from .core import Core, LeaseLost, Overtaken
 from .report import Report
 from .sending import Pace, Sending
 from .settings import Settings
@@ -31,9 +32,13 @@ from .settings import Settings
 T = TypeVar("T")
 
 _log = logging.getLogger("outbox.relay")
-_TROUBLE = (DBAPIError, SQLTimeoutError, OSError)
+_TROUBLE = (DBAPIError, SQLTimeoutError, OSError, Overtaken)
 _TRIES = 12
 """How often a transaction is tried where somebody waits for its end: about five seconds' worth."""
+_READ_ONLY = {1290, 1836}
+"""What a server of MySQL or MariaDB says that is no primary any more: its connections are of no use."""
+_PASSING = _READ_ONLY | {"57014", 1047, 1203, 1226, 1317, 1969, 3024}
+"""Errors that a time limit, too many connections, or a cluster that is changing, bring about."""
 _PATIENCE = 0.5
 _LAST_TRIES = 5
 """How often the last one is, at once: it may have met with a deadlock."""
@@ -72,6 +77,7 @@ class RelayBase(ABC):
         self._bell = bell
         self._is_checked = False
         self._is_stopped = False
+        self._is_sending = False
         self._report = Report()
         """What became of the last batch, until it is written."""
         self._relayed = 0
@@ -88,6 +94,9 @@ class RelayBase(ABC):
         """Finish the batch that is on its way, and begin no other. Returns at once; may be called from any
         thread and from a signal handler, and again, which changes nothing."""
         self._is_stopped = True
+        begin_no_more = getattr(self._publisher, "begin_no_more", None)  # `DirectDelivery` has it
+        if begin_no_more is not None:
+            begin_no_more()
         self._bell.ring()
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
@@ -171,9 +180,17 @@ class RelayBase(ABC):
         return self._core.round(connection, self._report, self._pace.demand())
 
     def _send(self, batch: Batch) -> None:
-        """Hand a batch to the publisher."""
+        """Hand a batch to the publisher; meanwhile the lease is renewed."""
         sending = Sending(batch)
         self._report = sending.report
+        self._is_sending = True
+        try:
+            self._send_waves(sending, batch)
+        finally:
+            self._is_sending = False
+        self._pace.learn(sending.report, batch.letters, time.monotonic() - sending.begun)
+
+    def _send_waves(self, sending: Sending, batch: Batch) -> None:
         for wave in waves(batch.letters):
             letters = sending.wave(wave)
             if not letters:
@@ -185,7 +202,6 @@ class RelayBase(ABC):
                 self._pause(_PATIENCE)
                 break
             sending.send(letters, self._hand_over)
-        self._pace.learn(sending.report, batch.letters, time.monotonic() - sending.begun)
 
     def _may_send(self) -> bool:
         """Whether a send that begins now is over before the lease is; the lease is renewed if that helps."""
@@ -195,11 +211,14 @@ class RelayBase(ABC):
         return time.monotonic() + longest < self._core.expires
 
     def _beat(self, is_over: Callable[[float], bool]) -> None:
-        """Renew the lease while a send takes long; `is_over` waits for some seconds, and says whether to
-        end."""
+        """Renew the lease while a send takes long; `is_over` waits for some seconds, and says whether to end.
+
+        Only then: a relay whose transaction gets no answer, and never will, has to lose its buckets.
+        """
         lease = self._settings.lease
         while not is_over(min(1.0, lease / 6)):
-            if self._core.has_joined and time.monotonic() > self._core.expires - lease / 2:
+            is_late = time.monotonic() > self._core.expires - lease / 2
+            if self._is_sending and self._core.has_joined and is_late:
                 self._renew()
 
     def _renew(self) -> None:
@@ -240,9 +259,8 @@ class RelayBase(ABC):
         while True:
             for pause in pauses(tries or _TRIES):
                 try:
-                    with _connected(self._engine) as connection:
-                        with connection.begin():
-                            result = work(connection)
+                    with connected(self._engine) as connection:
+                        result = _transacted(connection, work)
                         self._core.committed(connection)
                         return result
                 except _TROUBLE as error:
@@ -261,19 +279,21 @@ class RelayBase(ABC):
             self._sleep(min(left, 0.1))
 
 
-def _passes(error: DBAPIError | SQLTimeoutError | OSError) -> bool:
-    """Whether it is worth to try again: also when the pool is empty, the server full, or a time limit of the
-    role's has struck."""
+def _transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
+    try:
+        with connection.begin():
+            return work(connection)
+    except DBAPIError as error:
+        if code_of(error) in _READ_ONLY:
+            connection.invalidate(error)
+        raise
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it is worth to try again: also when the pool is empty, the server full or another one's replica
+    by now, or a time limit of the role's has struck."""
     if not isinstance(error, DBAPIError):
         return True
     code = code_of(error)
-    return is_transient(error) or code == "57014" or (isinstance(code, str) and code.startswith("53"))
-
-
-def _connected(engine: Engine) -> Connection:
-    """A connection; what breaks while its isolation level is set is SQLAlchemy's error, not the driver's."""
-    drivers = engine.dialect.loaded_dbapi.Error
-    try:
-        return engine.connect()
-    except drivers as error:
-        raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
+    is_full = isinstance(code, str) and code.startswith("53")
+    return is_transient(error) or is_full or code in _PASSING

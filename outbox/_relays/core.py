@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
@@ -14,7 +15,6 @@ from inbox._statements import clock
 from .. import _statements
 from .._databases import Scan, supported
 from .._letter import Letter
-from .._outcomes import Refused
 from ..errors import WrongBucketCount
 from . import members
 from .batch import Batch, Demand
@@ -25,11 +25,13 @@ from .waiting import Waiting
 
 SOLO_AFTER = 3
 """Sends without an answer after which a message goes alone: if it kills relays, it takes no other one
-along."""
+along. Without having gone alone none is given up: it may never have left."""
 
 _MOVED = 1_000
 _MOST_RESTING = 10_000
 """Messages of topics that rest, behind which others are looked for."""
+_LARGEST_BATCH = 16_000_000
+"""Bytes of payload in a batch of more than one message, at most; a scan holds as many in memory."""
 _LEAST_SCAN = 16
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -37,6 +39,10 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 class LeaseLost(Exception):
     """Somebody else owns this relay's buckets by now; nothing was written."""
+
+
+class Overtaken(Exception):
+    """Somebody was quicker; nothing was written, and the next try will find it."""
 
 
 class Core:
@@ -49,8 +55,9 @@ class Core:
     def __init__(self, settings: Settings, dialect: str) -> None:
         self._settings = settings
         self._tables = settings.tables
-        self._database = supported(dialect)
+        self._database = supported(dialect, settings.tables.message.schema)
         self._settlement = Settlement(settings, self._database)
+        self._light = _LARGEST_BATCH // max(settings.batch, _LEAST_SCAN)
         self._waiting = Waiting()
         self._buckets: list[int] = []
         self._paused: list[str] = []
@@ -123,7 +130,10 @@ class Core:
         self._waiting.keep(self._buckets)
         self._waiting.doubt(connection.info)
         self._waiting.witness(self._database.writers(connection, self._tables))
-        self._paused = list(connection.execute(_statements.paused(self._tables)).scalars())
+        paused = list(connection.execute(_statements.paused(self._tables)).scalars())
+        if set(paused) != set(self._paused):
+            self._waiting.forget_waits()
+        self._paused = paused
         wait = min(self._settings.tend_every, self._forget_sent(connection), self._move_due(connection))
         self.next_tend = time.monotonic() + wait
 
@@ -162,10 +172,25 @@ class Core:
             # Before the lease was locked, an operator may have dropped what was found.
             batch = self._choose(connection, demand)
         if batch.letters:
+            self._load(connection, batch.letters)
             self._solo_turn = batch.letters[0].unanswered < SOLO_AFTER
         if batch.letters or not report.is_empty:
             members.note(connection, self._tables, self.epoch, batch.letters)
         return batch
+
+    def _load(self, connection: Connection, letters: list[Letter]) -> None:
+        """Read payloads that were left where they were, and cut the batch where it becomes too large."""
+        total = 0
+        for place, letter in enumerate(letters):
+            total += letter.size
+            if place and total > _LARGEST_BATCH:
+                del letters[place:]
+                break
+        heavy = [letter for letter in letters if letter.size > self._light]
+        if heavy:
+            found = self._database.payloads(connection, self._tables, heavy)
+            for letter in heavy:
+                letter.envelope = replace(letter.envelope, payload=found[letter.sequence])
 
     def seconds_idle(self) -> float:
         """How long nothing has to be looked at, unless somebody publishes a message."""
@@ -173,31 +198,41 @@ class Core:
         return max(0.0, min(self._settings.poll, tend, self._waiting.next_end()))
 
     def _settle(self, connection: Connection, report: Report) -> None:
-        self._settlement.write(connection, report)
-        for answer in report.others:
-            if not isinstance(answer.outcome, Refused):
-                self._block(answer.letter, self._settlement.delay(answer))
+        for letter, seconds in self._settlement.write(connection, report):
+            self._block(letter, seconds)
 
     def _choose(self, connection: Connection, demand: Demand) -> Batch:
         """Reads on while all that it finds has to wait, and more each time."""
         most = max(demand.limit, _LEAST_SCAN)
-        self._waiting.let_go()
+        self._look_at_waits(connection)
         while self._buckets and "*" not in self._paused:
             blocked = self._waiting.blocked()
-            places = [(bucket, self._waiting.low(bucket)) for bucket in self._buckets]
-            wanted = Scan(
-                places, most, max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET), blocked, self._paused
-            )
+            places = [(bucket, self._waiting.start(bucket)) for bucket in self._buckets]
+            each = max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
+            wanted = Scan(places, most, each, blocked, self._paused, self._light)
             found = self._database.scan(connection, self._tables, wanted)
             self._waiting.learn(found, paused=bool(self._paused))
             self._rotate(found.letters)
             batch = self._sift(connection, found.letters, demand)
             if batch.letters or batch.exhausted or not found.letters:
                 return batch
-            if demand.rests and len(blocked) >= _MOST_RESTING:
+            if demand.rests and len(self._waiting) >= _MOST_RESTING:
                 break
             most = max(most, min(4 * most, self._settings.batch))
         return Batch([], [])
+
+    def _look_at_waits(self, connection: Connection) -> None:
+        """Let keys go on whose time is over, unless their first message waits for longer."""
+        ended = self._waiting.ended()
+        if not ended:
+            return
+        found = self._database.progress(connection, self._tables, list(ended.values()))
+        for key, (_, sequence) in ended.items():
+            seconds = found.get(sequence, 0.0)
+            if seconds > 0:
+                self._waiting.go_on(key, seconds)
+            else:
+                self._waiting.let_go(key)
 
     def _rotate(self, letters: list[Letter]) -> None:
         """Let the next scan begin behind the bucket at which this one ended, so that each has its turn."""
@@ -220,7 +255,7 @@ class Core:
                 waits.append((letter, math.inf))
             elif letter.retry_at is not None and letter.retry_at > now:
                 waits.append((letter, (letter.retry_at - now).total_seconds()))
-            elif letter.unanswered >= self._settings.max_attempts:
+            elif letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts:
                 batch.exhausted.append(letter)
             elif letter.envelope.topic in demand.rests and not _is_tried(letter, demand, tried):
                 waits.append((letter, demand.rests[letter.envelope.topic]))
@@ -253,8 +288,10 @@ class Core:
         mine = {"these": self._buckets}
         due = connection.execute(_statements.due(self._tables), mine | {"limit": _MOVED}).all()
         if due:
+            forget = _statements.forget_delayed(self._tables)
+            if connection.execute(forget, [{"id_": row.id} for row in due]).rowcount < len(due):
+                raise Overtaken("somebody has dropped a delayed message that was about to be moved")
             connection.execute(_statements.add_due(self._tables), [row._asdict() for row in due])
-            connection.execute(_statements.forget_delayed(self._tables), [{"id_": row.id} for row in due])
         if len(due) == _MOVED:
             return 0.0
         found = connection.execute(_statements.next_due(self._tables), mine).one()

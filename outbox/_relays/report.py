@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from inbox._options import LONGEST_WAIT
 
 from .._letter import Letter
-from .._outcomes import Accepted, Failed, Outcome, Refused
+from .._outcomes import Accepted, Failed, Outcome, Refused, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,16 @@ class Answer:
     def attempts(self) -> int:
         """How often it has been sent."""
         return self.letter.envelope.attempt
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the message may have been taken."""
+        return isinstance(self.outcome, Unknown)
+
+    @property
+    def unanswered(self) -> int:
+        """How many of its sends ended without an answer."""
+        return self.letter.unanswered + self.is_unknown
 
     @property
     def retry_after(self) -> float | None:

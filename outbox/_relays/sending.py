@@ -20,8 +20,6 @@ log = logging.getLogger("outbox.relay")
 _PAUSE = Backoff(first=0.25, longest=2)
 """How long a topic rests of which the broker takes nothing: so long a new message may wait once it does."""
 _FIRST_BATCH = 100
-_LARGEST_BATCH = 16_000_000
-"""Bytes of payload in a batch, about: it is held in memory."""
 _QUICK, _SLOW = 0.5, 2.0
 """Seconds in which a batch should be sent: a larger one waits too long for its lease and its stop."""
 
@@ -38,14 +36,13 @@ class Pace:
     def __init__(self, most: int) -> None:
         self._most = most
         self._size = min(_FIRST_BATCH, most)
-        self._heaviest = most
         self._rests: dict[str, _Rest] = {}
 
     def demand(self) -> Demand:
         """What the next batch may hold; a topic that has rested is tried with a single message."""
         now = time.monotonic()
         rests = {topic: rest.until - now for topic, rest in self._rests.items()}
-        return Demand(min(self._size, self._heaviest), rests)
+        return Demand(self._size, rests)
 
     def wake(self) -> None:
         """Let every topic be tried at once."""
@@ -54,8 +51,6 @@ class Pace:
 
     def learn(self, report: Report, letters: list[Letter], seconds: float) -> None:
         """Take in what a batch has shown."""
-        weight = sum(len(letter.envelope.payload) for letter in letters)
-        self._heaviest = max(1, _LARGEST_BATCH * len(letters) // weight) if weight else self._most
         rejected = report.rejected()
         for topic, asked in rejected.items():
             rejections = self._rests[topic].rejections + 1 if topic in self._rests else 1
@@ -82,14 +77,16 @@ class Sending:
         self._rejected: dict[str, float] = {}
 
     def wave(self, letters: list[Letter]) -> list[Letter]:
-        """Of a wave, the messages that do not come behind one that has failed, and whose topic is taken."""
+        """Of a wave, the messages whose topic is taken, and that do not come behind one that has not left."""
         if not (self._failed or self._rejected):
             return letters
-        return [
-            letter
-            for letter in letters
-            if letter.key not in self._failed and letter.envelope.topic not in self._rejected
-        ]
+        leaving = []
+        for letter in letters:
+            if letter.envelope.topic in self._rejected and letter.key is not None:
+                self._failed.add(letter.key)
+            elif letter.key not in self._failed:
+                leaving.append(letter)
+        return leaving
 
     def send(self, letters: list[Letter], hand_over: Callable[[list[Envelope]], Iterable[Outcome]]) -> None:
         """Hand a wave to the publisher, and write down what it says.
@@ -108,8 +105,11 @@ class Sending:
         finally:  # an interruption goes on, and what has been answered is written
             if len(answers) > len(letters):
                 answers, silence = [], _said("more answers than there were messages")
+            failed = len(self.report.others)
             for letter, outcome in zip(letters, chain(answers, repeat(silence)), strict=False):
                 self._add(letter, outcome)
+            if len(self.report.others) > failed:
+                self._rejected = self.report.rejected()
 
     def _add(self, letter: Letter, outcome: Outcome) -> None:
         self.report.add(letter, outcome)

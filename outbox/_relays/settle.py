@@ -1,6 +1,7 @@
 """What is written about messages after they were sent, in the transaction that renews the lease."""
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -8,7 +9,7 @@ from sqlalchemy import Connection
 from .. import _statements
 from .._databases import Database
 from .._letter import Letter
-from .._outcomes import Outcome, Refused, Unavailable
+from .._outcomes import Outcome, Refused
 from .report import Answer, Report
 from .settings import Settings
 
@@ -18,6 +19,16 @@ LONGEST_ERROR = 4_000
 """Characters of a reason that are kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a message has died."""
+
+    attempts: int
+    unanswered: int
+    outcome: str
+    error: str
+
+
 class Settlement:
     """Turns the answers of a batch into rows."""
 
@@ -25,60 +36,68 @@ class Settlement:
         self._settings = settings
         self._database = database
 
-    def write(self, connection: Connection, report: Report) -> None:
-        """Forget what has left, put away what never will, and note of the rest when it is sent again."""
+    def write(self, connection: Connection, report: Report) -> list[tuple[Letter, float]]:
+        """Forget what has left, put away what never will, and note of the rest when it is sent again: these,
+        each with the seconds until then."""
         tables = self._settings.tables
         if report.accepted:
             keep = self._settings.keep_sent is not None
             self._database.forget(connection, tables, report.accepted, keep_sent=keep)
-        waits = []
+        waits: list[tuple[Answer, float]] = []
         for answer in report.others:
             if isinstance(answer.outcome, Refused):
-                self._put_away(connection, answer.letter, answer.attempts, "refused", reason(answer.outcome))
+                end = _End(answer.attempts, answer.unanswered, "refused", reason(answer.outcome))
+                self._put_away(connection, answer.letter, end)
+            elif answer.is_unknown and answer.unanswered >= self._settings.max_attempts:
+                self._put_away(connection, answer.letter, _no_answer(answer.attempts, answer.unanswered))
             else:
-                waits.append(self._wait(answer))
+                waits.append((answer, self._delay(answer)))
         for letter in report.exhausted:
-            error = f"no answer after {letter.unanswered} sends"
-            self._put_away(connection, letter, letter.envelope.attempt - 1, "unknown", error)
+            self._put_away(connection, letter, _no_answer(letter.envelope.attempt - 1, letter.unanswered))
         if waits:
-            connection.execute(_statements.wait(tables), waits)
+            connection.execute(_statements.wait(tables), [_wait(*each) for each in waits])
+        return [(answer.letter, delay) for answer, delay in waits]
 
-    def delay(self, answer: Answer) -> float:
-        """Seconds until a message is sent again."""
+    def _delay(self, answer: Answer) -> float:
         asked = answer.retry_after
         return self._settings.backoff.delay(answer.attempts) if asked is None else asked
 
-    def _wait(self, answer: Answer) -> dict[str, Any]:
-        unknown = not isinstance(answer.outcome, Unavailable)
-        return {
-            "bucket_": answer.letter.bucket,
-            "it": answer.letter.sequence,
-            "attempts_": answer.attempts,
-            "unanswered_": answer.letter.unanswered + unknown,
-            "state_": "unknown" if unknown or answer.letter.state == "unknown" else "pending",
-            "error_": reason(answer.outcome),
-            "delay_": self.delay(answer),
-        }
-
-    def _put_away(
-        self, connection: Connection, letter: Letter, attempts: int, outcome: str, error: str
-    ) -> None:
-        this = {"bucket_": letter.bucket, "it": letter.sequence}
+    def _put_away(self, connection: Connection, letter: Letter, end: _End) -> None:
+        this = _this(letter)
         tables = self._settings.tables
         if self._settings.holds and letter.key is not None:
-            given = {"attempts_": attempts, "error_": error}
+            given = {"attempts_": end.attempts, "unanswered_": end.unanswered, "error_": end.error}
             connection.execute(_statements.hold(tables), this | given)
         else:
-            given = {"attempts": attempts, "outcome": outcome, "error": error}
+            given = {"attempts": end.attempts, "outcome": end.outcome, "error": end.error}
             connection.execute(_statements.bury(tables), this | given)
             self._database.forget(connection, tables, [letter], keep_sent=False)
         _log.error(
             "message %s to %r is dead after %d attempts: %s",
             letter.envelope.id,
             letter.envelope.topic,
-            attempts,
-            error,
+            end.attempts,
+            end.error,
         )
+
+
+def _this(letter: Letter) -> dict[str, Any]:
+    return {"bucket_": letter.bucket, "it": letter.sequence, "id_": letter.envelope.id}
+
+
+def _no_answer(attempts: int, unanswered: int) -> _End:
+    return _End(attempts, unanswered, "unknown", f"no answer after {unanswered} sends")
+
+
+def _wait(answer: Answer, delay: float) -> dict[str, Any]:
+    is_unknown = answer.is_unknown or answer.letter.state == "unknown"
+    return _this(answer.letter) | {
+        "attempts_": answer.attempts,
+        "unanswered_": answer.unanswered,
+        "state_": "unknown" if is_unknown else "pending",
+        "error_": reason(answer.outcome),
+        "delay_": delay,
+    }
 
 
 def reason(outcome: Outcome) -> str:

@@ -1,0 +1,16 @@
+"""Connections of engines that have an isolation level of their own."""
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+
+def connected(engine: Engine) -> Connection:
+    """A connection; what breaks while its isolation level is set is SQLAlchemy's error, not the driver's.
+
+    A server that has ended the pool's connections says so at that point on MySQL and MariaDB.
+    """
+    drivers = engine.dialect.loaded_dbapi.Error
+    try:
+        return engine.connect()
+    except drivers as error:
+        raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
