@@ -1,6 +1,9 @@
 """Delivery without a broker: the relay runs the handlers itself."""
 
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from inbox import Action, AsyncListener, Decision, Listener, is_transient
@@ -13,32 +16,65 @@ from .errors import InvalidOption
 
 Handlers = Mapping[str, Callable[[Envelope], Any]]
 
+_GRACE = timedelta(days=30)
+"""How long handlers that run are waited for: some systems cannot wait much longer."""
+_MOST_FAILING = 100_000
+"""Messages whose failures are remembered; of more, those that failed longest ago are forgotten."""
 
-class _Delivery:
+
+class _Delivery(ABC):
     """Which handler takes a message, and what its verdict means to the relay."""
 
-    def __init__(self, handlers: Handlers, max_attempts: int) -> None:
+    _listener: Listener | AsyncListener
+
+    def __init__(self, handlers: Handlers, *, concurrency: int = 1, max_attempts: int = 16) -> None:
         if not isinstance(handlers, Mapping) or not handlers:
             raise InvalidOption(f"handlers={handlers!r:.80}: expected a mapping of topics to handlers")
         for topic, handler in handlers.items():
             _options.topic(topic)
             _options.check_function(f"handlers[{topic!r}]", handler)
         self._handlers = {topic: getattr(each, "outcome", each) for topic, each in handlers.items()}
+        self._counting_for_itself = {topic for topic, each in handlers.items() if hasattr(each, "outcome")}
+        self._concurrency = _options.count("concurrency", concurrency)
         self._max_attempts = _options.count("max_attempts", max_attempts)
+        self._failures: OrderedDict[str, int] = OrderedDict()
+        self._listener = self._new_listener()
+
+    @abstractmethod
+    def _new_listener(self) -> Listener | AsyncListener:
+        """What runs the handlers."""
 
     def _answer(self, message: Envelope, decision: Decision) -> Outcome:
+        answer = self._verdict(message, decision)
+        if answer == ACCEPTED or isinstance(answer, Refused):
+            self._failures.pop(message.id, None)
+        return answer
+
+    def _verdict(self, message: Envelope, decision: Decision) -> Outcome:
         if decision.action is Action.ACK:
             return ACCEPTED
         if decision.action is Action.DEAD_LETTER:
             return Refused(decision.reason)
         outcome = decision.outcome
+        if outcome is None and not decision.delay:
+            return Failed(decision.reason, 0.0)  # given back: it has not begun
         if outcome is None:
             return Unavailable(decision.reason)
         if outcome.error is not None and is_transient(outcome.error):
             return Unavailable(decision.reason, outcome.retry_after)
-        if outcome.error is not None and message.attempt >= self._max_attempts:
-            return Refused(f"gave up after {message.attempt} attempts: {decision.reason}")
+        if outcome.error is not None and message.topic not in self._counting_for_itself:
+            failures = self._failed(message)
+            if failures >= self._max_attempts:
+                return Refused(f"gave up after {failures} failures: {decision.reason}")
         return Failed(decision.reason, outcome.retry_after)
+
+    def _failed(self, message: Envelope) -> int:
+        """How often its handler has failed in this process; what the database did is not its fault."""
+        failures = self._failures.pop(message.id, 0) + 1
+        self._failures[message.id] = failures
+        if len(self._failures) > _MOST_FAILING:
+            self._failures.popitem(last=False)
+        return failures
 
     def _answers(self, batch: Sequence[Envelope], decisions: Iterable[Decision]) -> list[Outcome]:
         """One for each message; decisions are there for those that have a handler."""
@@ -49,6 +85,13 @@ class _Delivery:
             else Refused(f"no handler for topic {message.topic!r}")
             for message in batch
         ]
+
+    def begin_no_more(self) -> None:
+        """Let each `send` that is running return as soon as the handlers that run have ended, however long
+        they take. Messages whose handlers have not begun were not taken, and come again at once; a later
+        `send` begins as ever. Returns at once; may be called from any thread and from a signal handler."""
+        listener, self._listener = self._listener, self._new_listener()
+        listener.stop()
 
     def _known(self, batch: Sequence[Envelope]) -> list[Envelope]:
         return [message for message in batch if message.topic in self._handlers]
@@ -65,16 +108,19 @@ class DirectDelivery(_Delivery):
     Args:
         handlers: by topic. A message to another topic is refused.
         concurrency: how many run at once, in threads, each on a connection of its own.
-        max_attempts: attempts after which a message whose handler raises is refused; errors that are
-            transient (`inbox.is_transient`) do not count as its fault.
+        max_attempts: failures of the handler after which its message is refused, counted in memory: a restart
+            counts anew, and so does another process that takes the message over. Transient errors
+            (`inbox.is_transient`) do not count. Of a `StatusInbox` none do: it counts for itself, for good,
+            and a message is refused when it is dead there, with its steps undone.
 
     Raises:
         InvalidOption: an argument cannot be used.
     """
 
-    def __init__(self, handlers: Handlers, *, concurrency: int = 1, max_attempts: int = 16) -> None:
-        super().__init__(handlers, max_attempts)
-        self._listener = Listener(concurrency=_options.count("concurrency", concurrency))
+    _listener: Listener
+
+    def _new_listener(self) -> Listener:
+        return Listener(concurrency=self._concurrency, grace=_GRACE)
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""
@@ -90,9 +136,10 @@ class AsyncDirectDelivery(_Delivery):
     """`DirectDelivery` for an `AsyncRelay`: the handlers are those of the asynchronous inboxes, and run as
     tasks."""
 
-    def __init__(self, handlers: Handlers, *, concurrency: int = 1, max_attempts: int = 16) -> None:
-        super().__init__(handlers, max_attempts)
-        self._listener = AsyncListener(concurrency=_options.count("concurrency", concurrency))
+    _listener: AsyncListener
+
+    def _new_listener(self) -> AsyncListener:
+        return AsyncListener(concurrency=self._concurrency, grace=_GRACE)
 
     async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Engine, Row, Table, func, select, update
 
-from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay
+from inbox._statements import clock
+from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay, pause
 from outbox.schema import tables
 
 ACCEPTED = Accepted()
@@ -100,6 +101,19 @@ def publish(engine: Engine, *names: str, topic: str = "orders", **options: Any) 
     """Commit messages with these names; their ids."""
     with engine.begin() as connection:
         return Outbox().publish_many(connection, messages(names, topic, **options))
+
+
+def due_unsent(engine: Engine, *names: str, hours: float, ago: float) -> datetime:
+    """Messages that were delayed by so many hours, became due so many ago, and were not sent yet because of a
+    pause; when they were due."""
+    publish(engine, *names, delay=3_600)
+    with engine.begin() as connection:
+        due: datetime = connection.execute(clock()).scalar_one() - timedelta(hours=ago)
+        past = {"available_at": due, "created_at": due - timedelta(hours=hours)}
+        connection.execute(update(TABLES.delayed).values(past))
+    pause(engine)
+    relay(engine, Recorder())
+    return due
 
 
 def relay(engine: Engine, publisher: Any, **options: Any) -> int:

@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox
-from outbox import Audit, Refused, Unavailable
+from outbox import Audit, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
 from tests.database import Database
-from tests.outbox_publishers import Recorder, publish, relay
+from tests.outbox_publishers import Recorder, due_unsent, name_of, publish, relay
 
 CONSUMER = "billing"
 COUNTS = ("not_sent", "dead", "not_taken", "on_the_way", "delayed", "taken")
@@ -83,6 +84,16 @@ def test_what_is_on_its_way_is_not_missing(engine: Engine) -> None:
     assert found.is_complete
     relay(engine, Recorder({"b1": [Refused("no")]}), after_dead="hold")
     assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1, "not_sent": 1}
+
+
+def test_a_delayed_message_has_its_grace_from_its_due_time(engine: Engine) -> None:
+    """However long the delay was, a message is on its way when it is due, and missing once the grace is over
+    from there."""
+    due = due_unsent(engine, "a1", hours=1.5, ago=0.5)
+    assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1}
+    found = audit(engine, grace=timedelta(minutes=10))
+    assert counts(found) == {"not_sent": 1}
+    assert [(each.state, each.since) for each in found.missing] == [("pending", due)]
 
 
 def test_messages_of_status_table_mode(engine: Engine) -> None:
@@ -181,6 +192,55 @@ def test_an_inbox_in_another_database(
         "on_the_way": 3,
         "dead": 1,
     }
+
+
+def test_what_was_taken_without_an_answer(
+    engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that was taken counts as taken, although its sends had no answer; it may be dead by now. What
+    was refused or never sent is missing, although another message of its key was taken."""
+    monkeypatch.setattr("outbox._operators.audit_parts._PAGE", 3)
+    silent = Recorder(lambda message: Refused("no") if name_of(message) == "a2" else Unknown("silence"))
+    sent(engine, "a1")
+    publish(engine, "a2", "b1", "c1", "d1", "e1", "f1")
+    relay(engine, silent, max_attempts=1)
+    publish(engine, "h1", "i1", "j1", "k1", "l1")
+    relay(engine, silent)
+    publish(engine, "a3")
+    for place in (engine, elsewhere):
+        take(place, *"abcd", *"hijk")
+        with StatusInbox(CONSUMER, store=SqlStore(place), lease=60).claim("e"):
+            pass
+    for inbox_engine in (None, elsewhere):
+        found = audit(engine, inbox_engine=inbox_engine)
+        assert counts(found) == {"taken": 9, "dead": 2, "not_sent": 2}
+        assert found.committed == 13
+        named = {(each.key, each.state) for each in found.missing}
+        assert named == {("a", "dead"), ("f", "dead"), ("l", "unknown"), ("a", "pending")}
+    assert len(audit(engine, inbox_engine=elsewhere, limit=1).missing) == 2
+    assert counts(audit(engine, inbox_engine=elsewhere, grace=3_600)) == {
+        "taken": 9,
+        "dead": 2,
+        "on_the_way": 2,
+    }
+
+
+def test_a_message_that_moves_meanwhile(engine: Engine, migrated: Database) -> None:
+    """A dead letter that is sent again while the audit looks is counted in one place or the other."""
+    if migrated.name == "sqlite":
+        pytest.skip("whoever reads keeps others from writing")
+    (made,) = sent(engine, "a1", a1=[Refused("no")])
+    looking, states = migrated.engine(), list[str]()
+
+    def move(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "FROM outbox_message" in statement and not states:
+            states.append(outbox.retry(engine, made))
+
+    event.listen(looking, "after_cursor_execute", move)
+    found = audit(looking)
+    assert states == ["dead"]
+    assert (found.committed, found.is_complete) == (1, False)
+    assert [each.id for each in found.missing] == [made]
 
 
 def test_keys_compare_byte_for_byte(engine: Engine) -> None:

@@ -137,23 +137,28 @@ def test_a_handler_that_always_fails(engine: Engine) -> None:
         let_backoffs_end(engine)
     row = dead(engine)["a1"]
     assert (row.attempts, row.outcome) == (3, "refused")
-    assert row.error == "gave up after 3 attempts: Fault: no such article"
+    assert row.error == "gave up after 3 failures: Fault: no such article"
     assert accounts.totals(engine) == dict.fromkeys(CHAIN, 0)
     assert not waiting(engine)
 
 
 def test_an_error_that_is_not_the_message_s_fault(engine: Engine) -> None:
-    """A transient error is tried again however often it comes."""
+    """A transient error is tried again however often it comes, and leaves the message as many failures of its
+    own as without."""
     publish(engine, "a1", topic="order")
+    errors = [*(StoreUnreachable("away") for _ in range(4)), Fault("once")]
 
-    def fail(_: Envelope) -> None:
-        raise StoreUnreachable("away")
+    def handle(_: Envelope) -> InboxOutcome:
+        if errors:
+            raise errors.pop(0)
+        return NEW
 
-    delivery = DirectDelivery({"order": fail}, max_attempts=2)
+    delivery = DirectDelivery({"order": handle}, max_attempts=2)
     for attempt in range(1, 6):
         assert relay(engine, delivery) == 0
         assert waiting(engine)["a1"].attempts == attempt
         let_backoffs_end(engine)
+    assert relay(engine, delivery) == 1
 
 
 def test_a_topic_that_fails_stops_no_other(engine: Engine) -> None:
@@ -223,6 +228,25 @@ def test_status_table_mode(engine: Engine) -> None:
     assert accounts.totals(engine) == {"order": 2, "reserve": 0, "pay": 0, "ship": 2}
     assert list(dead(engine)) == ["b1"]
     assert "dead" in dead(engine)["b1"].error
+
+
+def test_status_table_mode_counts_for_itself(engine: Engine) -> None:
+    """However few attempts the delivery allows, the message is refused when its inbox gives it up: its steps
+    are undone by then."""
+    calls: list[str] = []
+    inbox = StatusInbox("order", store=SqlStore(engine), lease=60, backoff=Backoff(0), max_attempts=4)
+
+    @inbox.handler(key=message_key)
+    def handle(claim: Claim, _: Envelope) -> None:
+        claim.step("call", lambda: calls.append("call"), undo=lambda _: calls.append("undo"))
+        raise Fault("no")
+
+    publish(engine, "a1")
+    for _ in range(5):
+        relay(engine, DirectDelivery({"orders": handle}, max_attempts=2))
+        let_backoffs_end(engine)
+    assert calls == ["call", "undo"]
+    assert (dead(engine)["a1"].attempts, dead(engine)["a1"].error) == (4, "dead: Fault: no")
 
 
 def _reserve(connection: Connection, message: Envelope) -> None:
@@ -297,3 +321,22 @@ def test_a_relay_that_runs(engine: Engine) -> None:
     thread.join()
     relay(engine, DirectDelivery(chain(engine)))
     assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
+
+
+def test_a_relay_that_is_stopped(engine: Engine) -> None:
+    """The handlers that run end, and no other one begins; their messages leave with the next relay, at
+    once."""
+    publish(engine, *ORDERS)
+    seen: list[str] = []
+
+    def handle(message: Envelope) -> InboxOutcome:
+        running.stop()
+        seen.append(name_of(message))
+        return NEW
+
+    delivery = DirectDelivery({"orders": handle})
+    running = Relay(engine, delivery)
+    running.run()
+    assert seen == ORDERS[:1]
+    assert relay(engine, delivery) == len(ORDERS) - 1
+    assert seen == ORDERS

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from inbox import AsyncClaim, AsyncInbox, AsyncStatusInbox, SqlStore, message_key
+from inbox import AsyncClaim, AsyncInbox, AsyncStatusInbox, Outcome, SqlStore, Verdict, message_key
 from inbox.errors import GiveUp
 from outbox import AsyncDirectDelivery, AsyncRelay, Envelope, Outbox
 from tests import accounts
@@ -99,3 +99,25 @@ def test_status_table_mode_of_tasks(migrated: Database, engine: Engine) -> None:
 def _add(engine: Engine) -> None:
     with engine.begin() as connection:
         accounts.add(connection, "order")
+
+
+def test_a_relay_of_tasks_that_is_stopped(migrated: Database, engine: Engine) -> None:
+    """The handlers that run end, and no other one begins; their messages leave with the next relay, at
+    once."""
+    publish(engine, *ORDERS)
+    seen: list[str] = []
+
+    async def scenario(tasks: AsyncEngine) -> None:
+        async def handle(message: Envelope) -> Outcome:
+            running.stop()
+            seen.append(name_of(message))
+            return Outcome(Verdict.NEW)
+
+        delivery = AsyncDirectDelivery({"orders": handle})
+        running = AsyncRelay(tasks, delivery)
+        await running.run()
+        assert seen == ORDERS[:1]
+        assert await AsyncRelay(tasks, delivery).run_once() == len(ORDERS) - 1
+
+    in_loop(migrated, scenario)
+    assert seen == ORDERS

@@ -5,9 +5,9 @@ from sqlalchemy import Engine, insert, text
 
 import outbox
 from outbox import MessageState, Outbox, OutboxStatus, Outcome, Refused, Relay, Unavailable, Unknown
-from outbox.errors import InvalidOption, TablesMissing
+from outbox.errors import InvalidOption, TablesMissing, WrongState
 from tests.database import Database
-from tests.outbox_publishers import TABLES, Recorder, let_leases_end, name_of, publish, relay
+from tests.outbox_publishers import TABLES, Recorder, due_unsent, let_leases_end, name_of, publish, relay
 
 STATES = ("pending", "waiting", "unknown", "held", "delayed", "dead")
 
@@ -67,6 +67,17 @@ def test_beyond_a_number_messages_are_estimated(engine: Engine) -> None:
     assert 50 <= found.delayed <= 200
 
 
+def test_counts_are_exact_up_to_a_number(engine: Engine) -> None:
+    """Wherever the messages are: also if all of them have one key, and so one bucket. Of more than that many,
+    no fewer are said to be there."""
+    publish(engine, *("a" * length for length in range(1, 151)))
+    found = outbox.status(engine, count_up_to=150)
+    assert (found.pending, found.estimated) == (150, ())
+    found = outbox.status(engine, count_up_to=149)
+    assert found.pending >= 150
+    assert found.estimated == ("pending", "waiting", "unknown", "held")
+
+
 def analyse(engine: Engine) -> None:
     """Let the database look how many rows there are."""
     table = "TABLE " if engine.dialect.name in ("mysql", "mariadb") else ""
@@ -84,6 +95,21 @@ def test_the_oldest_message(engine: Engine) -> None:
     age = outbox.status(engine).oldest_age
     assert age is not None
     assert 0 <= age < 300
+
+
+def test_a_message_that_was_delayed_and_is_due(engine: Engine) -> None:
+    """It is pending like any other, and as old as it is due."""
+    due_unsent(engine, "a1", hours=24, ago=0.5)
+    found = outbox.status(engine)
+    assert (found.pending, found.waiting) == (1, 0)
+    assert found.oldest_age is not None
+    assert 1_800 <= found.oldest_age < 3_600
+    (shown,) = outbox.peek(engine, state="pending")
+    assert shown.retry_at is None
+    assert outbox.peek(engine, state="waiting") == []
+    assert outbox.retry_all(engine, "waiting") == 0
+    with pytest.raises(WrongState, match="it is pending"):
+        outbox.retry(engine, shown.id)
 
 
 def test_relays_at_work(engine: Engine) -> None:

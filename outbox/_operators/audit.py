@@ -29,7 +29,8 @@ class Audit:
     consumer: str
     committed: int
     not_sent: int
-    """They wait for a relay longer than the grace, or are held."""
+    """They wait for a relay longer than the grace (if they were delayed, from when they were due), or are
+    held."""
     dead: int
     not_taken: int
     """They were sent longer ago than the grace, and the consumer has not taken them."""
@@ -37,6 +38,7 @@ class Audit:
     """They were published or sent within the grace."""
     delayed: int
     taken: int
+    """Also those that are still in the outbox, because nobody answered when they were sent."""
     missing: tuple[Missing, ...]
     """The first of those that are not sent, dead and not taken: so many of each, at most."""
     sent_since: datetime | None
@@ -73,7 +75,7 @@ def audit(
     What it cannot know: messages that were sent by relays without `keep_sent`, or longer ago than that;
     whether a message was taken whose row is purged from the inbox by now (`since` leaves such out); messages
     that the consumer keys by a function of its own. With `key="key"`, two messages of one key count as taken
-    when one of them was, as they do for the inbox.
+    when one of them was, as they do for the inbox; not those that were refused or never sent.
 
     Args:
         engine: where the outbox is; an Engine.
@@ -102,11 +104,12 @@ def audit(
     its_schema = inbox_schema or (schema if inbox_engine is None else None)
     question = Question(tables(schema), inbox_schemas.tables(its_schema), key, given)
     # In this order: a message that moves on meanwhile is seen twice rather than nowhere.
-    waiting = transact(engine, question.outbox, lambda each: parts.waiting(each, question))
     if inbox_engine is None:
-        sent = transact(engine, question.outbox, lambda each: parts.together(each, question))
+        unsent = transact(engine, question.outbox, lambda each: parts.unsent(each, question))
+        sent = transact(engine, question.outbox, lambda each: parts.sent(each, question))
     else:
-        sent = parts.apart(engine, inbox_engine, question)
+        unsent = parts.unsent_apart(engine, inbox_engine, question)
+        sent = parts.sent_apart(engine, inbox_engine, question)
     taken_since = transact(
         inbox_engine or engine,
         question.outbox,
@@ -115,14 +118,14 @@ def audit(
     return Audit(
         topic=topic,
         consumer=consumer,
-        committed=waiting.messages + waiting.dead + waiting.delayed + sent.messages,
-        not_sent=waiting.messages - waiting.recent,
-        dead=waiting.dead,
-        not_taken=sent.untaken - sent.recent,
-        on_the_way=waiting.recent + sent.recent,
-        delayed=waiting.delayed,
-        taken=sent.messages - sent.untaken,
-        missing=(*waiting.missing, *sent.missing),
+        committed=unsent.late + unsent.recent + unsent.dead + unsent.delayed + unsent.taken + sent.messages,
+        not_sent=unsent.late,
+        dead=unsent.dead,
+        not_taken=sent.late,
+        on_the_way=unsent.recent + sent.untaken - sent.late,
+        delayed=unsent.delayed,
+        taken=unsent.taken + sent.messages - sent.untaken,
+        missing=(*unsent.missing, *sent.missing),
         sent_since=sent.oldest,
         taken_since=taken_since,
     )

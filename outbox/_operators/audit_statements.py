@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    CompoundSelect,
     Float,
     FromClause,
     Integer,
@@ -13,11 +14,13 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    false,
     func,
     literal,
-    null,
     or_,
     select,
+    true,
+    union_all,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -25,7 +28,7 @@ from inbox._columns import from_now
 from inbox.schema import Tables
 
 from ..schema import OutboxTables
-from .statements import state_of
+from .statements import since, state_of
 
 
 def _of_topic(table: Table) -> ColumnElement[bool]:
@@ -51,61 +54,20 @@ def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
     return func.count(case((condition, 1)))
 
 
-def _found(
-    table: Table, state: ColumnElement[Any], since: ColumnElement[Any], status: ColumnElement[Any]
-) -> Select[Any]:
-    """Messages that are missing, some of them."""
-    c = table.c
-    columns = c.id, c.key, state.label("state"), since.label("since"), status.label("status")
-    return select(*columns).limit(bindparam("limit_", type_=Integer))
-
-
-@cache
-def count_unsent(tables: OutboxTables) -> Select[int, int]:
-    """How many messages wait for a relay, and how many of them may simply be on their way."""
-    table = tables.message
-    recent = and_(table.c.state != "held", _is_recent(table.c.created_at))
-    counts = func.count().label("messages"), _count(recent).label("recent")
-    return select(*counts).select_from(table).where(_of_topic(table))
-
-
-@cache
-def unsent(tables: OutboxTables) -> Select[Any]:
-    """Messages that wait for a relay, and should have left."""
-    table = tables.message
-    c = table.c
-    late = or_(c.state == "held", ~_is_recent(c.created_at))
-    found = _found(table, state_of(table), c.created_at, null())
-    return found.where(_of_topic(table), late).order_by(c.sequence)
-
-
-@cache
-def count_aside(table: Table) -> Select[Any]:
-    """How many messages are dead, or delayed."""
-    return select(func.count()).select_from(table).where(_of_topic(table))
-
-
-@cache
-def dead(tables: OutboxTables) -> Select[Any]:
-    """Dead letters."""
-    table = tables.dead
-    found = _found(table, literal("dead", String), table.c.dead_at, null())
-    return found.where(_of_topic(table)).order_by(table.c.id)
-
-
-def business_key(tables: OutboxTables, key: str) -> ColumnElement[Any]:
+def business_key(table: Table, key: str) -> ColumnElement[Any]:
     """What the consumer takes a message by: its key, or its id if it has none; or always its id."""
-    c = tables.sent.c
+    c = table.c
     return c.id if key == "id" else func.coalesce(c.key, c.id, type_=c.key.type)
 
 
-def _beside(tables: OutboxTables, inbox: Tables, key: str) -> FromClause:
-    """What has left, beside what the consumer knows of it in either mode."""
-    joined: FromClause = tables.sent
-    for table in (inbox.message, inbox.status):
-        consumer = table.c.consumer == bindparam("consumer_", type_=table.c.consumer.type)
-        same = and_(consumer, table.c.key == business_key(tables, key))
-        joined = joined.outerjoin(table, same)
+def _beside(table: Table, inbox: Tables, key: str, own: ColumnElement[bool] | None = None) -> FromClause:
+    """Messages beside what the consumer knows of them in either mode; of those that are not `own`, what it
+    knows is about another message of their key."""
+    joined: FromClause = table
+    for known in (inbox.message, inbox.status):
+        consumer = known.c.consumer == bindparam("consumer_", type_=known.c.consumer.type)
+        same = and_(consumer, known.c.key == business_key(table, key))
+        joined = joined.outerjoin(known, same if own is None else and_(same, own))
     return joined
 
 
@@ -114,19 +76,131 @@ def _is_untaken(inbox: Tables) -> ColumnElement[bool]:
     return and_(inbox.message.c.key.is_(None), or_(status.is_(None), status != "consumed"))
 
 
+def _may_be_taken(table: Table) -> ColumnElement[bool]:
+    """Whether a message that has not left was sent without an answer."""
+    return table.c.outcome == "unknown" if "outcome" in table.c else table.c.unanswered > 0
+
+
+def _is_late(table: Table) -> ColumnElement[bool]:
+    """Whether a message that waits for a relay should have left."""
+    return or_(table.c.state == "held", ~_is_recent(since(table)))
+
+
+@cache
+def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> CompoundSelect[Any]:
+    """How many messages wait for a relay, are dead, and are delayed, and how many of them were not taken and
+    are late all the same: in one statement, which sees each message in one place.
+
+    Without an inbox those count as not taken that were sent without an answer.
+    """
+    counts = []
+    for table, late in (
+        (tables.message, _is_late(tables.message)),
+        (tables.dead, true()),
+        (tables.delayed, false()),
+    ):
+        source: FromClause = table
+        untaken: ColumnElement[bool] = true()
+        if inbox is not None and table is not tables.delayed:
+            source = _beside(table, inbox, key, _may_be_taken(table))
+            untaken = _is_untaken(inbox)
+        found = (
+            literal(table.name, String).label("place"),
+            func.count().label("messages"),
+            _count(untaken).label("untaken"),
+            _count(and_(untaken, late)).label("late"),
+        )
+        counts.append(select(*found).select_from(source).where(_of_topic(table)))
+    return union_all(*counts)
+
+
+@cache
+def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
+    """Messages that have not left and should have, or are dead, and were not taken; some of each.
+
+    Without an inbox, of those that were sent without an answer none.
+    """
+    message, dead = tables.message, tables.dead
+    status: ColumnElement[Any] = literal(None, String) if inbox is None else inbox.status.c.status
+    found = (
+        _found(message, state_of(message), since(message), status)
+        .add_columns(literal(0).label("place"), message.c.sequence.label("line"))
+        .where(_of_topic(message), _is_late(message))
+        .order_by(message.c.sequence),
+        _found(dead, literal("dead", String), dead.c.dead_at, status)
+        .add_columns(literal(1).label("place"), literal(0).label("line"))
+        .where(_of_topic(dead))
+        .order_by(dead.c.id),
+    )
+    parts = []
+    for table, each in zip((message, dead), found, strict=True):
+        own = _may_be_taken(table)
+        chosen = (
+            each.where(~own)
+            if inbox is None
+            else each.select_from(_beside(table, inbox, key, own)).where(_is_untaken(inbox))
+        )
+        parts.append(select(chosen.subquery()))
+    both = union_all(*parts).subquery()
+    named = (both.c[name] for name in ("id", "key", "state", "since", "status"))
+    return select(*named).order_by(both.c.place, both.c.line, both.c.id)
+
+
+def _found(
+    table: Table, state: ColumnElement[Any], time: ColumnElement[Any], status: ColumnElement[Any]
+) -> Select[Any]:
+    """Messages that are missing, some of them."""
+    c = table.c
+    columns = c.id, c.key, state.label("state"), time.label("since"), status.label("status")
+    return select(*columns).limit(bindparam("limit_", type_=Integer))
+
+
+def _page(
+    table: Table, state: ColumnElement[Any], time: ColumnElement[Any], late: ColumnElement[bool], key: str
+) -> Select[Any]:
+    """The same with what the consumer takes them by, those behind a place."""
+    place = table.c.sequence if "sequence" in table.c else table.c.id
+    asked = business_key(table, key).label("taken_by"), case((late, 1), else_=0).label("late")
+    found = _found(table, state, time, literal(None, String)).add_columns(*asked, place.label("place"))
+    return found.where(place > bindparam("after_", type_=place.type)).order_by(place)
+
+
+@cache
+def asked_page(tables: OutboxTables, key: str) -> Select[Any]:
+    """Messages that wait for a relay and were sent without an answer."""
+    table = tables.message
+    page = _page(table, state_of(table), since(table), _is_late(table), key)
+    return page.where(_of_topic(table), table.c.state != "pending", _may_be_taken(table))
+
+
+@cache
+def dead_page(tables: OutboxTables, key: str) -> Select[Any]:
+    """Dead letters of which nobody knows whether they were taken."""
+    table = tables.dead
+    page = _page(table, literal("dead", String), table.c.dead_at, true(), key)
+    return page.where(_of_topic(table), _may_be_taken(table))
+
+
+@cache
+def sent_page(tables: OutboxTables, key: str) -> Select[Any]:
+    """Messages that have left."""
+    table = tables.sent
+    late = ~_is_recent(table.c.sent_at)
+    return _page(table, literal("sent", String), table.c.sent_at, late, key).where(_sent(tables))
+
+
 @cache
 def count_sent(tables: OutboxTables, inbox: Tables, key: str) -> Select[int, int, int, Any]:
-    """How many messages have left, and since when; how many of them were not taken, and how many of those
-    may simply be on their way."""
+    """How many messages have left, and since when; how many of them were not taken, and should have been."""
     c = tables.sent.c
     is_untaken = _is_untaken(inbox)
     counts = (
         func.count().label("messages"),
         _count(is_untaken).label("untaken"),
-        _count(and_(is_untaken, _is_recent(c.sent_at))).label("recent"),
+        _count(and_(is_untaken, ~_is_recent(c.sent_at))).label("late"),
         func.min(c.sent_at, type_=c.sent_at.type).label("oldest"),
     )
-    return select(*counts).select_from(_beside(tables, inbox, key)).where(_sent(tables))
+    return select(*counts).select_from(_beside(tables.sent, inbox, key)).where(_sent(tables))
 
 
 @cache
@@ -134,20 +208,8 @@ def untaken(tables: OutboxTables, inbox: Tables, key: str) -> Select[Any]:
     """Messages that have left, and should have been taken."""
     c = tables.sent.c
     found = _found(tables.sent, literal("sent", String), c.sent_at, inbox.status.c.status)
-    late = ~_is_recent(c.sent_at)
-    beside = found.select_from(_beside(tables, inbox, key))
-    return beside.where(_sent(tables), _is_untaken(inbox), late).order_by(c.id)
-
-
-@cache
-def sent_page(tables: OutboxTables, key: str) -> Select[Any]:
-    """Messages that have left, by their ids: those behind one."""
-    c = tables.sent.c
-    found = _found(tables.sent, literal("sent", String), c.sent_at, null())
-    taken_by = business_key(tables, key).label("taken_by")
-    recent = case((_is_recent(c.sent_at), 1), else_=0).label("recent")
-    page = found.add_columns(taken_by, recent)
-    return page.where(_sent(tables), c.id > bindparam("after_")).order_by(c.id)
+    beside = found.select_from(_beside(tables.sent, inbox, key))
+    return beside.where(_sent(tables), _is_untaken(inbox), ~_is_recent(c.sent_at)).order_by(c.id)
 
 
 @cache

@@ -41,9 +41,20 @@ VIEWED = ("id", "topic", "key", "content_type", "headers", "created_at")
 
 def state_of(table: Table) -> ColumnElement[str]:
     """The state of messages that wait for a relay, as operators know it."""
+    return case((_is_waiting(table), literal("waiting", String)), else_=table.c.state)
+
+
+def _is_waiting(table: Table) -> ColumnElement[bool]:
+    """Sent and not taken. One that was delayed and never sent has a `retry_at` as well: when it was due."""
     c = table.c
-    waits = and_(c.state == "pending", c.retry_at.is_not(None))
-    return case((waits, literal("waiting", String)), else_=c.state)
+    return and_(c.state == "pending", c.retry_at.is_not(None), c.attempts > 0)
+
+
+def since(table: Table) -> ColumnElement[Any]:
+    """When messages that wait for a relay were published; delayed ones that were never sent: were due."""
+    c = table.c
+    due = func.coalesce(c.retry_at, c.created_at, type_=c.created_at.type)
+    return case((c.attempts == 0, due), else_=c.created_at)
 
 
 def _place(tables: OutboxTables) -> ColumnElement[bool]:
@@ -95,7 +106,8 @@ def let_go_one(tables: OutboxTables) -> Update:
 def end_wait(tables: OutboxTables) -> Update:
     """A message that waits to be sent again is sent at once."""
     c = tables.message.c
-    return update(tables.message).where(c.state != "held", c.retry_at.is_not(None)).values(retry_at=null())
+    waits = and_(c.state != "held", c.retry_at.is_not(None), c.attempts > 0)
+    return update(tables.message).where(waits).values(retry_at=null())
 
 
 @cache
@@ -223,13 +235,13 @@ def count_up_to(table: Table) -> Select[Any]:
 def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
     """How many messages are in each state, and since when: of all, or of a few of one bucket's oldest."""
     c = tables.message.c
-    chosen = select(state_of(tables.message).label("state"), c.created_at)
+    chosen = select(state_of(tables.message).label("state"), since(tables.message).label("since"))
     if few:
         chosen = chosen.where(c.bucket == bindparam("bucket_"))
         chosen = chosen.order_by(c.sequence).limit(bindparam("limit", type_=Integer))
     found = chosen.subquery()
-    since = func.min(found.c.created_at, type_=c.created_at.type).label("since")
-    return select(found.c.state, func.count().label("messages"), since).group_by(found.c.state)
+    oldest = func.min(found.c.since, type_=c.created_at.type).label("since")
+    return select(found.c.state, func.count().label("messages"), oldest).group_by(found.c.state)
 
 
 @cache

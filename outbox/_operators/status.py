@@ -1,7 +1,6 @@
 """What an operator wants to know about the outbox."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +49,8 @@ class OutboxStatus:
     estimated: tuple[str, ...]
     """Which of these numbers are estimates."""
     oldest_age: float | None
-    """Seconds since the oldest of those that are pending, waiting or unknown was published; None without."""
+    """Seconds since the oldest of those that are pending, waiting or unknown was published; one that was
+    delayed and never sent: since it was due. None without."""
     relays: tuple[RelayStatus, ...]
     buckets: int
     unowned: int
@@ -62,10 +62,10 @@ class OutboxStatus:
 def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | None = None) -> OutboxStatus:
     """The outbox at a glance, at little cost however many messages there are.
 
-    Of the messages that wait, the oldest of each bucket are looked at, `count_up_to` in all. Beyond that, all
-    others are taken for pending, as nearly all are (one that was sent in vain is among the oldest), and how
-    many they are is on PostgreSQL its own estimate, as fresh as its statistics; the others count an index.
-    `estimated` says so. The numbers of a live system are those of slightly different moments.
+    Up to `count_up_to` messages that wait are all counted. Of more, as many are looked at, the oldest of each
+    bucket, and all others are taken for pending, as nearly all are: one that was sent in vain is among the
+    oldest. How many they are is on PostgreSQL its own estimate, as fresh as its statistics; the others count
+    an index. `estimated` says so. The numbers of a live system are those of slightly different moments.
 
     Args:
         engine: where the outbox is; an Engine.
@@ -121,32 +121,28 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
 
 
 class _Line:
-    """The messages that wait for a relay, counted bucket by bucket."""
+    """The messages that wait for a relay: all of them counted, or of too many a few of each bucket."""
 
     def __init__(
         self, connection: Connection, tables: OutboxTables, buckets: Iterable[int], most: int | None
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.is_estimate = False
         self._since: list[datetime] = []
-        if most is None:
+        total, self.is_estimate = (0, False) if most is None else _count(connection, tables.message, most)
+        if most is None or not self.is_estimate:
             self._add(connection.execute(statements.count_states(tables, few=False)).all())
         else:
             numbers = list(buckets)
-            share = max(1, most // max(1, len(numbers)))
             statement = statements.count_states(tables, few=True)
             for bucket in numbers:
-                given = {"bucket_": bucket, "limit": share + 1}
-                self._add(connection.execute(statement, given).all(), share)
-        if self.is_estimate:
-            estimate = supported(connection.dialect.name).estimate(connection, tables.message)
-            self.counts[MessageState.PENDING] += max(0, estimate - self.counts.total())
+                given = {"bucket_": bucket, "limit": max(1, most // len(numbers))}
+                self._add(connection.execute(statement, given).all())
+            self.counts[MessageState.PENDING] += max(0, total - self.counts.total())
         now = connection.execute(clock()).scalar_one()
         self.oldest_age = (now - min(self._since)).total_seconds() if self._since else None
 
-    def _add(self, rows: Sequence[Row[Any]], share: float = math.inf) -> None:
+    def _add(self, rows: Sequence[Row[Any]]) -> None:
         self.counts.update({row.state: row.messages for row in rows})
-        self.is_estimate |= sum(row.messages for row in rows) > share
         self._since += [row.since for row in rows if row.state != MessageState.HELD]
 
 

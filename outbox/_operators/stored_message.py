@@ -56,6 +56,8 @@ class StoredMessage:
     def of(cls, row: Row[Any], state: str) -> "StoredMessage":
         """A message as it is read from one of the tables; what that does not have is None."""
         found = row._asdict()
+        if not found.get("attempts"):
+            found["retry_at"] = None  # it was delayed: when it was due
         optional = {name: found.get(name) for name in ("retry_at", "available_at", "dead_at", "error")}
         return cls(
             id=row.id,
