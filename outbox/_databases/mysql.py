@@ -21,7 +21,7 @@ from ._database import Database, Found, Scan, parts
 _FORGET = text(
     "DELETE message FROM"
     " JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(36) PATH '$[1]')) AS given"
-    " STRAIGHT_JOIN outbox_message AS message ON message.sequence = given.sequence"
+    " STRAIGHT_JOIN outbox_message AS message FORCE INDEX (PRIMARY) ON message.sequence = given.sequence"
     " WHERE CAST(message.id AS BINARY) = CAST(given.id AS BINARY)"
 )
 
