@@ -85,6 +85,14 @@ class Queues:
             return 0
         return declared.message_count or 0
 
+    def has(self, queue: str) -> bool:
+        """Whether there is such a queue."""
+        try:
+            self.do(lambda channel: channel.queue_declare(queue, passive=True))
+        except ChannelNotFoundEntity:
+            return False
+        return True
+
     def do(self, work: Callable[[AbstractChannel], Awaitable[T]]) -> T:
         """Do something on a channel of its own."""
 

@@ -154,7 +154,7 @@ def test_what_leaves_is_what_the_model_says(migrated: Database, engine: Engine, 
 
     relaying = migrated.engine()
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(plan=st.lists(steps, max_size=30))
     def check(plan: list[tuple[Any, ...]]) -> None:
         start_anew(engine)

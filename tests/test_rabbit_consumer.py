@@ -269,7 +269,7 @@ def test_the_queue_can_be_declared(queues: Queues) -> None:
     with pytest.raises(InvalidOption, match=f"queue='{queue}': there is no such queue"):
         RabbitConsumer(queues.url, queue, handle).run()
     with consuming(queues.url, queue, handle, declare=True):
-        wait_until(lambda: queues.count(queue) == 0)
+        wait_until(lambda: queues.has(queue))
         queues.put(queue, "1")
         wait_until(lambda: len(seen) == 1)
     queues.do(lambda channel: channel.queue_declare(queue, durable=True))

@@ -76,6 +76,8 @@ class LocalServer:
     ) -> None:
         self._user = _unprivileged_user()
         self._folder = private_folder("mysql-", self._user)
+        # Each server removes what it takes for its own leftovers, in a folder that all would share.
+        temporary = f"--tmpdir={self._folder}"
         port = free_port()
         self.url = URL.create(DRIVER, "root", host="127.0.0.1", port=port)
         self._command = [
@@ -86,10 +88,11 @@ class LocalServer:
             f"--pid-file={self._folder / 'pid'}",
             f"--port={port}",
             "--bind-address=127.0.0.1",
+            temporary,
             *settings,
         ]
         try:
-            run(make_data(self._folder / "data"), self._user)
+            run([*make_data(self._folder / "data"), temporary], self._user)
             self._process = self._start()
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
