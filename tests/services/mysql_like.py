@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pwd import getpwall
+from typing import Any
 from uuid import uuid4
 
+import pymysql.connections
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
@@ -26,6 +28,23 @@ SETTINGS = (
     "--innodb-flush-log-at-trx-commit=0",  # tests kill processes, not machines
     "--local-infile=ON",
 )
+
+_CLIENT: Any = pymysql.connections.Connection
+_new_context = _CLIENT._create_ssl_ctx
+_contexts: list[Any] = []
+
+
+def _one_context(connection: Any, options: Any) -> Any:
+    """What PyMySQL makes for each connection without options of its own: it reads all certificates of the
+    system, which takes longer than many a test."""
+    if options:
+        return _new_context(connection, options)
+    if not _contexts:
+        _contexts.append(_new_context(connection, options))
+    return _contexts[0]
+
+
+_CLIENT._create_ssl_ctx = _one_context
 
 
 def from_environment(name: str) -> Server | Missing:
