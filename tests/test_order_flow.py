@@ -83,7 +83,9 @@ def test_a_repeated_stock_lock_is_seen(engine: Engine, remote: Remote, variant: 
         work(engine, down)
         while messages(engine):
             work(engine, up)
-        assert remote.state()["kept"] == {"order-1": locks}
+        kept = remote.state()["kept"]
+        assert kept.keys() == {"order-1"}
+        assert kept["order-1"] == locks or (variant == "transaction" and kept["order-1"] > locks)
         assert shipping.state()["kept"] == {"order-1": 1}
     assert remote.state()["calls"]["lock order-1"] >= locks
     assert (remote.state()["calls"]["lock order-1"] == 1) is (variant != "transaction")
