@@ -84,7 +84,7 @@ def workers(*works: Sequence[Any]) -> Iterator[list[Worker]]:
             worker.close()
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60) -> None:
     """Return once the condition holds; AssertionError if it never does."""
     deadline = time.monotonic() + timeout
     while not condition():

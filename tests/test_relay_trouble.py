@@ -11,6 +11,7 @@ from outbox import Envelope, Outbox, Outcome, Relay
 from outbox.errors import TablesMissing, WrongBucketCount
 from tests.database import Database
 from tests.outbox_publishers import ACCEPTED, TABLES, Recorder, publish, relay
+from tests.status_workers import wait_until
 from tests.together import Task
 
 PATIENCE = 60.0
@@ -40,9 +41,7 @@ def test_a_pool_that_is_empty(postgres: Database) -> None:
         running = Task(looping.run)
         time.sleep(1)
         assert not publisher.accepted
-    deadline = time.monotonic() + PATIENCE
-    while not publisher.accepted and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: publisher.accepted)
     looping.stop()
     running.result()
     assert publisher.names == ["a1"]
@@ -107,21 +106,17 @@ def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: in
         if trouble == "no connection":
             _run(root, f"ALTER USER {account} WITH MAX_USER_CONNECTIONS 1")
             spare.append(engine.connect())
-        deadline = time.monotonic() + PATIENCE
-        while code not in codes:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: code in codes)
     finally:
         _run(root, "SET GLOBAL read_only = 0")
         for each in spare:
             each.close()
     publish(migrated.engine(), "a1")
-    deadline = time.monotonic() + PATIENCE
-    while not publisher.accepted and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: publisher.accepted)
     looping.stop()
     running.result()
     assert publisher.names == ["a1"]
+    _run(root, f"DROP USER {account}")
 
 
 def _run(engine: Engine, statement: str) -> None:
