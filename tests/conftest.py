@@ -7,14 +7,13 @@ from typing import Any, TypeVar
 
 import pytest
 from redis import RedisError
-from sqlalchemy import URL, create_engine
+from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox._stores import Store
-from inbox.schema import metadata
 from tests import services, status_stores
-from tests.database import Database
+from tests.database import Database, make_tables
 from tests.services import Missing, RedisServer, Server, rabbitmq
 from tests.services.redis import LocalRedis, program
 from tests.status_stores import Place
@@ -140,7 +139,7 @@ def postgres(templates: dict[str, Database]) -> Iterator[Database]:
 def private_postgres() -> Iterator[EmbeddedPostgres]:
     """A PostgreSQL that the test may crash; the inbox tables are in its database ``url``."""
     with EmbeddedPostgres({"max_connections": "200"}) as server:
-        _make_tables(server.url)
+        make_tables(server.url)
         yield server
 
 
@@ -206,7 +205,7 @@ def _sql_place(name: str, shared: dict[str, Database]) -> Place:
     if name not in shared:
         server = _server(name)
         shared[name] = Database(server, server.new_database())
-        _make_tables(shared[name].url)
+        make_tables(shared[name].url)
     return Place(name, shared[name].url.render_as_string(hide_password=False))
 
 
@@ -219,12 +218,6 @@ def _database(server: Server, url: URL) -> Iterator[Database]:
 def _with_tables(server: Server, templates: dict[str, Database]) -> URL:
     if server.name not in templates:
         template = Database(server, server.new_database())
-        _make_tables(template.url)
+        make_tables(template.url)
         templates[server.name] = template
     return server.copy_database(templates[server.name].url)
-
-
-def _make_tables(url: URL) -> None:
-    engine = create_engine(url)
-    metadata.create_all(engine)
-    engine.dispose()

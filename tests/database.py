@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine
 
+from inbox.schema import metadata
 from tests.services import Server
 
 ASYNC_DRIVERS = {
@@ -42,3 +43,10 @@ class Database:
         for engine in self._engines:
             engine.dispose()
         self.server.drop_database(self.url)
+
+
+def make_tables(url: URL) -> None:
+    """Make the inbox's and the outbox's tables."""
+    engine = create_engine(url)
+    metadata.create_all(engine)
+    engine.dispose()

@@ -7,7 +7,15 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -16,6 +24,13 @@ from outbox import Envelope
 
 WAIT = 30
 """Seconds, for what takes milliseconds on a machine that is not busy."""
+
+_NO_COORDINATOR_YET = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
+"""What a broker answers that has not finished making a group's place."""
 
 
 class Topics:
@@ -98,8 +113,15 @@ class Topics:
 
     def members(self, group: str) -> int:
         """How many consumers the group has."""
-        found = self._admin.describe_consumer_groups([group], request_timeout=WAIT)[group].result()
-        return len(found.members)
+        deadline = time.monotonic() + WAIT
+        while True:
+            try:
+                found = self._admin.describe_consumer_groups([group], request_timeout=WAIT)[group].result()
+                return len(found.members)
+            except KafkaException as error:
+                if error.args[0].code() not in _NO_COORDINATOR_YET or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def _flush(self, topic: str) -> None:
         if self._producer.flush(WAIT):
