@@ -2,7 +2,19 @@
 
 from collections.abc import Callable
 
-from sqlalchemy import Column, Connection, Engine, Identity, Integer, MetaData, Table, Text, insert, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Identity,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    insert,
+    update,
+)
 
 from outbox import Message, Outbox
 
@@ -16,6 +28,13 @@ _ACCOUNTS = 1_000
 metadata = MetaData()
 order = Table("order", metadata, Column("id", Integer, Identity(), primary_key=True), Column("item", Text))
 entry = Table("entry", metadata, Column("id", Integer, Identity(), primary_key=True), Column("text", Text))
+note = Table(
+    "note",
+    metadata,
+    Column("id", Integer, Identity(), primary_key=True),
+    Column("key", Text),
+    Column("payload", LargeBinary),
+)
 account = Table(
     "account",
     metadata,
@@ -27,7 +46,7 @@ _RAISE = update(account).values(balance=account.c.balance + 1)
 
 
 def publish(lab: OutboxLab) -> Report:
-    """A transaction of three business statements, with and without a message."""
+    """A transaction of three business statements, with and without a message, or a row as large elsewhere."""
     with lab.outbox("publish") as engine:
         metadata.create_all(engine)
         with engine.begin() as connection:
@@ -37,6 +56,7 @@ def publish(lab: OutboxLab) -> Report:
             "bare": _business(engine, lambda connection: None),
             "wake": _business(engine, _publishing(Outbox())),
             "silent": _business(engine, _publishing(Outbox(wake=False))),
+            "fourth": _business(engine, _noting()),
         }
         rates = lab.lab.compare("publish in a transaction", variants, turns=2)
     what = "time of three statements"
@@ -44,6 +64,7 @@ def publish(lab: OutboxLab) -> Report:
         [
             figure(f"{what} + publish / without", ratios(rates, "bare", "wake"), at_most=1.15),
             figure(f"{what} + publish, wake=False / without", ratios(rates, "bare", "silent")),
+            figure(f"{what} + a plain INSERT / without", ratios(rates, "bare", "fourth")),
         ]
     )
 
@@ -88,6 +109,12 @@ def _business(engine: Engine, publish: Callable[[Connection], object]) -> Operat
 def _publishing(outbox: Outbox) -> Callable[[Connection], object]:
     numbers = new_keys()
     return lambda connection: outbox.publish(connection, TOPIC, PAYLOAD, f"order-{next(numbers)}")
+
+
+def _noting() -> Callable[[Connection], object]:
+    numbers = new_keys()
+    added = insert(note)
+    return lambda connection: connection.execute(added, {"key": f"order-{next(numbers)}", "payload": PAYLOAD})
 
 
 def _many(engine: Engine, outbox: Outbox) -> Operation:
