@@ -25,6 +25,7 @@ from sqlalchemy import (
     Text,
     Update,
     and_,
+    any_,
     bindparam,
     cast,
     column,
@@ -37,7 +38,7 @@ from sqlalchemy import (
     table,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS, array
 from sqlalchemy.sql.elements import ColumnElement
 
 from .. import _statements
@@ -157,15 +158,20 @@ def _places(places: Sequence[tuple[int, int]]) -> dict[str, Any]:
 
 def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
     """The messages of which buckets and sequences are given, and the ids: after a failover that has lost
-    the last commits, others may have their numbers."""
+    the last commits, others may have their numbers.
+
+    Each place is an array of one, so that the planner can look them up in the index, and do nothing else: a
+    table that it believes to be empty, since it was when it was analysed, would be read as a whole and each
+    row be compared with all that is given.
+    """
     c = tables.message.c
     arrays = [_array_of("buckets", SmallInteger), _array_of("sequences", BigInteger)]
-    names = ["bucket", "sequence"]
+    place = ["bucket", "sequence"]
     if by_id:
         arrays.append(_array_of("ids", Text))
-        names.append("id")
-    given = func.unnest(*arrays).table_valued(*names, name="given").render_derived()
-    return and_(*(c[name] == given.c[name] for name in names))
+    given = func.unnest(*arrays).table_valued(*place, *["id"] * by_id, name="given").render_derived()
+    found = and_(*(c[name] == any_(array([given.c[name]])) for name in place))
+    return and_(found, c.id == given.c.id) if by_id else found
 
 
 @cache
