@@ -13,14 +13,16 @@ from sqlalchemy import URL, Engine, insert
 
 from inbox.schema import tables
 from inbox_outbox.__main__ import main
-from tests.program import command, run
+from tests.forked import run_forked
+from tests.program import command
 
 Done = subprocess.CompletedProcess[str]
 
 
 def inbox_outbox(*arguments: str, url: URL | str | None = None) -> Done:
-    """Run `inbox-outbox` to its end."""
-    return run(line(*arguments, url=url))
+    """Run `inbox-outbox` to its end, in a process of its own."""
+    command = line(*arguments, url=url)
+    return Done(command, *run_forked(main, command[command.index("inbox_outbox") :]))
 
 
 def in_this_process(*arguments: str, url: str | None = None) -> Done:
