@@ -97,8 +97,8 @@ class Sending:
         answers: list[Outcome] = []
         silence = Unknown("the publisher gave no answer")
         try:
-            for answer in islice(hand_over([letter.envelope for letter in letters]), len(letters) + 1):
-                answers.append(_checked(answer))  # noqa: PERF401 - should the next one raise, this one stays
+            # Should it raise in the middle, what it has answered before is there.
+            answers.extend(islice(hand_over([letter.envelope for letter in letters]), len(letters) + 1))
         except Exception as error:
             log.exception("the publisher failed")
             silence = Unknown(f"{type(error).__name__}: {error}")
@@ -106,14 +106,17 @@ class Sending:
             if len(answers) > len(letters):
                 answers, silence = [], _said("more answers than there were messages")
             failed = len(self.report.others)
-            for letter, outcome in zip(letters, chain(answers, repeat(silence)), strict=False):
-                self._add(letter, outcome)
+            for letter, answer in zip(letters, chain(answers, repeat(silence)), strict=False):
+                if isinstance(answer, Accepted):
+                    self.report.accepted.append(letter)
+                else:
+                    self._add(letter, _checked(answer))
             if len(self.report.others) > failed:
                 self._rejected = self.report.rejected()
 
     def _add(self, letter: Letter, outcome: Outcome) -> None:
         self.report.add(letter, outcome)
-        if not isinstance(outcome, Accepted) and letter.key is not None:
+        if letter.key is not None:
             self._failed.add(letter.key)
 
 
