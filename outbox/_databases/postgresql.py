@@ -8,6 +8,7 @@ reads the table from end to end would be fatal once millions of messages wait.
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -50,18 +51,22 @@ _MANY, _MOST = 10, 5_000
 """Messages from which on, and up to which, one statement inserts all."""
 _IN_JSON = tuple(name for name in _statements.COLUMNS if name != "payload")
 _OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+_SCANNING = dict.fromkeys(_OFF, "off") | {"TimeZone": "UTC"}
+"""The planner reads tables by their indexes; and psycopg has nothing to convert."""
 _LIMITS = ("idle_in_transaction_session_timeout", "tcp_user_timeout")
 
 
-def _by_index() -> list[ColumnElement[Any]]:
-    """Until the transaction ends, the planner reads tables by their indexes."""
-    return [func.set_config(name, literal("off"), literal(True)).label(name) for name in _OFF]
+def _scanning() -> list[ColumnElement[Any]]:
+    """Settings for a scan, until the transaction ends."""
+    return [
+        func.set_config(name, literal(value), literal(True)).label(name) for name, value in _SCANNING.items()
+    ]
 
 
 @cache
 def prepare() -> Select[Any]:
     """Settings for a scan."""
-    return select(*_by_index())
+    return select(*_scanning())
 
 
 @cache
@@ -72,7 +77,7 @@ def renew(tables: OutboxTables) -> Update:
     one for a server that is sending rows to it."""
     limit = bindparam("milliseconds", type_=Text)
     limits = (func.set_config(name, limit, literal(True)).label(name) for name in _LIMITS)
-    return _statements.renew(tables).returning(*_by_index(), *limits)
+    return _statements.renew(tables).returning(*_scanning(), *limits)
 
 
 @cache
@@ -274,7 +279,9 @@ class PostgreSQL(Database):
         if wanted.paused:
             parameters["paused"] = wanted.paused
         statement = scan(tables, unblocked=bool(wanted.blocked), unpaused=bool(wanted.paused))
-        letters = [read(row) for row in connection.execute(statement, parameters).all()]
+        with closing(connection.execute(statement, parameters)) as result:
+            rows = result.cursor.fetchall()  # as the driver has them: there is nothing to convert
+        letters = [read(row) for row in rows]
         buckets = [bucket for bucket, _ in wanted.places]
         if len(letters) >= wanted.limit:  # it stopped at the last one's bucket
             buckets = buckets[: buckets.index(letters[-1].bucket)]
