@@ -52,6 +52,24 @@ def test_an_accepted_message_is_gone(engine: Engine) -> None:
     assert len(publisher.sent) == 1
 
 
+def test_times_are_in_utc(migrated: Database) -> None:
+    """Whatever the session's time zone is."""
+    engine = migrated.engine()
+    if migrated.name == "postgresql":
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"ALTER DATABASE \"{migrated.url.database}\" SET timezone = 'Asia/Tokyo'"
+            )
+        engine.dispose()
+    before = datetime.now(UTC)
+    publish(engine, "a1")
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    (created,) = [envelope.created_at for envelope in publisher.sent]
+    assert created.tzinfo is UTC
+    assert abs(created - before) < timedelta(minutes=5)
+
+
 def test_a_payload_is_bytes_whatever_they_are(engine: Engine) -> None:
     """Every byte comes out as it went in, and so does none at all."""
     payloads = [bytes(range(256)), b"", b"\0" * 70_000]
