@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -35,12 +36,14 @@ class Child:
         """Run `main(pipe, *arguments)` in a process of its own."""
         ours, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(target=main, args=(theirs, *arguments), daemon=True)
-        # Ctrl-C is for the parent, which then ends the others: they are born deaf to it.
+        # Ctrl-C is for the parent, which then ends the others: the server that they are forked from is born
+        # deaf to it.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            process.start()
+            forkserver.ensure_running()
         finally:
             signal.signal(signal.SIGINT, before)
+        process.start()
         theirs.close()
         return cls(process, ours)
 
