@@ -5,7 +5,7 @@
                                 [--pending N] [--outage-pending N] [--outage-seconds S]
 
 Runs on a private PostgreSQL with fsync on. Three libraries that do similar work are measured beside it; the
-dependency group `benchmarks` brings them. The exit code is 1 when a target is missed.
+dependency group `benchmarks-outbox` brings them. The exit code is 1 when a target is missed.
 """
 
 import argparse
