@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox._stores import Store
-from tests import services, status_stores
+from tests import forked, services, status_stores
 from tests.database import Database, make_tables
 from tests.services import Missing, RedisServer, Server, rabbitmq
 from tests.services.redis import LocalRedis, program
@@ -79,6 +79,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if LONGEST.search(item.nodeid):
                 item.add_marker(pytest.mark.skip(reason="takes long, and LEAVE_OUT_LONGEST is set"))
+
+
+def pytest_collection_finish() -> None:
+    """Processes that tests fork find everything loaded."""
+    forked.preload()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -15,7 +15,21 @@ from tempfile import TemporaryDirectory
 from tests.program import ROOT
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["alembic.command", "inbox_outbox._app", "psycopg", "pymysql", "tests.forked"])
+_LOADED = [
+    "alembic.command",
+    "inbox_outbox._app",
+    "psycopg",
+    "pymysql",
+    "pytest",
+    "tests.forked",
+    "tests.status_worker",
+]
+
+
+def preload() -> None:
+    """Say what the server has to load. A process has one server, and whoever says this last is heard: so it
+    has to be said when all modules have been imported, since examples say it, too."""
+    _SERVER.set_forkserver_preload(_LOADED)
 
 
 def run_forked(

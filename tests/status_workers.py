@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.status_worker", "psycopg", "pymysql", "pytest"])
 
 
 class Worker:
