@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from inbox._options import LONGEST_WAIT
 
 from .._letter import Letter
-from .._outcomes import Accepted, Failed, Outcome, Refused, Unknown
+from .._outcomes import Failed, Outcome, Refused, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,6 @@ class Report:
     exhausted: list[Letter] = field(default_factory=list)
     """Messages that are not sent again: they have had all their attempts, and nobody knows what became of
     them."""
-
-    def add(self, letter: Letter, outcome: Outcome) -> None:
-        """Write down one answer."""
-        if isinstance(outcome, Accepted):
-            self.accepted.append(letter)
-        else:
-            self.others.append(Answer(letter, outcome))
 
     @property
     def is_empty(self) -> bool:

@@ -13,7 +13,7 @@ from .._envelope import Envelope
 from .._letter import Letter
 from .._outcomes import Accepted, Outcome, Unknown
 from .batch import Batch, Demand
-from .report import Report
+from .report import Answer, Report
 
 log = logging.getLogger("outbox.relay")
 
@@ -110,12 +110,12 @@ class Sending:
                 if isinstance(answer, Accepted):
                     self.report.accepted.append(letter)
                 else:
-                    self._add(letter, _checked(answer))
+                    self._fail(letter, _checked(answer))
             if len(self.report.others) > failed:
                 self._rejected = self.report.rejected()
 
-    def _add(self, letter: Letter, outcome: Outcome) -> None:
-        self.report.add(letter, outcome)
+    def _fail(self, letter: Letter, outcome: Outcome) -> None:
+        self.report.others.append(Answer(letter, outcome))
         if letter.key is not None:
             self._failed.add(letter.key)
 
