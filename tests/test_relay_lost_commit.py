@@ -1,6 +1,7 @@
 """Transactions of a relay that fail for no fault of it: lost answers, deadlocks, a database that is away."""
 
 import re
+from threading import Event
 
 import pytest
 from sqlalchemy import Connection, create_engine, event, insert, select, update
@@ -77,6 +78,14 @@ def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None
     def note(context: ExceptionContext) -> None:
         died.append(context.sqlalchemy_exception)
 
+    has_renewed, may_complete = Event(), Event()
+
+    @event.listens_for(relays, "before_cursor_execute")
+    def hold_back(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        if re.match(COMPLETION, statement) and not has_renewed.is_set():
+            has_renewed.set()
+            assert may_complete.wait(60)
+
     publisher = Paused()
     relay = Relay(relays, publisher, lease=600)
     running = Task(relay.run)
@@ -84,12 +93,18 @@ def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None
     if stopping:
         relay.stop()
     with engine.connect() as connection:
+        if migrated.name == "postgresql":
+            # Whoever has waited this long looks for a deadlock, and is the one that dies in it.
+            connection.exec_driver_sql("SET LOCAL deadlock_timeout = '10min'")
         # MySQL and MariaDB let the transaction live that has changed more rows.
         connection.execute(insert(MADE), [{"key": "heavy", "number": number} for number in range(1_000)])
         connection.execute(select(TABLES.message.c.id).with_for_update()).all()
         publisher.may_end.set()
+        assert has_renewed.wait(60)
+        waiting = Task(lambda: connection.execute(update(TABLES.relay).values(name="other")))
         wait_until_blocked(engine)
-        connection.execute(update(TABLES.relay).values(name="other"))
+        may_complete.set()
+        waiting.result()
         connection.rollback()
     wait_until(lambda: count(engine, TABLES.message) == 0)
     relay.stop()
