@@ -189,7 +189,7 @@ def shift_clock(seconds: float) -> None:
             vars(module)["datetime"] = Shifted
 
 
-def interrupted_order(pipe: Connection, place: Place, calls: Path) -> None:
+def interrupted_order(pipe: Connection, place: Place, calls: Path, lease: float) -> None:
     """An order with two steps, between which it waits to be told to go on. Sends when it waits, and what
     came of it: a verdict, or the name of an error."""
 
@@ -198,7 +198,7 @@ def interrupted_order(pipe: Connection, place: Place, calls: Path) -> None:
             file.write(f"{name}\n")
         return name
 
-    with inbox_at(place, lease=1.0) as inbox:
+    with inbox_at(place, lease=lease) as inbox:
         try:
             with inbox.claim("a") as claim:
                 if claim.is_new:

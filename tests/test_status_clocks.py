@@ -55,8 +55,9 @@ Crash = Callable[[Place, Callable[[], None], Path], None]
 
 
 def restart_between_steps(place: Place, restart: Callable[[], None], calls: Path) -> None:
-    """The store is back before the handler goes on: nothing is noticed but a broken connection."""
-    with workers((interrupted_order, place, calls)) as (worker,):
+    """The store is back before the handler goes on, and within the lease: nothing is noticed but a broken
+    connection."""
+    with workers((interrupted_order, place, calls, 60.0)) as (worker,):
         assert worker.hear() == "waiting"
         restart()
         worker.tell()
@@ -65,7 +66,7 @@ def restart_between_steps(place: Place, restart: Callable[[], None], calls: Path
 
 def restart_during_a_step(place: Place, restart: Callable[[], None], calls: Path) -> None:
     """The handler goes on while the store is away: it gets through, or an error that says so."""
-    with workers((interrupted_order, place, calls)) as (worker,):
+    with workers((interrupted_order, place, calls, 1.0)) as (worker,):
         assert worker.hear() == "waiting"
         restarting = Task(restart)
         worker.tell()
@@ -82,7 +83,7 @@ def check_survival(place: Place, restart: Callable[[], None], crash: Crash, call
     with place.open() as store:
         until = stored(store).lease_until
         wait_until(lambda: until is None or store.now() > until)
-    with workers((interrupted_order, place, calls)) as (worker,):
+    with workers((interrupted_order, place, calls, 60.0)) as (worker,):
         if worker.hear() == "waiting":
             worker.tell()
             assert worker.hear() is Verdict.NEW
