@@ -29,6 +29,9 @@ class Listener(ListenerBase):
         key: a function of the message: of one key no two messages run at once, in all calls together, and
             those of one call run in their order. None, or a key that is None: the inbox alone sees to that.
         attempt: a function of the message: the broker's count of its deliveries, from 1, for the backoff.
+        failures: a function of the message: how often it has failed before. `Outcome.is_failure` says of a
+            decision whether to count it.
+        max_attempts: a message that fails so often is a dead letter; needs `failures`. None: never.
         backoff: the delay of a message that failed and whose inbox does not know a better one.
         grace: how long running messages have once the listener is stopped, in seconds or as `timedelta`.
         too_old: what to do with a message that is older than the inbox's retention, so that nobody can know

@@ -1,6 +1,7 @@
 """What the synchronous and the asynchronous listener have in common."""
 
 import logging
+import operator
 import signal
 import time
 from collections.abc import Callable, Hashable, Iterable
@@ -37,6 +38,8 @@ class ListenerBase:
         concurrency: int = 1,
         key: Callable[[Any], Hashable | None] | None = None,
         attempt: Callable[[Any], int] | None = None,
+        failures: Callable[[Any], int] | None = None,
+        max_attempts: int | None = None,
         backoff: Backoff | None = None,
         grace: float | timedelta = 30,
         too_old: TooOld = "dead_letter",
@@ -56,6 +59,10 @@ class ListenerBase:
         self.too_old = Action(_options.one_of("too_old", too_old, ("dead_letter", "ack")))
         self._key = _function("key", key)
         self._attempt = _function("attempt", attempt)
+        self._failures = _function("failures", failures)
+        self._max_attempts = None if max_attempts is None else _options.count("max_attempts", max_attempts)
+        if max_attempts is not None and failures is None:
+            raise InvalidOption(f"max_attempts={max_attempts}: this needs failures=, to know when it is over")
         self._dead_letter = _function("dead_letter", dead_letter)
         self._lanes = Lanes(self.concurrency)
         self._wakes: set[Callable[[], Any]] = set()
@@ -120,6 +127,7 @@ class ListenerBase:
 
     def _judge(self, job: Job, outcome: Outcome) -> Decision:
         """What an outcome means to the broker."""
+        outcome = self._bounded(job, outcome)
         action, delay, reason = self._action(outcome), 0.0, str(outcome.verdict)
         if outcome.error is not None:
             cause = describe(outcome.error)
@@ -129,6 +137,17 @@ class ListenerBase:
         if outcome.error is not None or action is Action.DEAD_LETTER:
             _tell(job, action, reason, outcome.error)
         return Decision(action, delay, outcome, reason)
+
+    def _bounded(self, job: Job, outcome: Outcome) -> Outcome:
+        """The outcome, or that the message is dead because it has failed so often."""
+        if self._max_attempts is None or not outcome.is_failure:
+            return outcome
+        failures = 1 + self._count(job, "failures", self._failures, 0)
+        if failures < self._max_attempts or outcome.error is None:
+            return outcome
+        given_up = GiveUp(f"it has failed {failures} times: {describe(outcome.error)}")
+        given_up.__cause__ = outcome.error
+        return caught(given_up)
 
     def _action(self, outcome: Outcome) -> Action:
         if isinstance(outcome.error, LeaseLost):
@@ -142,11 +161,14 @@ class ListenerBase:
         return self.too_old if outcome.verdict is Verdict.TOO_OLD else Action.ACK
 
     def _pause(self, job: Job) -> float:
+        return self.backoff.delay(self._count(job, "attempt", self._attempt, 1))
+
+    def _count(self, job: Job, option: str, function: Callable[[Any], int] | None, default: int) -> int:
         try:
-            return self.backoff.delay(1 if self._attempt is None else self._attempt(job.message))
-        except Exception:  # noqa: BLE001 - the delay is not worth a message
-            _log.exception("key %r: attempt= failed, it counts as delivered once", job.key)
-            return self.backoff.delay(1)
+            return default if function is None else operator.index(function(job.message))
+        except Exception:  # noqa: BLE001 - the number is not worth a message
+            _log.exception("key %r: %s= failed, it counts as %d", job.key, option, default)
+            return default
 
     def _put_away(self, decision: Decision) -> Decision:
         """After `dead_letter` has taken the message."""

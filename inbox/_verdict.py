@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ._codes import is_transient
+from .errors import LeaseLost, TablesMissing
+
 
 class Verdict(StrEnum):
     """What the inbox says about a message; exactly one value says "run it"."""
@@ -35,3 +38,15 @@ class Outcome:
     """Seconds after which to deliver the message again, where the inbox can tell."""
     error: Exception | None = None
     """What the body raised, where it is not raised itself."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether this was a failure of the message's own that no inbox has counted: not one of the database
+        (`inbox.is_transient`, `TablesMissing`), no lost lease, and none of a message that was claimed."""
+        return (
+            self.error is not None
+            and self.verdict is Verdict.NEW
+            and self.retry_after is None
+            and not isinstance(self.error, LeaseLost | TablesMissing)
+            and not is_transient(self.error)
+        )

@@ -47,8 +47,8 @@ class KafkaConsumer:
         partitions: of how many partitions messages run at once. Each runs `concurrency` of them (a listener's
             option), so let the engine's pool have the product of both.
         max_attempts: a message whose handler raises so often becomes a dead letter; None: never. It counts in
-            memory: a restart or a rebalance begins anew. Failures of the database (`inbox.is_transient`) do
-            not count, nor do those of handlers in status-table mode, whose inbox counts for itself.
+            memory: a restart or a rebalance begins anew. Failures of the database do not count, nor do those
+            of messages claimed in status-table mode, whose inbox counts for itself (`Outcome.is_failure`).
         dead_letter: a topic, or a function of a `Delivery` and its `Decision` that puts the message away: it
             is acknowledged when that returns, and tried again when it raises. None: a dead letter blocks its
             partition, is tried again after the longest delay, and is reported as an error each time.
@@ -72,10 +72,10 @@ class KafkaConsumer:
         **listener_options: Any,
     ) -> None:
         kafka_options.check_listener_options(listener_options)
+        kafka_options.check_handler(handler)
         self._settings = kafka_options.settings(config)
         self._topics = [topics] if isinstance(topics, str) else list(topics)
         self._handler = handler
-        self._max_attempts = kafka_options.attempts(handler, max_attempts)
         self._batch = _options.count("batch", batch)
         self._partitions = _options.count("partitions", partitions)
         self._dead_letters = None
@@ -85,10 +85,11 @@ class KafkaConsumer:
             Listener,
             order="in_order",
             attempt=_attempt,
+            max_attempts=max_attempts,
             dead_letter=dead_letter,
             **listener_options,
         )
-        self._whole = self._new_listener()
+        self._whole = self._new_listener(failures=lambda _: 0)  # decides nothing: for its stop and its grace
         kafka_options.check_grace(self._whole.grace, self._settings)
         self._lanes: dict[tuple[str, int], Lane] = {}
 
@@ -174,7 +175,7 @@ class KafkaConsumer:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for each in partitions:
-            lane = Lane(each, self._new_listener(), self._handler, self._batch, self._max_attempts)
+            lane = Lane(each, self._new_listener, self._handler, self._batch)
             self._lanes[each.topic, each.partition] = lane
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

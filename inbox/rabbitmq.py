@@ -43,8 +43,8 @@ class RabbitConsumer:
             listener's `concurrency`. More is faster with quick handlers, less is fairer with slow ones.
         declare: make the queue, durable and otherwise as the broker likes, if it is not there.
         max_attempts: a message whose handler raises so often becomes a dead letter; None: never. Failures of
-            the database (`inbox.is_transient`) do not count, nor do those of handlers in status-table mode,
-            whose inbox counts for itself.
+            the database do not count, nor do those of messages claimed in status-table mode, whose inbox
+            counts for itself (`Outcome.is_failure`).
         reject_dead_letters: tell RabbitMQ with basic.reject, because the queue has a dead-letter exchange. If
             it has none, dead letters are lost.
         listener_options: as for `Listener`, but for `order`; by default `key` is the message's key, and
@@ -71,10 +71,7 @@ class RabbitConsumer:
             )
         if dead_letter is not None:
             options["dead_letter"] = in_thread(dead_letter)
-        counting = in_thread(run)
-        if run is not handler:
-            counting.outcome = counting  # type: ignore[attr-defined] # its inbox counts for itself
-        self._core = AsyncRabbitConsumer(url, queue, counting, max_attempts=max_attempts, **options)
+        self._core = AsyncRabbitConsumer(url, queue, in_thread(run), max_attempts=max_attempts, **options)
 
     def run(self) -> None:
         """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.

@@ -34,10 +34,13 @@ class _Delivery(ABC):
             _options.topic(topic)
             _options.check_function(f"handlers[{topic!r}]", handler)
         self._handlers = {topic: getattr(each, "outcome", each) for topic, each in handlers.items()}
-        self._counting_for_itself = {topic for topic, each in handlers.items() if hasattr(each, "outcome")}
-        self._concurrency = _options.count("concurrency", concurrency)
-        self._max_attempts = _options.count("max_attempts", max_attempts)
         self._failures: OrderedDict[str, int] = OrderedDict()
+        self._limits: dict[str, Any] = {
+            "concurrency": _options.count("concurrency", concurrency),
+            "grace": _GRACE,
+            "max_attempts": _options.count("max_attempts", max_attempts),
+            "failures": lambda message: self._failures.get(message.id, 0),
+        }
         self._listener = self._new_listener()
 
     @abstractmethod
@@ -62,19 +65,14 @@ class _Delivery(ABC):
             return Unavailable(decision.reason)
         if outcome.error is not None and is_transient(outcome.error):
             return Unavailable(decision.reason, outcome.retry_after)
-        if outcome.error is not None and message.topic not in self._counting_for_itself:
-            failures = self._failed(message)
-            if failures >= self._max_attempts:
-                return Refused(f"gave up after {failures} failures: {decision.reason}")
+        if outcome.is_failure:
+            self._failed(message)
         return Failed(decision.reason, outcome.retry_after)
 
-    def _failed(self, message: Envelope) -> int:
-        """How often its handler has failed in this process; what the database did is not its fault."""
-        failures = self._failures.pop(message.id, 0) + 1
-        self._failures[message.id] = failures
+    def _failed(self, message: Envelope) -> None:
+        self._failures[message.id] = self._failures.pop(message.id, 0) + 1
         if len(self._failures) > _MOST_FAILING:
             self._failures.popitem(last=False)
-        return failures
 
     def _answers(self, batch: Sequence[Envelope], decisions: Iterable[Decision]) -> list[Outcome]:
         """One for each message; decisions are there for those that have a handler."""
@@ -109,9 +107,10 @@ class DirectDelivery(_Delivery):
         handlers: by topic. A message to another topic is refused.
         concurrency: how many run at once, in threads, each on a connection of its own.
         max_attempts: failures of the handler after which its message is refused, counted in memory: a restart
-            counts anew, and so does another process that takes the message over. Transient errors
-            (`inbox.is_transient`) do not count. Of a `StatusInbox` none do: it counts for itself, for good,
-            and a message is refused when it is dead there, with its steps undone.
+            counts anew, and so does another process that takes the message over. Failures of the database do
+            not count (`inbox.Outcome.is_failure`), nor do those of messages that a `StatusInbox` has claimed:
+            it counts for itself, for good, and a message is refused when it is dead there, with its steps
+            undone.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -120,7 +119,7 @@ class DirectDelivery(_Delivery):
     _listener: Listener
 
     def _new_listener(self) -> Listener:
-        return Listener(concurrency=self._concurrency, grace=_GRACE)
+        return Listener(**self._limits)
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""
@@ -139,7 +138,7 @@ class AsyncDirectDelivery(_Delivery):
     _listener: AsyncListener
 
     def _new_listener(self) -> AsyncListener:
-        return AsyncListener(concurrency=self._concurrency, grace=_GRACE)
+        return AsyncListener(**self._limits)
 
     async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""

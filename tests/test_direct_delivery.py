@@ -137,7 +137,7 @@ def test_a_handler_that_always_fails(engine: Engine) -> None:
         let_backoffs_end(engine)
     row = dead(engine)["a1"]
     assert (row.attempts, row.outcome) == (3, "refused")
-    assert row.error == "gave up after 3 failures: Fault: no such article"
+    assert row.error == "dead: GiveUp: it has failed 3 times: Fault: no such article"
     assert accounts.totals(engine) == dict.fromkeys(CHAIN, 0)
     assert not waiting(engine)
 
@@ -247,6 +247,25 @@ def test_status_table_mode_counts_for_itself(engine: Engine) -> None:
         let_backoffs_end(engine)
     assert calls == ["call", "undo"]
     assert (dead(engine)["a1"].attempts, dead(engine)["a1"].error) == (4, "dead: Fault: no")
+
+
+def test_a_message_without_a_key_in_status_table_mode(engine: Engine) -> None:
+    """Its inbox cannot claim it, so the delivery counts: it is refused in the end, and stops no other."""
+    inbox = StatusInbox("order", store=SqlStore(engine), lease=60)
+    taken: list[str] = []
+
+    @inbox.handler(key=lambda message: message.headers["order"])
+    def handle(_: Claim, message: Envelope) -> None:
+        taken.append(name_of(message))
+
+    publish(engine, "a1")
+    publish(engine, "b1", headers={"order": "7"})
+    delivery = DirectDelivery({"orders": handle}, max_attempts=2)
+    for _ in range(3):
+        relay(engine, delivery)
+        let_backoffs_end(engine)
+    assert taken == ["b1"]
+    assert dead(engine)["a1"].error == "dead: GiveUp: it has failed 2 times: KeyError: 'order'"
 
 
 def _reserve(connection: Connection, message: Envelope) -> None:

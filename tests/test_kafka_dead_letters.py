@@ -1,5 +1,6 @@
 """What becomes of messages of Kafka that no attempt can help: none is lost, and none goes unnoticed."""
 
+import json
 import threading
 from secrets import token_hex
 
@@ -7,12 +8,12 @@ import pytest
 from psycopg import OperationalError as ConnectionClosed
 from sqlalchemy.exc import OperationalError
 
-from inbox import Decision, Delivery, Outcome, Verdict
+from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Verdict
 from inbox.errors import GiveUp
 from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from tests.database import Database
-from tests.kafka_consumers import Handler, applied, applying, consumer, make_table, running
+from tests.kafka_consumers import QUICK, Handler, applied, applying, consumer, make_table, running
 from tests.kafka_topics import Topics, envelope, values, wait_until
 
 pytest_plugins = ["tests.kafka_fixtures"]
@@ -176,7 +177,31 @@ def test_failing_too_often(topics: Topics, postgres: Database) -> None:
     with running(consumer(topics.address, topic, handler, max_attempts=3, dead_letter=put_away)):
         wait_until(lambda: applied(engine))
     assert applied(engine) == ["unlucky"]
-    assert letters == [(3, "dead: GiveUp: it has failed 3 times: again")]
+    assert letters == [(3, "dead: GiveUp: it has failed 3 times: Fault: again")]
+
+
+def test_failing_too_often_in_status_table_mode(topics: Topics, postgres: Database) -> None:
+    """The inbox counts what it has claimed; what it cannot, because its key is not to be had, the consumer
+    counts. Both become dead letters, and stop no other."""
+    topic, letters, taken = topics.new(), list[tuple[int, str]](), threading.Event()
+    inbox = StatusInbox("orders", store=SqlStore(postgres.engine()), lease=60, backoff=QUICK, max_attempts=4)
+
+    @inbox.handler(key=lambda delivery: json.loads(delivery.payload)["order"])
+    def handle(claim: Claim, _: Delivery) -> None:
+        if claim.key == "poison":
+            raise Fault("again")
+        taken.set()
+
+    def put_away(delivery: Delivery, decision: Decision) -> None:
+        letters.append((delivery.attempt, decision.reason))
+
+    topics.put(topic, *('{"order": "poison"}', "{}", '{"order": "a"}'))
+    with running(consumer(topics.address, topic, handle, max_attempts=2, dead_letter=put_away)):
+        wait_until(taken.is_set)
+    assert letters == [
+        (4, "dead: Fault: again"),
+        (2, "dead: GiveUp: it has failed 2 times: KeyError: 'order'"),
+    ]
 
 
 def _broken_connection() -> Exception:

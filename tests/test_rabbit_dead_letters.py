@@ -89,6 +89,22 @@ def test_a_handler_that_always_fails(queues: Queues, postgres: Database) -> None
     assert runs["counted"] == 3
 
 
+def test_a_message_without_a_key_in_status_table_mode(queues: Queues, postgres: Database) -> None:
+    """Its inbox cannot claim it, so the consumer counts: it is a dead letter in the end."""
+    queue = queues.new()
+    inbox = StatusInbox("orders", store=SqlStore(postgres.engine()), lease=60)
+
+    @inbox.handler(key=lambda message: message.headers["order"])
+    def handle(_: Claim, message: Delivery) -> None: ...
+
+    queues.put(queue, "cash")
+    with consuming(queues.url, queue, handle, max_attempts=2):
+        wait_until(lambda: queues.count(f"{queue}.dead") == 1)
+    (dead,) = queues.take(f"{queue}.dead")
+    assert headers_of(dead)["inbox-reason"] == "dead: GiveUp: it has failed 2 times: KeyError: 'order'"
+    assert headers_of(dead)["inbox-attempt"] == 2
+
+
 def test_a_dead_letter_queue_that_is_there_already(queues: Queues) -> None:
     """An operator's own dead-letter queue is used as it is."""
     queue = queues.new()

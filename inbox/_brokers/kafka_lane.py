@@ -1,21 +1,18 @@
 """What a consumer holds of one partition."""
 
-import functools
 import itertools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from confluent_kafka import Message, TopicPartition
 
-from .._codes import is_transient
 from .._decision import Action, Decision, Decisions
 from .._delivery import Delivery
 from .._listener import Listener
 from .._verdict import Outcome
-from ..errors import GiveUp
 from .kafka_record import delivery_of
 
 MOST = 10_000
@@ -30,28 +27,22 @@ class Lane:
 
     They run in batches, in their order. A message that has to come again stays where it is, and those behind
     it wait. `run` belongs to one worker at a time, all else to the thread that polls.
-
-    With `max_attempts`, one whose handler has raised so often is given up; failures of the database are not
-    its failures.
     """
 
     def __init__(
         self,
         partition: TopicPartition,
-        listener: Listener,
+        new_listener: Callable[..., Listener],
         handler: Callable[[Delivery], Outcome],
         batch: int,
-        max_attempts: int | None = None,
     ) -> None:
         self.is_paused = False
         """Whether the client has been told to fetch no more."""
         self.failure: BaseException | None = None
         """What ends the consumer: it is no message's fault."""
         self._partition = partition
-        self._listener = listener
+        self._listener = new_listener(failures=lambda delivery: self._failures[_offset(delivery.raw)])
         self._handler = handler
-        if max_attempts is not None:
-            self._handler = functools.partial(self._bounded, handler, max_attempts)
         self._batch = batch
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -60,7 +51,7 @@ class Lane:
         self._records: deque[Message] = deque()
         self._size = 0
         self._attempts: dict[int, int] = {}
-        self._failures: dict[int, int] = {}
+        self._failures: Counter[int] = Counter()
         self._not_before = 0.0
         self._acknowledged: int | None = None
         self._told: int | None = None
@@ -137,18 +128,6 @@ class Lane:
     def _delivery(self, record: Message) -> Delivery:
         return delivery_of(record, 1 + self._attempts.get(_offset(record), 0))
 
-    def _bounded(self, handler: Callable[[Delivery], Outcome], most: int, delivery: Delivery) -> Outcome:
-        try:
-            return handler(delivery)
-        except Exception as error:
-            if is_transient(error):
-                raise
-            offset = _offset(delivery.raw)
-            failures = self._failures[offset] = self._failures.get(offset, 0) + 1
-            if failures < most:
-                raise
-            raise GiveUp(f"it has failed {failures} times: {error}") from error
-
     def _settle(self, batch: list[Delivery], decisions: Decisions) -> None:
         for _ in range(decisions.acknowledged):
             record = self._records.popleft()
@@ -161,6 +140,7 @@ class Lane:
         for delivery, decision in rest:
             if decision.outcome is not None and decision.action is not Action.ACK:
                 self._attempts[_offset(delivery.raw)] = delivery.attempt
+                self._failures[_offset(delivery.raw)] += decision.outcome.is_failure
         if rest:
             self._not_before = time.monotonic() + self._delay(*rest[0])
 

@@ -1,10 +1,9 @@
-"""What a consumer of Kafka may be told, and how often it tries a message."""
+"""What a consumer of Kafka may be told."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from .. import _options
 from .._delivery import Delivery
 from .._verdict import Outcome
 from ..errors import InvalidOption
@@ -42,13 +41,10 @@ def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
         raise InvalidOption(f"grace={grace:g}: expected less than max.poll.interval.ms ({longest:g} s)")
 
 
-def attempts(handler: Handler, most: int | None) -> int | None:
-    """After how many failures a message is given up; None where its inbox counts for itself."""
+def check_handler(handler: Handler) -> None:
+    """It runs in a thread."""
     if not callable(handler) or inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
         raise InvalidOption(f"handler={handler!r}: expected a function that is not asynchronous")
-    if most is not None:
-        _options.count("max_attempts", most)
-    return None if hasattr(handler, "outcome") else most
 
 
 def check_listener_options(names: Collection[str]) -> None:

@@ -19,10 +19,9 @@ from .._delivery import Delivery
 from .._verdict import Outcome
 from ..errors import InvalidOption
 from . import rabbit_url
-from .rabbit_attempts import bounded
 from .rabbit_companions import Companions
 from .rabbit_frames import MendingTransport
-from .rabbit_message import delivery_of
+from .rabbit_message import delivery_of, failures_of
 from .rabbit_settle import Settler
 
 _log = logging.getLogger("inbox.rabbitmq")
@@ -82,14 +81,15 @@ class AsyncRabbitConsumer:
             raise InvalidOption("order: messages of a queue are acknowledged one by one, it is always 'each'")
         self.queue = queue
         self.listener = StoppingListener(
-            self._wake, **{"key": attrgetter("key"), "attempt": attrgetter("attempt"), **listener_options}
+            self._wake,
+            max_attempts=max_attempts,
+            failures=failures_of,
+            **{"key": attrgetter("key"), "attempt": attrgetter("attempt"), **listener_options},
         )
         self.prefetch = _options.count(
             "prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch
         )
-        if max_attempts is not None:
-            _options.count("max_attempts", max_attempts)
-        self._handler = handler if hasattr(handler, "outcome") else bounded(handler, max_attempts)
+        self._handler = handler
         self._declare = _options.flag("declare", declare)
         self._rejects = _options.flag("reject_dead_letters", reject_dead_letters)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -8,9 +8,8 @@ from aiormq.abc import DeliveredMessage
 
 from .._decision import Action, Decision
 from .._delivery import Delivery
-from .rabbit_attempts import failures_after
 from .rabbit_companions import Companions
-from .rabbit_message import frame_of
+from .rabbit_message import failures_of, frame_of
 
 _log = logging.getLogger("inbox.rabbitmq")
 
@@ -59,9 +58,8 @@ class Settler:
         try:
             async with asyncio.timeout(_TIMEOUT):
                 if decision.action is Action.RETRY:
-                    error = None if decision.outcome is None else decision.outcome.error
-                    failures = failures_after(delivery, error)
-                    await self._companions.delay(delivery, decision.delay, failures)
+                    has_failed = decision.outcome is not None and decision.outcome.is_failure
+                    await self._companions.delay(delivery, decision.delay, failures_of(delivery) + has_failed)
                 else:
                     await self._companions.put_away(delivery, decision.reason)
         except Exception as error:  # noqa: BLE001 - it goes back to its own queue
