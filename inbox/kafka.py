@@ -74,7 +74,7 @@ class KafkaConsumer:
         kafka_options.check_listener_options(listener_options)
         kafka_options.check_handler(handler)
         self._settings = kafka_options.settings(config)
-        self._topics = [topics] if isinstance(topics, str) else list(topics)
+        self._topics = kafka_options.topics(topics)
         self._handler = handler
         self._batch = _options.count("batch", batch)
         self._partitions = _options.count("partitions", partitions)

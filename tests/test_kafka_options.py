@@ -32,6 +32,13 @@ def test_options(config: dict[str, Any], options: dict[str, Any], named: str) ->
         KafkaConsumer(whole, "topic", lambda _: Outcome(Verdict.NEW), **options)
 
 
+@pytest.mark.parametrize("topics", ["", [], [""], [7], ["a", None]], ids=repr)
+def test_topics(topics: Any) -> None:
+    """Without a topic nothing would ever come."""
+    with pytest.raises(InvalidOption, match=r"^topics="):
+        KafkaConsumer({"group.id": "a"}, topics, lambda _: Outcome(Verdict.NEW))
+
+
 @pytest.mark.parametrize("name", ["order", "attempt", "retries"])
 def test_an_argument_that_it_does_not_have(name: str) -> None:
     """It is refused by its name, whether a listener has it or not."""

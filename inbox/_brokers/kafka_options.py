@@ -1,7 +1,7 @@
 """What a consumer of Kafka may be told."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .._delivery import Delivery
@@ -28,6 +28,14 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
             f"enable.auto.commit={automatic!r}: expected False, or messages are committed that are not done"
         )
     return {**_DEFAULTS, **config}
+
+
+def topics(given: str | Sequence[str]) -> list[str]:
+    """The names, at least one."""
+    names = [given] if isinstance(given, str) else list(given)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidOption(f"topics={given!r}: expected a topic, or several")
+    return names
 
 
 def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
