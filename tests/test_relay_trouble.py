@@ -6,15 +6,18 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, create_engine, delete, event, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, Engine, NullPool, create_engine, delete, event, select, text
+from sqlalchemy.engine.interfaces import ExceptionContext
+from sqlalchemy.exc import DBAPIError, OperationalError
 
+from inbox._codes import code_of
 from outbox import Envelope, Outbox, Outcome, Relay
 from outbox.errors import TablesMissing, WrongBucketCount
 from tests.database import Database
-from tests.outbox_publishers import ACCEPTED, TABLES, Recorder, publish, relay
+from tests.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay
+from tests.relay_crashes import Paused
 from tests.status_workers import wait_until
-from tests.together import Task
+from tests.together import Task, wait_until_blocked
 
 PATIENCE = 60.0
 
@@ -79,6 +82,65 @@ def test_one_pass_renews_its_lease(migrated: Database) -> None:
     assert relay(engine, other, lease=1) == 0
     assert first.result() == 1
     assert not other.sent
+
+
+CANCEL = {
+    "postgresql": "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted",
+    "mysql": "SELECT concat('KILL QUERY ', trx_mysql_thread_id) FROM information_schema.innodb_trx "
+    "WHERE trx_state = 'LOCK WAIT'",
+}
+TIME_LIMIT = {
+    "postgresql": {"options": "-c statement_timeout=200"},
+    "mariadb": {"init_command": "SET max_statement_time = 0.2"},
+}
+ENDED = {
+    ("cancelled", "postgresql"): "57014",
+    ("cancelled", "mysql"): 1317,
+    ("cancelled", "mariadb"): 1317,
+    ("time limit", "postgresql"): "57014",
+    ("time limit", "mariadb"): 1969,
+}
+
+
+@pytest.mark.parametrize("how", ["cancelled", "time limit"])
+def test_a_statement_that_is_ended_from_outside(migrated: Database, how: str) -> None:
+    """By an operator, or by a time limit of the role's, while it waits for a lock: the relay tries again, and
+    nothing is sent twice."""
+    if (how, migrated.name) not in ENDED:
+        pytest.skip("SQLite has neither, and MySQL limits only the time of reading")
+    engine = migrated.engine()
+    relays = migrated.engine(connect_args=TIME_LIMIT[migrated.name] if how == "time limit" else {})
+    publish(engine, "a1")
+    codes: list[object] = []
+
+    @event.listens_for(relays, "handle_error")
+    def note(context: ExceptionContext) -> None:
+        assert isinstance(context.sqlalchemy_exception, DBAPIError)
+        codes.append(code_of(context.sqlalchemy_exception))
+
+    publisher = Paused()
+    looping = Relay(relays, publisher, lease=600)
+    running = Task(looping.run)
+    assert publisher.begun.wait(PATIENCE)
+    with engine.connect() as connection:
+        connection.execute(select(TABLES.message.c.id).with_for_update()).all()
+        publisher.may_end.set()
+        if how == "cancelled":
+            wait_until_blocked(engine)
+            _cancel(engine)
+        wait_until(lambda: codes)
+    wait_until(lambda: count(engine, TABLES.message) == 0)
+    looping.stop()
+    running.result()
+    assert set(codes) == {ENDED[how, migrated.name]}
+    assert publisher.names == ["a1"]
+
+
+def _cancel(engine: Engine) -> None:
+    with engine.connect() as connection:
+        for statement in connection.scalars(text(CANCEL[engine.dialect.name])).all():
+            if isinstance(statement, str):
+                connection.execute(text(statement))
 
 
 ACCOUNT = "inbox_outbox_app"
