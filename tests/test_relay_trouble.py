@@ -32,7 +32,7 @@ class Slow(Recorder):
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Answer late."""
         self.has_begun.set()
-        time.sleep(3)
+        time.sleep(5)
         return super().send(batch)
 
 
@@ -76,10 +76,10 @@ def test_one_pass_renews_its_lease(migrated: Database) -> None:
     engine = migrated.engine()
     publish(engine, "a1")
     slow, other = Slow(), Recorder(lambda _: ACCEPTED)
-    first = Task(lambda: relay(engine, slow, lease=1))
+    first = Task(lambda: relay(engine, slow, lease=3))
     assert slow.has_begun.wait(PATIENCE)
-    time.sleep(1.5)
-    assert relay(engine, other, lease=1) == 0
+    time.sleep(3.5)
+    assert relay(engine, other, lease=3) == 0
     assert first.result() == 1
     assert not other.sent
 

@@ -42,9 +42,9 @@ def take_away(place: Place, key: str = "a") -> None:
 @in_loop
 async def test_a_heartbeat_keeps_a_long_message(place: Place) -> None:
     """A handler that takes longer than its lease keeps the message, and nobody else gets it."""
-    async with inbox_at(place, lease=1.2) as inbox, inbox.claim("a") as claim:
+    async with inbox_at(place, lease=3) as inbox, inbox.claim("a") as claim:
         token = claim.token
-        await asyncio.sleep(2)
+        await asyncio.sleep(4)
         async with beside(inbox).claim("a") as second:
             assert second.verdict is Verdict.IN_FLIGHT
         assert not claim.lost
@@ -249,11 +249,11 @@ def unreachable(times: float, write: Callable[..., bool]) -> Callable[..., bool]
 @in_loop
 async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat that fails is tried again; if all fail until the lease is over, the claim is lost."""
-    async with inbox_at(place, lease=1.5) as inbox:
+    async with inbox_at(place, lease=3) as inbox:
         write = inbox.store.write
         monkeypatch.setattr(inbox.store, "write", unreachable(2, write))
         async with inbox.claim("a") as claim:
-            await asyncio.sleep(2)
+            await asyncio.sleep(4)
             assert not claim.lost
         monkeypatch.setattr(inbox.store, "write", unreachable(float("inf"), write))
         with pytest.raises(LeaseLost):

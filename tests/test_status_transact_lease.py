@@ -18,11 +18,11 @@ def test_other_messages_keep_their_leases(migrated: Database) -> None:
         pytest.skip("SQLite has one writer: while a transaction writes nothing else does")
     engine = migrated.engine()
     accounts.make(engine)
-    inbox = StatusInbox("orders", store=SqlStore(engine), lease=1.5)
+    inbox = StatusInbox("orders", store=SqlStore(engine), lease=3)
 
     def slow(connection: Connection) -> None:
         accounts.add(connection)
-        time.sleep(2.5)
+        time.sleep(4)
         claim.heartbeat()
         assert (claim.lost, other.lost) == (False, False)
 
