@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ._brokers.rabbit_consumer import AsyncRabbitConsumer
-from ._brokers.rabbit_threads import in_thread
+from ._brokers.threads import in_thread
 from ._decision import Decision
 from ._delivery import Delivery
 from ._verdict import Outcome

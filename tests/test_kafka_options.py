@@ -6,7 +6,7 @@ import pytest
 
 from inbox import AsyncInbox, Delivery, Outcome, Verdict, message_id
 from inbox.errors import InvalidOption
-from inbox.kafka import KafkaConsumer
+from inbox.kafka import AsyncKafkaConsumer, KafkaConsumer
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,13 @@ def test_a_handler_that_is_none() -> None:
         KafkaConsumer({"group.id": "a"}, "topic", "bill")  # type: ignore[arg-type]
 
 
-def test_an_asynchronous_handler() -> None:
-    """It is refused: its messages would never run."""
+def test_a_handler_for_the_other_consumer() -> None:
+    """It is refused: its messages would never run, or hold up the loop."""
 
     @AsyncInbox("payments").handler(None, key=message_id)  # type: ignore[arg-type]
     async def handle(connection: Any, delivery: Delivery) -> None: ...
 
-    with pytest.raises(InvalidOption, match="asynchronous"):
+    with pytest.raises(InvalidOption, match="AsyncKafkaConsumer takes asynchronous ones"):
         KafkaConsumer({"group.id": "a"}, "topic", handle)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="expected an asynchronous function"):
+        AsyncKafkaConsumer({"group.id": "a"}, "topic", print)  # type: ignore[arg-type]

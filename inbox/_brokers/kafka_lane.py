@@ -6,13 +6,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 
 from confluent_kafka import Message, TopicPartition
 
 from .._decision import Action, Decision, Decisions
 from .._delivery import Delivery
-from .._listener import Listener
-from .._verdict import Outcome
+from .._listener_base import ListenerBase
 from .kafka_record import delivery_of
 
 MOST = 10_000
@@ -32,8 +32,8 @@ class Lane:
     def __init__(
         self,
         partition: TopicPartition,
-        new_listener: Callable[..., Listener],
-        handler: Callable[[Delivery], Outcome],
+        new_listener: Callable[..., ListenerBase],
+        decide: Callable[[Any, list[Delivery]], Decisions],
         batch: int,
     ) -> None:
         self.is_paused = False
@@ -42,7 +42,7 @@ class Lane:
         """What ends the consumer: it is no message's fault."""
         self._partition = partition
         self._listener = new_listener(failures=lambda delivery: self._failures[_offset(delivery.raw)])
-        self._handler = handler
+        self._decide = decide
         self._batch = batch
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -97,7 +97,7 @@ class Lane:
             batch = [self._delivery(record) for record in itertools.islice(self._records, self._batch)]
         decisions = Decisions()
         try:
-            decisions = self._listener.decide(batch, self._handler)
+            decisions = self._decide(self._listener, batch)
         except BaseException as error:  # noqa: BLE001 - the thread that polls raises it
             self.failure = error
         with self._lock:

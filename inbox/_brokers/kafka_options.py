@@ -1,14 +1,9 @@
 """What a consumer of Kafka may be told."""
 
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .._delivery import Delivery
-from .._verdict import Outcome
 from ..errors import InvalidOption
-
-Handler = Callable[[Delivery], Outcome]
 
 _DEFAULTS = {
     "auto.offset.reset": "earliest",  # what was written before the first start counts as well
@@ -49,13 +44,7 @@ def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
         raise InvalidOption(f"grace={grace:g}: expected less than max.poll.interval.ms ({longest:g} s)")
 
 
-def check_handler(handler: Handler) -> None:
-    """It runs in a thread."""
-    if not callable(handler) or inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
-        raise InvalidOption(f"handler={handler!r}: expected a function that is not asynchronous")
-
-
-def check_listener_options(names: Collection[str]) -> None:
+def check_listener_options(consumer: str, names: Collection[str]) -> None:
     """Of a listener's options the consumer sets some itself."""
     if unknown := [name for name in names if name not in _LISTENER_OPTIONS]:
-        raise TypeError(f"KafkaConsumer() got an unexpected keyword argument {unknown[0]!r}")
+        raise TypeError(f"{consumer}() got an unexpected keyword argument {unknown[0]!r}")

@@ -25,7 +25,7 @@ def in_thread(function: Callable[..., T]) -> Callable[..., Awaitable[T]]:
                 answer.set_exception(error)
 
         # A daemon, so that one that never ends does not keep the process from ending.
-        threading.Thread(target=work, name="inbox rabbitmq", daemon=True).start()
+        threading.Thread(target=work, name="inbox consumer", daemon=True).start()
         return await asyncio.wrap_future(answer)
 
     return call
