@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 from inbox.schema import utcnow
@@ -76,11 +76,14 @@ def test_a_delay_is_counted_by_the_database(engine: Engine, way: Way) -> None:
 def test_a_message_leaves_once_it_is_due(engine: Engine, way: Way) -> None:
     """Until then it waits, and others of its key go on; then it leaves once, with the id that it had."""
     with way(engine) as handle:
-        late = OUTBOX.publish(handle, TOPIC, "late", key="k", delay=1.5)
+        late = OUTBOX.publish(handle, TOPIC, "late", key="k", delay=60)
         OUTBOX.publish(handle, TOPIC, "at once", key="k")
     assert texts(engine) == ["at once"]
     with engine.connect() as connection:
         assert connection.scalars(select(DELAYED.c.id)).all() == [late]
+    with engine.begin() as connection:
+        soon = timedelta(seconds=0.5)
+        connection.execute(update(DELAYED).values(available_at=clock(engine) + soon))
     assert eventually(engine, 1) == ["late"]
     assert due(engine) == {}
     assert texts(engine) == []
