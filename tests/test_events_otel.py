@@ -278,7 +278,7 @@ def test_asynchronous_handlers_have_their_spans(migrated: Database, telemetry: T
 
     async def scenario() -> None:
         engine = create_async_engine(migrated.async_url)
-        inbox = AsyncStatusInbox("orders", store=SqlStore(engine), lease=0.5, on_event=telemetry.events)
+        inbox = AsyncStatusInbox("orders", store=SqlStore(engine), lease=2, on_event=telemetry.events)
         for key in ("a", "b"):
             await handle(inbox, key)
         with pytest.raises(LeaseLost):

@@ -21,11 +21,11 @@ from tests.test_status_steps import Calls, called, undoing
 def test_whoever_lost_the_message_undoes_nothing(store: Store) -> None:
     """A handler that gives up after its lease was taken over leaves the successor's finished steps alone."""
     calls = Calls()
-    late = status_inbox(store, lease=0.1)
+    late = status_inbox(store, lease=1)
 
     def body(claim: Claim) -> None:
         claim.step("lock", called(calls, "lock"), undo=undoing(calls, "lock"))
-        time.sleep(0.3)
+        time.sleep(1.2)
         assert deliver(status_inbox(store)).is_new
         raise GiveUp
 
@@ -51,11 +51,11 @@ def test_whoever_was_sent_away_undoes_nothing(store: Store) -> None:
 
 def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
     """An undo may take longer than the lease: nobody else undoes meanwhile."""
-    inbox = status_inbox(store, lease=0.5, heartbeat=True)
+    inbox = status_inbox(store, lease=2, heartbeat=True)
     seen = []
 
     def undo(_: Any) -> None:
-        time.sleep(1.2)
+        time.sleep(3)
         seen.append(deliver(status_inbox(store)).verdict)
 
     def body(claim: Claim) -> None:
@@ -74,7 +74,7 @@ async def test_the_lease_is_renewed_while_a_task_undoes(place: Place) -> None:
     seen: list[Verdict | str] = []
 
     async def undo(key: str) -> None:
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(3)
         async with beside(inbox).claim(key) as other:
             seen.append(other.verdict)
         if key == "b":
@@ -91,7 +91,7 @@ async def test_the_lease_is_renewed_while_a_task_undoes(place: Place) -> None:
             await claim.step("lock", lambda: key, undo=undo)
             raise GiveUp
 
-    async with inbox_at(place, lease=0.6) as inbox:
+    async with inbox_at(place, lease=2) as inbox:
         with pytest.raises(GiveUp):
             await give_up("a")
         with pytest.raises(LeaseLost):
