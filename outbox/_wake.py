@@ -57,7 +57,6 @@ class Waker:
         self._notifies = engine.dialect.name == "postgresql"
         self._is_async = engine.dialect.is_async
         self._schemas: set[str | None] = set()
-        self._disposals = 0
         self._hinted = threading.Event()
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
@@ -86,7 +85,6 @@ class Waker:
 
     def _disposed(self, engine: Engine) -> None:
         """Do not connect again: nobody would dispose of that connection."""
-        self._disposals += 1
         self._schemas = set()
 
     def _taken(self) -> list[str]:
@@ -107,23 +105,32 @@ class Waker:
         while self._hinted.wait(_KEPT):
             time.sleep(_AFTER_COMMIT)
             self._hinted.clear()
-            engine, disposals, schemas = self._engine(), self._disposals, self._taken()
+            engine, schemas = self._engine(), self._taken()
             if engine is None:
                 return
             try:
                 if schemas:
-                    self._notify(engine, disposals, schemas)
+                    self._notify(engine, schemas)
             except SQLAlchemyError as error:
                 _log.warning("relays of other processes could not be woken: %s", type(error).__name__)
             del engine
             time.sleep(_BETWEEN)
 
-    def _notify(self, engine: Engine, disposals: int, schemas: list[str]) -> None:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            for schema in schemas:
-                connection.execute(_NOTIFY, {"channel": CHANNEL, "schema": schema})
-            if self._disposals != disposals:
-                connection.invalidate()
+    def _notify(self, engine: Engine, schemas: list[str]) -> None:
+        """An engine that is disposed of meanwhile has another pool then, and keeps no connection of ours: not
+        in that one, nor in the former one, which takes back what is closed too late."""
+        pool = engine.pool
+        try:
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                try:
+                    for schema in schemas:
+                        connection.execute(_NOTIFY, {"channel": CHANNEL, "schema": schema})
+                finally:
+                    if engine.pool is not pool:
+                        connection.invalidate()
+        finally:
+            if engine.pool is not pool:
+                pool.dispose()
 
     def _begin_task(self) -> None:
         if self._task is None or self._task.done():
@@ -133,26 +140,21 @@ class Waker:
         """Until no commit has come in the meantime."""
         while self._schemas:
             await asyncio.sleep(_AFTER_COMMIT)
-            engine, disposals, schemas = self._engine(), self._disposals, self._taken()
+            engine, schemas = self._engine(), self._taken()
             if engine is None:
                 return
             try:
                 if schemas:
-                    await self._notify_async(engine, disposals, schemas)
+                    await self._notify_async(engine, schemas)
             except SQLAlchemyError as error:
                 _log.warning("relays of other processes could not be woken: %s", type(error).__name__)
             del engine
             await asyncio.sleep(_BETWEEN)
 
-    async def _notify_async(self, engine: Engine, disposals: int, schemas: list[str]) -> None:
-        from sqlalchemy.ext.asyncio import AsyncEngine
+    async def _notify_async(self, engine: Engine, schemas: list[str]) -> None:
+        from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails
 
-        async with AsyncEngine(engine).connect() as connection:
-            own = await connection.execution_options(isolation_level="AUTOCOMMIT")
-            for schema in schemas:
-                await own.execute(_NOTIFY, {"channel": CHANNEL, "schema": schema})
-            if self._disposals != disposals:
-                await own.invalidate()
+        await greenlet_spawn(self._notify, engine, schemas)
 
 
 _NOTIFY: Any = text("SELECT pg_notify(:channel, :schema)")

@@ -1,5 +1,6 @@
 """The wake-up after a commit is a hint: it costs nobody an error, a connection or a thread."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -7,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, StaticPool, create_engine, event, text
+from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from inbox.schema import metadata
@@ -114,6 +116,63 @@ def test_nothing_is_left_behind(postgres: Database, pause: float) -> None:
     with watching.connect() as connection:
         assert until(lambda: connection.execute(publishers).scalar_one() == 0)
     assert until(lambda: wake_up_threads() <= before)
+
+
+class DisposedOf:
+    """Disposes of an engine at one moment of a wake-up, and knows all connections that it has made."""
+
+    def __init__(self, engine: Engine, moment: str) -> None:
+        self.connections: list[Any] = []
+        self.has_happened = False
+        self._engine, self._moment = engine, moment
+        self._notifying: Any = None
+        event.listen(engine, "connect", lambda connection, _: self.connections.append(connection))
+        event.listen(engine, "before_cursor_execute", self._before)
+        event.listen(engine, "reset", self._given_back)
+
+    def is_closed(self) -> bool:
+        """Whether it has happened, and left no connection open."""
+        return self.has_happened and all(each.closed for each in self.connections)
+
+    def _before(self, connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+        if "pg_notify" in statement and not self.has_happened:
+            self._notifying = connection.connection.dbapi_connection
+            if self._moment == "before it notifies":
+                self._dispose()
+
+    def _given_back(self, connection: Any, *_: object) -> None:
+        if connection is self._notifying and not self.has_happened:
+            self._dispose()
+
+    def _dispose(self) -> None:
+        self.has_happened = True
+        self._engine.dispose()
+
+
+MOMENTS = ["before it notifies", "while its connection is given back"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str) -> None:
+    """At whichever moment of a wake-up that is: no connection stays open in the pool that was given up."""
+    engine = create_engine(postgres.url)
+    disposed = DisposedOf(engine, moment)
+    publish(engine)
+    assert until(disposed.is_closed)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_asynchronous_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str) -> None:
+    """The same in a loop."""
+
+    async def scenario() -> None:
+        engine = create_async_engine(postgres.async_url)
+        disposed = DisposedOf(engine.sync_engine, moment)
+        async with engine.begin() as connection:
+            await OUTBOX.publish(connection, TOPIC, "a")
+        assert await asyncio.to_thread(until, disposed.is_closed)
+
+    asyncio.run(scenario())
 
 
 def test_other_processes_hear_of_it(postgres: Database) -> None:
