@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -30,6 +30,8 @@ pytest_plugins = ["tests.rabbit_fixtures"]
 
 NAMES = [f"account-{number}" for number in range(6)]
 KINDS = (Accepted, Unavailable, Unknown)
+SETTLED = 3.0
+"""Seconds after which a broker that crashes still has a queue that it had just made, and can use it."""
 
 
 @contextmanager
@@ -111,21 +113,28 @@ def test_what_was_accepted_outlives_the_broker(private_rabbitmq: LocalRabbit) ->
         queue, enough = queues.new(), threading.Event()
         publisher = RabbitPublisher(private_rabbitmq.url, timeout=5)
         outcomes: dict[str, Published] = {}
+        latest: deque[Published] = deque(maxlen=1)
 
         def publish() -> None:
             while not enough.is_set():
                 batch = [envelope(queue) for _ in range(100)]
                 answers = publisher.send(batch)
                 outcomes.update(zip((each.id for each in batch), answers, strict=True))
+                latest.append(answers[-1])
+                if answers[-1] != Accepted():
+                    enough.wait(0.01)
 
         publishing = Task(publish)
-        for _ in range(2):
-            before = len(outcomes)
-            wait_until(lambda before=before: len(outcomes) > before + 1_000)  # type: ignore[misc]
-            private_rabbitmq.restart()
-            wait_until(lambda: list(outcomes.values())[-1] == Accepted())
-        enough.set()
-        publishing.result()
+        try:
+            for _ in range(2):
+                before = len(outcomes)
+                wait_until(lambda before=before: len(outcomes) > before + 1_000)  # type: ignore[misc]
+                threading.Event().wait(SETTLED)
+                private_rabbitmq.restart()
+                wait_until(lambda: latest[-1] == Accepted())
+        finally:
+            enough.set()
+            publishing.result()
         publisher.close()
         there = {message.header.properties.message_id for message in queues.take(queue)}
     sent = {kind: {name for name, each in outcomes.items() if isinstance(each, kind)} for kind in KINDS}
@@ -151,9 +160,8 @@ def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres:
         send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(few)])
         handler = bookkeeping(engine, fail_now_and_then)
         with consuming(queues.url, queue, handler, concurrency=2, prefetch=20):
-            # A broker that crashes sooner leaves a quorum queue that it has just made unusable.
             wait_until(lambda: len(failures) > 10 and max(failures.values()) > 1)
-            threading.Event().wait(1)
+            threading.Event().wait(SETTLED)
             send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count - few)])
             wait_until(lambda: sum(accounts.totals(engine).values()) > 60)
             private_rabbitmq.restart()
