@@ -1,19 +1,17 @@
 """Consumers that run beside a test, and handlers that add to accounts."""
 
-import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from inbox import AsyncInbox, Backoff, Delivery, Inbox, Outcome, message_id
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
 from tests import accounts
-from tests.together import Task
+from tests.together import Task, in_a_loop
 
 SOON = Backoff(first=0.1, longest=0.1)
 Handler = Callable[[Delivery], Outcome]
@@ -46,32 +44,19 @@ class Counted:
         return outcome
 
 
-@contextmanager
-def consuming_async(database: URL, url: str, queue: str, **options: Any) -> Iterator[AsyncRabbitConsumer]:
+def consuming_async(
+    database: URL, url: str, queue: str, **options: Any
+) -> AbstractContextManager[AsyncRabbitConsumer]:
     """The same with tasks: each message's payload is an account to add to."""
-    started: SimpleQueue[AsyncRabbitConsumer] = SimpleQueue()
 
-    async def scenario() -> None:
-        engine = create_async_engine(database)
-
+    def consumer(engine: AsyncEngine) -> AsyncRabbitConsumer:
         @AsyncInbox("bookkeeping").handler(engine, key=message_id)
         async def book(connection: AsyncConnection, message: Delivery) -> None:
             await accounts.add_async(connection, message.payload.decode())
 
-        consumer = AsyncRabbitConsumer(url, queue, book, **{"backoff": SOON, **options})
-        started.put(consumer)
-        try:
-            await consumer.run()
-        finally:
-            await engine.dispose()
+        return AsyncRabbitConsumer(url, queue, book, **{"backoff": SOON, **options})
 
-    running = Task(lambda: asyncio.run(scenario()))
-    consumer = started.get(timeout=60)
-    try:
-        yield consumer
-    finally:
-        consumer.stop()
-    running.result()
+    return in_a_loop(database, consumer, AsyncRabbitConsumer.run)
 
 
 def bookkeeping(engine: Engine, before: Callable[[Delivery], object] = str) -> Handler:

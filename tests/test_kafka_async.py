@@ -4,9 +4,8 @@ import asyncio
 import signal
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -29,16 +28,13 @@ from inbox.kafka import AsyncKafkaConsumer
 from tests.database import Database
 from tests.kafka_consumers import APPLIED, QUICK, applied, applied_by_key, make_table
 from tests.kafka_topics import Topics, values, wait_until
-from tests.together import Task
+from tests.listeners import Fault
+from tests.together import in_a_loop
 
 pytest_plugins = ["tests.kafka_fixtures"]
 
 Handler = Callable[[Delivery], Awaitable[Outcome]]
 MakeHandler = Callable[[AsyncEngine], Handler]
-
-
-class Fault(Exception):
-    """The handler's own error."""
 
 
 async def nothing(_: Delivery) -> None: ...
@@ -59,7 +55,6 @@ def applying(before: Callable[[Delivery], Awaitable[object]] = nothing) -> MakeH
     return make
 
 
-@contextmanager
 def consuming(
     database: Database,
     topics: Topics,
@@ -67,9 +62,8 @@ def consuming(
     make: MakeHandler,
     act: Callable[[AsyncKafkaConsumer], Awaitable[None]] = AsyncKafkaConsumer.run,
     **options: Any,
-) -> Iterator[AsyncKafkaConsumer]:
+) -> AbstractContextManager[AsyncKafkaConsumer]:
     """While the block runs, so does a consumer, in another thread's loop; what `act` raises comes out."""
-    made: SimpleQueue[AsyncKafkaConsumer] = SimpleQueue()
     config = {
         "bootstrap.servers": topics.address,
         "group.id": "payments",
@@ -78,22 +72,10 @@ def consuming(
         **options.pop("config", {}),
     }
 
-    async def scenario() -> None:
-        engine = create_async_engine(database.async_url)
-        try:
-            consumer = AsyncKafkaConsumer(config, topic, make(engine), **{"backoff": QUICK, **options})
-            made.put(consumer)
-            await act(consumer)
-        finally:
-            await engine.dispose()
+    def consumer(engine: AsyncEngine) -> AsyncKafkaConsumer:
+        return AsyncKafkaConsumer(config, topic, make(engine), **{"backoff": QUICK, **options})
 
-    running = Task(lambda: asyncio.run(scenario()))
-    consumer = made.get(timeout=60)
-    try:
-        yield consumer
-    finally:
-        consumer.stop()
-        running.result()
+    return in_a_loop(database.async_url, consumer, act)
 
 
 @pytest.fixture

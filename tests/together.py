@@ -1,16 +1,29 @@
 """Work in several threads, synchronised by what the server says and not by the clock."""
 
+import asyncio
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Generic, Protocol, TypeVar
 
-from sqlalchemy import Engine, text
+from sqlalchemy import URL, Engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox import Outcome, Verdict, is_transient
 
+
+class Stoppable(Protocol):
+    """What runs until it is told to stop."""
+
+    def stop(self) -> object:
+        """Let it end."""
+
+
 M = TypeVar("M")
+S = TypeVar("S", bound=Stoppable)
 T = TypeVar("T")
 
 _BLOCKED = {
@@ -42,6 +55,32 @@ class Task(Generic[T]):
             self._results.append(self._work())
         except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._errors.append(error)
+
+
+@contextmanager
+def in_a_loop(
+    database: URL, make: Callable[[AsyncEngine], S], run: Callable[[S], Awaitable[None]]
+) -> Iterator[S]:
+    """While the block runs, so does what `make` has made, in another thread's loop and with an engine of its
+    own; what `run` raises comes out."""
+    made: SimpleQueue[S] = SimpleQueue()
+
+    async def scenario() -> None:
+        engine = create_async_engine(database)
+        try:
+            consumer = make(engine)
+            made.put(consumer)
+            await run(consumer)
+        finally:
+            await engine.dispose()
+
+    running = Task(lambda: asyncio.run(scenario()))
+    consumer = made.get(timeout=60)
+    try:
+        yield consumer
+    finally:
+        consumer.stop()
+        running.result()
 
 
 def together(works: Sequence[Callable[[], T]], timeout: float = 60) -> list[T]:
