@@ -30,13 +30,14 @@ from ._events import Event, EventKind
 from ._inbox import Inbox
 from ._keys import Key
 from ._listener import Listener
+from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._repair import discard, list_messages, release, resolve_step, retry, show_message
 from ._retention import Retention
 from ._status import ConsumerStatus, Message, show, status
 from ._status_inbox import StatusInbox
 from ._stores import Record, RedisStore, SqlStore, Status, Store
-from ._verdict import Outcome, Verdict
+from ._verdict import Verdict
 from ._work import Work
 
 __all__ = [

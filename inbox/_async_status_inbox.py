@@ -15,8 +15,8 @@ from ._async_listener import AsyncListener
 from ._claim_base import outcome_of
 from ._hold import GivingUp, Hold
 from ._keys import Key
+from ._outcome import Outcome
 from ._status_settings import StatusSettings
-from ._verdict import Outcome
 from .errors import LeaseLost
 
 M = TypeVar("M")

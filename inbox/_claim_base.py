@@ -6,9 +6,10 @@ from hashlib import blake2b
 from typing import Any
 
 from ._hold import GivingUp, Hold, OnUnknown, describe
+from ._outcome import Outcome
 from ._stores import Status, Store
 from ._transaction import encode_result
-from ._verdict import Outcome, Verdict
+from ._verdict import Verdict
 from .errors import InvalidOption, LeaseLost
 
 _VERDICTS = {Status.DEAD: Verdict.DEAD, Status.HALTED: Verdict.HALTED}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ._verdict import Outcome
+from ._outcome import Outcome
 
 
 class Action(StrEnum):

@@ -1,4 +1,4 @@
-"""What monitoring is told: one small event for everything that happens to a message."""
+"""What monitoring sees: one small event for everything that happens to messages, in every part."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -13,8 +13,8 @@ _log = logging.getLogger("inbox.events")
 class EventKind(StrEnum):
     """What has happened.
 
-    What begins with `CLAIMED` or `UNPROTECTED` ends with exactly one of `COMPLETED`, `FAILED`, `RELEASED`,
-    `DEAD`, `HALTED` and `ABANDONED`, in the same thread or task.
+    In status-table mode, what begins with `CLAIMED` or `UNPROTECTED` ends with exactly one of `COMPLETED`,
+    `FAILED`, `RELEASED`, `DEAD`, `HALTED` and `ABANDONED`, in the same thread or task.
     """
 
     CLAIMED = "claimed"
@@ -44,28 +44,52 @@ class EventKind(StrEnum):
     """A finished step was undone, because the handler gave up."""
     UNPROTECTED = "unprotected"
     """A handler begins without a claim, as the options for such cases say."""
+    TAKEN = "taken"
+    """Exactly-once path: a new message and the writes of its body have committed."""
+    RETRIED = "retried"
+    """Exactly-once path: a transient error rolled the transaction back, and the handler tries again."""
+    COMMIT_RESOLVED = "commit_resolved"
+    """The answer to a COMMIT was lost; the database was asked, and it had committed."""
+    SENT = "sent"
+    """Relay: the broker has accepted messages."""
+    REFUSED = "refused"
+    """Relay: the broker has refused messages, and would again."""
+    UNAVAILABLE = "unavailable"
+    """Relay: messages were not sent, and will be tried again."""
+    UNKNOWN = "unknown"
+    """Relay: messages may have arrived; they are sent again with the same id."""
+    DEAD_LETTER = "dead_letter"
+    """Relay: messages were put away as dead letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that has happened to one message.
+    """Something that has happened to one message, or for a relay to several of one topic.
 
     Attributes:
-        attempt: of the message, from 1; 0 if it was not claimed.
+        consumer: the inbox's; empty for a relay.
+        key: the message's, as it is stored; empty if the event is about several messages.
+        attempt: of the message, from 1; 0 if attempts are not counted here.
         token: the claim's; 0 if there is none.
-        seconds: since the claim began; for a step, how long that took.
+        seconds: since the claim or the transaction began; for a step, how long that took.
         step: the step that it is about.
         error: what went wrong, as text.
+        topic: the topic of outgoing messages.
+        message_id: of an outgoing message, if the event is about a single one.
+        count: how many messages it is about. A relay sends one event for each topic and batch.
     """
 
     kind: EventKind
-    consumer: str
-    key: str
+    consumer: str = ""
+    key: str = ""
     attempt: int = 0
     token: int = 0
     seconds: float = 0.0
     step: str | None = None
     error: str | None = None
+    topic: str | None = None
+    message_id: str | None = None
+    count: int = 1
 
 
 Hook = Callable[[Event], object]

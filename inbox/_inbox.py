@@ -14,10 +14,11 @@ from . import _codes, _options
 from ._accept import accept, accept_many
 from ._keys import Key
 from ._listener import Listener
+from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._settings import ATTEMPTS, Settings
 from ._transaction import pauses, roll_back
-from ._verdict import Outcome, Verdict
+from ._verdict import Verdict
 from ._work import Work
 from .errors import InvalidOption
 

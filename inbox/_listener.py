@@ -10,7 +10,7 @@ from typing import TypeVar
 from ._decision import Action, Decision, Decisions
 from ._lanes import Batch, Job
 from ._listener_base import STOPPING, ListenerBase, caught, checked
-from ._verdict import Outcome
+from ._outcome import Outcome
 from .errors import InvalidOption
 
 M = TypeVar("M")

@@ -15,8 +15,9 @@ from ._backoff import Backoff
 from ._decision import Action, Decision
 from ._hold import describe
 from ._lanes import Batch, Job, Lanes
+from ._outcome import Outcome
 from ._signals import stopping
-from ._verdict import Outcome, Verdict
+from ._verdict import Verdict
 from .errors import GiveUp, InvalidOption, InvalidResult, LeaseLost
 
 Order = Literal["each", "in_order"]

@@ -13,8 +13,8 @@ from ._heartbeats import Heartbeats
 from ._hold import GivingUp, Hold
 from ._keys import Key
 from ._listener import Listener
+from ._outcome import Outcome
 from ._status_settings import StatusSettings
-from ._verdict import Outcome
 
 M = TypeVar("M")
 

@@ -13,10 +13,11 @@ from ._backoff import Backoff
 from ._events import Event, EventKind, Hook, Hooks
 from ._hold import Hold
 from ._keys import Key, digest, encode_key
+from ._outcome import Outcome
 from ._retention import Retention
 from ._stores import Answer, Request, Store, new_record
 from ._transaction import compact_json
-from ._verdict import Outcome, Verdict
+from ._verdict import Verdict
 from .errors import InvalidKey, InvalidOption, StoreUnreachable
 
 MissingKey = Literal["refuse", "message_id", "run"]

@@ -1,11 +1,6 @@
 """What the inbox says about a message."""
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-from ._codes import is_transient
-from .errors import LeaseLost, TablesMissing
 
 
 class Verdict(StrEnum):
@@ -25,28 +20,3 @@ class Verdict(StrEnum):
     """Its attempts are used up."""
     HALTED = "halted"
     """The outcome of one of its steps is unknown, and the step may not be repeated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one message given to a handler."""
-
-    verdict: Verdict
-    result: Any = None
-    """What the body returned: now for `NEW`, the stored value for `DUPLICATE`."""
-    retry_after: float | None = None
-    """Seconds after which to deliver the message again, where the inbox can tell."""
-    error: Exception | None = None
-    """What the body raised, where it is not raised itself."""
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether this was a failure of the message's own that no inbox has counted: not one of the database
-        (`inbox.is_transient`, `TablesMissing`), no lost lease, and none of a message that was claimed."""
-        return (
-            self.error is not None
-            and self.verdict is Verdict.NEW
-            and self.retry_after is None
-            and not isinstance(self.error, LeaseLost | TablesMissing)
-            and not is_transient(self.error)
-        )

@@ -11,6 +11,12 @@
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
     ├── TransactionAborted                          the body swallowed a database error
     ├── TransactionEnded                            the body committed or rolled back by itself
+    ├── NotTaken                                    the message was not taken: do not acknowledge it
+    │   ├── MessageInFlight  (TransientError)       another worker is handling it: deliver it again later
+    │   ├── PayloadMismatch                         the same key came with another payload
+    │   ├── MessageTooOld                           older than the retention: perhaps taken before
+    │   ├── MessageDead                             its attempts are used up
+    │   └── MessageHalted                           a step's outcome is unknown, and may not be repeated
     ├── LeaseLost                                   somebody else may hold the message by now
     ├── MessageNotFound      (LookupError)          there is no such message in status-table mode
     ├── WrongStatus                                 the message is not in a status in which this can be done
@@ -25,6 +31,8 @@ them; `inbox.is_transient` says of any error whether the same work may simply be
 """
 
 from sqlalchemy.exc import InvalidRequestError
+
+from ._verdict import Verdict
 
 
 class InboxError(Exception):
@@ -84,6 +92,18 @@ class GiveUp(InboxError):
     """For a handler to raise: no attempt can succeed. Finished steps are undone, and the message is dead."""
 
 
+class NotTaken(InboxError):
+    """The message was neither taken now nor before: do not acknowledge it. Each verdict has its subclass."""
+
+    verdict: Verdict
+    """What the inbox says about the message."""
+
+    def __init__(self, *args: object, retry_after: float | None = None) -> None:
+        super().__init__(*args)
+        self.retry_after = retry_after
+        """Seconds after which to deliver the message again, where the inbox can tell."""
+
+
 class TransientError(InboxError):
     """The same work may succeed when it is tried again; if it had taken effect, the inbox will say so."""
 
@@ -94,3 +114,33 @@ class CommitLost(TransientError):
 
 class StoreUnreachable(TransientError):
     """The store of status-table mode did not answer, after some tries."""
+
+
+class MessageInFlight(NotTaken, TransientError):
+    """Another worker is handling the message. It may still fail, so deliver the message again later."""
+
+    verdict = Verdict.IN_FLIGHT
+
+
+class PayloadMismatch(NotTaken):
+    """The key was taken before, with a different payload: a person has to look."""
+
+    verdict = Verdict.MISMATCH
+
+
+class MessageTooOld(NotTaken):
+    """The message is older than the retention: nobody can know whether it was taken before."""
+
+    verdict = Verdict.TOO_OLD
+
+
+class MessageDead(NotTaken):
+    """The attempts of the message are used up."""
+
+    verdict = Verdict.DEAD
+
+
+class MessageHalted(NotTaken):
+    """The outcome of one of the message's steps is unknown, and the step may not be repeated."""
+
+    verdict = Verdict.HALTED

@@ -14,7 +14,7 @@ from ._brokers.threads import in_thread
 from ._decision import Decision, Decisions
 from ._delivery import Delivery
 from ._listener import Listener
-from ._verdict import Outcome
+from ._outcome import Outcome
 from .errors import InvalidOption
 
 __all__ = ["AsyncKafkaConsumer", "KafkaConsumer"]

@@ -1,4 +1,4 @@
-"""Status-table mode in OpenTelemetry: metrics and spans. Needs the extra `otel`::
+"""Inboxes and relays in OpenTelemetry: metrics and spans. Needs the extra `otel`::
 
     StatusInbox("orders", store=store, on_event=OtelEvents())
 
@@ -50,19 +50,22 @@ class _Run:
 class OtelEvents:
     """Makes metrics and spans of events: give it to an inbox as `on_event`.
 
-    Metrics, each with the consumer as ``messaging.consumer.group.name``:
+    Metrics, each with the consumer as ``messaging.consumer.group.name`` or, for a relay, the topic as
+    ``messaging.destination.name``:
 
-    - ``inbox.events``: counter, by ``inbox.event``.
+    - ``inbox.events``: counter of messages, by ``inbox.event``.
     - ``inbox.active_handlers``: up-down counter of the handlers that are running.
-    - ``messaging.process.duration``: histogram of the seconds that handlers took, from the claim on; with
-      ``error.type`` (the event that ended it) unless it succeeded or was given back.
+    - ``messaging.process.duration``: histogram of the seconds that handlers took, from the claim or the
+      begin of the transaction on; with ``error.type`` (the event that ended it) unless it succeeded or was
+      given back.
     - ``inbox.step.duration``: histogram of the seconds that finished steps took, by ``inbox.step``.
 
-    Spans: ``process {consumer}`` for each message that is run, child of the span that is current when the
-    message is claimed, and itself current until the handler is over, so that the handler's own spans are
-    its children, in threads and in asyncio. Its attributes are key, attempt and token. Finished steps are
-    child spans; everything else that happens is an event of the span. A message that is not run has no span:
-    the reason is an event of the span that is current.
+    Spans, in status-table mode: ``process {consumer}`` for each message that is run, child of the span that
+    is current when the message is claimed, and itself current until the handler is over, so that the
+    handler's own spans are its children, in threads and in asyncio. Its attributes are key, attempt and
+    token. Finished steps are child spans; everything else that happens is an event of the span. A message
+    that is not run has no span: the reason is an event of the span that is current, and so is everything
+    that happens in other parts.
 
     Args:
         system: the broker, as ``messaging.system``: "kafka", "rabbitmq", ...
@@ -90,7 +93,7 @@ class OtelEvents:
 
     def __call__(self, event: Event) -> None:
         """Count it, and show it in the message's span."""
-        self._events.add(1, self._labels(event) | {"inbox.event": event.kind.value})
+        self._events.add(event.count, self._labels(event) | {"inbox.event": event.kind.value})
         run = self._run(event)
         if event.kind in _BEGINS:
             self._begin(event)
@@ -99,6 +102,8 @@ class OtelEvents:
         elif event.kind in _ENDS and run is not None:
             self._end(event, run)
         else:
+            if event.kind is EventKind.TAKEN:
+                self._handlers.record(event.seconds, self._processed(event))
             span = trace.get_current_span() if run is None else run.span
             span.add_event(f"inbox.{event.kind.value}", _details(event))
 
@@ -138,7 +143,7 @@ class OtelEvents:
         span.end(ended)
 
     def _end(self, event: Event, run: _Run) -> None:
-        attributes = self._labels(event) | {"messaging.operation.name": "process"}
+        attributes = self._processed(event)
         if event.kind not in _GOOD_ENDS:
             attributes["error.type"] = event.kind.value
             run.span.set_attribute("error.type", event.kind.value)
@@ -152,7 +157,15 @@ class OtelEvents:
             context.detach(run.outside)
 
     def _labels(self, event: Event) -> dict[str, str]:
-        return {"messaging.system": self._system, "messaging.consumer.group.name": event.consumer}
+        labels = {"messaging.system": self._system}
+        if event.consumer:
+            labels["messaging.consumer.group.name"] = event.consumer
+        if event.topic is not None:
+            labels["messaging.destination.name"] = event.topic
+        return labels
+
+    def _processed(self, event: Event) -> dict[str, str]:
+        return self._labels(event) | {"messaging.operation.name": "process"}
 
 
 def _identity(event: Event) -> _Identity:
@@ -160,7 +173,14 @@ def _identity(event: Event) -> _Identity:
 
 
 def _details(event: Event) -> dict[str, AttributeValue]:
-    found = {"inbox.key": event.key, "inbox.step": event.step, "inbox.error": event.error}
+    found = {
+        "inbox.key": event.key or None,
+        "inbox.step": event.step,
+        "inbox.error": event.error,
+        "messaging.message.id": event.message_id,
+        "messaging.destination.name": event.topic,
+        "messaging.batch.message_count": event.count if event.count != 1 else None,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -12,7 +12,7 @@ from ._brokers.rabbit_consumer import AsyncRabbitConsumer
 from ._brokers.threads import in_thread
 from ._decision import Decision
 from ._delivery import Delivery
-from ._verdict import Outcome
+from ._outcome import Outcome
 from .errors import InvalidOption
 
 __all__ = ["AsyncRabbitConsumer", "RabbitConsumer"]

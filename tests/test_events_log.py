@@ -19,9 +19,14 @@ LOUD = {
     "mismatch": logging.WARNING,
     "too_old": logging.WARNING,
     "unprotected": logging.WARNING,
+    "commit_resolved": logging.WARNING,
+    "refused": logging.WARNING,
+    "unavailable": logging.WARNING,
+    "unknown": logging.WARNING,
     "dead": logging.ERROR,
     "halted": logging.ERROR,
     "step_unknown": logging.ERROR,
+    "dead_letter": logging.ERROR,
 }
 
 
@@ -111,6 +116,16 @@ def test_every_kind_has_its_level(kind: EventKind, log: pytest.LogCaptureFixture
     (record,) = log.records
     assert record.levelno == LOUD.get(kind.value, record.levelno)
     assert (record.levelno >= logging.WARNING) is (kind.value in LOUD)
+
+
+def test_a_batch_is_one_line(log: pytest.LogCaptureFixture) -> None:
+    """An event of a relay names the topic and how many messages it is about, or the single one."""
+    LogEvents()(Event(kind=EventKind.UNAVAILABLE, topic="orders", count=50, error="no route"))
+    LogEvents()(Event(kind=EventKind.DEAD_LETTER, topic="orders", key="order-1", message_id="m-1"))
+    assert loud(log) == [
+        "topic='orders': unavailable count=50 error='no route'",
+        "topic='orders' key='order-1' id='m-1': dead letter",
+    ]
 
 
 def test_an_event_is_one_line(log: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from inbox import AsyncStatusInbox, Backoff, Claim, SqlStore, StatusInbox, Verdict
+from inbox import AsyncStatusInbox, Backoff, Claim, Event, EventKind, SqlStore, StatusInbox, Verdict
 from inbox.errors import LeaseLost
 from inbox.otel import OtelEvents
 from inbox.schema import tables
@@ -294,6 +294,28 @@ def test_asynchronous_handlers_have_their_spans(migrated: Database, telemetry: T
     assert "inbox.lost" in names(spans["lost"])
     assert spans["lost"].status.status_code is StatusCode.ERROR
     assert telemetry.running() == 0
+
+
+def test_events_of_other_parts_are_counted(telemetry: Telemetry) -> None:
+    """A batch of a relay counts as its messages, by topic; a message that was taken has a duration."""
+    with telemetry.tracer.start_as_current_span("receive"):
+        telemetry.events(Event(kind=EventKind.SENT, topic="orders", count=50))
+        telemetry.events(Event(kind=EventKind.TAKEN, consumer="billing", key="order-1", seconds=0.25))
+    sent, taken = sorted(telemetry.points("inbox.events"), key=lambda point: -point.value)
+    assert (sent.value, taken.value) == (50, 1)
+    assert dict(sent.attributes) == {
+        "messaging.system": "kafka",
+        "messaging.destination.name": "orders",
+        "inbox.event": "sent",
+    }
+    (duration,) = telemetry.points("messaging.process.duration")
+    assert (duration.sum, duration.attributes["messaging.consumer.group.name"]) == (0.25, "billing")
+    (receive,) = telemetry.spans("receive")
+    assert names(receive) == ["inbox.sent", "inbox.taken"]
+    assert dict(receive.events[0].attributes or {}) == {
+        "messaging.destination.name": "orders",
+        "messaging.batch.message_count": 50,
+    }
 
 
 def test_the_inbox_works_without_opentelemetry() -> None:

@@ -16,7 +16,7 @@ from .. import _options
 from .._async_listener import AsyncListener
 from .._backoff import Backoff
 from .._delivery import Delivery
-from .._verdict import Outcome
+from .._outcome import Outcome
 from ..errors import InvalidOption
 from . import rabbit_url
 from .rabbit_companions import Companions
