@@ -7,6 +7,7 @@
     │   └── InvalidMessage                          a message that no row could hold, or that breaks a limit
     ├── WrongBucketCount     (ValueError)           the database has another number of buckets
     ├── UnsafeBroker         (ValueError)           a setting of the broker's client breaks the promise
+    ├── UnsafeSequence       (ValueError)           sessions draw several numbers of messages at a time
     ├── UnusableConnection   (InvalidRequestError)  closed, or AUTOCOMMIT: no transaction to join
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── MessageNotFound      (LookupError)          there is no such message
@@ -38,6 +39,11 @@ class WrongBucketCount(OutboxError, ValueError):
 
 class UnsafeBroker(OutboxError, ValueError):
     """With this setting of the broker's client, a message could be lost or overtake another one."""
+
+
+class UnsafeSequence(OutboxError, ValueError):
+    """The sequence that numbers messages keeps several numbers for each session (CACHE): messages would lose
+    their order."""
 
 
 class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):

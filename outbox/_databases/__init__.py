@@ -3,12 +3,12 @@
 from inbox._databases import supported as _inbox_supported
 
 from ..errors import InvalidOption
-from ._database import Database, Found, Scan, Writers
+from ._database import Database, Found, Marks, Scan, Writers
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
-__all__ = ["Database", "Found", "Scan", "Writers", "supported"]
+__all__ = ["Database", "Found", "Marks", "Scan", "Writers", "supported"]
 
 _DATABASES: dict[str, Database] = {
     "postgresql": PostgreSQL(),

@@ -56,6 +56,19 @@ class Writers:
     name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Below what a relay does not look for messages any more."""
+
+    places: Sequence[tuple[int, int, int]]
+    """Buckets, each with the sequence up to which it is empty, and the one up to which it has no message but
+    those that wait."""
+    blocked: Sequence[str]
+    """Keys, and ids of messages without a key, that wait."""
+    paused: Sequence[str]
+    """Topics that wait."""
+
+
 class Database:
     """One subclass for each database; what is here holds for all."""
 
@@ -127,8 +140,22 @@ class Database:
 
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
         """Who may yet commit a low sequence; None where nobody can tell, so that every scan begins at the
-        oldest message."""
+        oldest message.
+
+        Raises:
+            UnsafeSequence: that cannot be told of the numbers that a session keeps for itself.
+        """
         return None
+
+    def pages(self, connection: Connection, tables: OutboxTables) -> int:
+        """How many pages of messages there are; 0 where every scan begins at the oldest message."""
+        return 0
+
+    def overlooked(
+        self, connection: Connection, tables: OutboxTables, marks: Marks, pages: range
+    ) -> dict[int, int]:
+        """By bucket, how many messages of these pages lie where a relay does not look for them."""
+        return {}
 
     def estimate(self, connection: Connection, table: Table) -> int:
         """About how many rows a table has; where an index can be counted, exactly so many."""

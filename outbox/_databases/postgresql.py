@@ -31,21 +31,22 @@ from sqlalchemy import (
     cast,
     column,
     delete,
-    extract,
     func,
     insert,
     literal,
     select,
-    table,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS, array
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, array
 from sqlalchemy.sql.elements import ColumnElement
 
 from .. import _statements
 from .._letter import Letter, read
+from ..errors import UnsafeSequence
 from ..schema import OutboxTables
-from ._database import Database, Found, Scan, Writers, waits
+from . import postgresql_numbers as numbers
+from ._database import Database, Found, Marks, Scan, Writers, waits
+from .postgresql_numbers import array_of, name_of
 
 _MANY, _MOST = 10, 5_000
 """Messages from which on, and up to which, one statement inserts all."""
@@ -103,7 +104,7 @@ def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any
     """The oldest messages of each bucket in turn, until there are enough."""
     c = tables.message.c
     places = (
-        func.unnest(_array_of("buckets", SmallInteger), _array_of("lows", BigInteger))
+        func.unnest(array_of("buckets", SmallInteger), array_of("lows", BigInteger))
         .table_valued("bucket", "low", name="place")
         .render_derived()
     )
@@ -139,10 +140,6 @@ def _in_pieces(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _array_of(name: str, number: Any) -> ColumnElement[Any]:
-    return cast(bindparam(name, type_=Text), ARRAY(number))
-
-
 def _array(values: Iterable[int | str]) -> str:
     """An array as the server reads it, of numbers or ids: many times faster than to hand each to the
     driver."""
@@ -170,10 +167,10 @@ def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
     row be compared with all that is given.
     """
     c = tables.message.c
-    arrays = [_array_of("buckets", SmallInteger), _array_of("sequences", BigInteger)]
+    arrays = [array_of("buckets", SmallInteger), array_of("sequences", BigInteger)]
     place = ["bucket", "sequence"]
     if by_id:
-        arrays.append(_array_of("ids", Text))
+        arrays.append(array_of("ids", Text))
     given = func.unnest(*arrays).table_valued(*place, *["id"] * by_id, name="given").render_derived()
     found = and_(*(c[name] == any_(array([given.c[name]])) for name in place))
     return and_(found, c.id == given.c.id) if by_id else found
@@ -204,49 +201,6 @@ def record_sent(tables: OutboxTables) -> Insert:
     names = ("id", "topic", "key", "created_at")
     gone = forget(tables).returning(*(tables.message.c[name] for name in names)).cte("gone")
     return insert(tables.sent).from_select(names, select(*gone.c))
-
-
-@cache
-def highest(tables: OutboxTables) -> Select[Any, Any]:
-    """The highest sequence that any transaction has drawn, and which server says so."""
-    numbers = func.pg_get_serial_sequence(_name(tables.message), "sequence")
-    drawn = func.pg_sequence_last_value(cast(numbers, REGCLASS), type_=BigInteger)
-    server = extract("epoch", func.pg_postmaster_start_time())
-    return select(func.coalesce(drawn, 0).label("drawn"), cast(server, Text).label("server"))
-
-
-@cache
-def estimate(name: str) -> Select[Any]:
-    """The rows that ANALYZE or VACUUM last found, in proportion to the pages that there are now."""
-    names = ("oid", "reltuples", "relpages")
-    statistics = table("pg_class", *(column(each) for each in names)).c
-    pages = func.pg_relation_size(cast(name, REGCLASS)) / cast(func.current_setting("block_size"), BigInteger)
-    density = statistics.reltuples / func.nullif(statistics.relpages, 0)
-    return select(func.coalesce(density * pages, 0)).where(statistics.oid == cast(name, REGCLASS))
-
-
-@cache
-def transactions(tables: OutboxTables) -> Select[Any]:
-    """Whoever has inserted messages holds this lock until the end of the transaction."""
-    names = ("virtualtransaction", "database", "relation", "mode", "pid")
-    here = table("pg_database", column("oid"), column("datname"))
-    locks = table("pg_locks", *(column(name) for name in names))
-    return select(locks.c.virtualtransaction).where(
-        locks.c.database
-        == select(here.c.oid).where(here.c.datname == func.current_database()).scalar_subquery(),
-        locks.c.relation == cast(_name(tables.message), REGCLASS),
-        locks.c.mode == "RowExclusiveLock",
-        locks.c.pid.is_distinct_from(func.pg_backend_pid()),  # it is NULL where a transaction is prepared
-    )
-
-
-def _name(table: Table) -> str:
-    """The table, as PostgreSQL's own functions want to have it named."""
-    schema, name = table.schema, table.name
-    if schema is None:
-        return name
-    escaped = schema.replace('"', '""')
-    return f'"{escaped}".{name}'
 
 
 class PostgreSQL(Database):
@@ -307,9 +261,29 @@ class PostgreSQL(Database):
 
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
         # In this order: whoever draws a sequence has taken the lock before.
-        drawn, server = connection.execute(highest(tables)).one()
-        writing = frozenset(connection.execute(transactions(tables)).scalars())
+        drawn, server, cached = connection.execute(numbers.highest(tables)).one()
+        if cached > 1:
+            raise UnsafeSequence(numbers.refusal(tables, cached))
+        writing = frozenset(connection.execute(numbers.transactions(tables)).scalars())
         return Writers(drawn, writing, server, any(each.startswith("-") for each in writing))
 
+    def pages(self, connection: Connection, tables: OutboxTables) -> int:
+        return int(connection.execute(numbers.pages(name_of(tables.message))).scalar_one())
+
+    def overlooked(
+        self, connection: Connection, tables: OutboxTables, marks: Marks, pages: range
+    ) -> dict[int, int]:
+        given = {
+            "first": f"({pages.start},0)",
+            "last": f"({pages.stop},0)",
+            "highest": max((start for _, _, start in marks.places), default=0),
+            "buckets": _array(bucket for bucket, _, _ in marks.places),
+            "lows": _array(low for _, low, _ in marks.places),
+            "starts": _array(start for _, _, start in marks.places),
+            "blocked": json.dumps(marks.blocked),
+            "paused": marks.paused,
+        }
+        return {row.bucket: row.messages for row in connection.execute(numbers.overlooked(tables), given)}
+
     def estimate(self, connection: Connection, table: Table) -> int:
-        return int(connection.execute(estimate(_name(table))).scalar_one())
+        return int(connection.execute(numbers.density(name_of(table))).scalar_one())

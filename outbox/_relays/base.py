@@ -24,7 +24,8 @@ from .._missing import explained
 from .._outcomes import Outcome
 from ..errors import InvalidOption, OutboxError
 from .batch import Batch, waves
-from .core import Core, LeaseLost, Overtaken
+from .beside import Overtaken
+from .core import Core, LeaseLost
 from .report import Report
 from .sending import Pace, Sending
 from .settings import Settings
@@ -166,6 +167,8 @@ class RelayBase(ABC):
                 if time.monotonic() >= self._core.next_tend:
                     self._do(self._tend, tries)
                     self._is_settled()
+                if self._core.recheck_is_due:
+                    self._recheck()
                 batch = self._do(self._round, tries)
             except LeaseLost as error:
                 self._lost(error)
@@ -175,6 +178,13 @@ class RelayBase(ABC):
 
     def _tend(self, connection: Connection) -> None:
         self._core.tend(connection, self._report)
+
+    def _recheck(self) -> None:
+        """In a transaction of its own: should a time limit strike, the relay goes on all the same."""
+        try:
+            self._do(self._core.recheck, 1)
+        except (SQLAlchemyError, OSError, OutboxError) as error:
+            _log.warning("overlooked messages could not be looked for: %s", type(error).__name__)
 
     def _round(self, connection: Connection) -> Batch:
         return self._core.round(connection, self._report, self._pace.demand())

@@ -16,8 +16,9 @@ from .. import _statements
 from .._databases import Scan, supported
 from .._letter import Letter
 from ..errors import WrongBucketCount
-from . import members
+from . import beside, members
 from .batch import Batch, Demand
+from .recheck import Recheck
 from .report import Report
 from .settings import Settings
 from .settle import Settlement
@@ -27,7 +28,6 @@ SOLO_AFTER = 3
 """Sends without an answer after which a message goes alone: if it kills relays, it takes no other one
 along. Without having gone alone none is given up: it may never have left."""
 
-_MOVED = 1_000
 _MOST_RESTING = 10_000
 """Messages of topics that rest, behind which others are looked for."""
 _LARGEST_BATCH = 16_000_000
@@ -39,10 +39,6 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 class LeaseLost(Exception):
     """Somebody else owns this relay's buckets by now; nothing was written."""
-
-
-class Overtaken(Exception):
-    """Somebody was quicker; nothing was written, and the next try will find it."""
 
 
 class Core:
@@ -59,6 +55,7 @@ class Core:
         self._settlement = Settlement(settings, self._database)
         self._light = _LARGEST_BATCH // max(settings.batch, _LEAST_SCAN)
         self._waiting = Waiting()
+        self._recheck = Recheck(self._database, self._tables)
         self._buckets: list[int] = []
         self._paused: list[str] = []
         self._solo_turn = False  # others first, lest poison is the only message that each relay sends
@@ -84,7 +81,9 @@ class Core:
 
         Raises:
             WrongBucketCount: the database has another number of buckets than was asked for.
+            UnsafeSequence: sessions draw several numbers of messages at a time.
         """
+        self._database.writers(connection, self._tables)
         count = connection.execute(_statements.count_buckets(self._tables)).scalar_one()
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
@@ -112,6 +111,7 @@ class Core:
         """Know nothing, as before joining."""
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
         self._buckets, self._waiting = [], Waiting()
+        self._recheck = Recheck(self._database, self._tables)
 
     def tend(self, connection: Connection, report: Report) -> None:
         """Renew the lease, retire relays that are lost, take or give up buckets, and move what is due.
@@ -120,6 +120,7 @@ class Core:
 
         Raises:
             LeaseLost: as `round`.
+            UnsafeSequence: as `join`.
         """
         self.renew(connection)
         if not report.is_empty:
@@ -134,8 +135,19 @@ class Core:
         if set(paused) != set(self._paused):
             self._waiting.forget_waits()
         self._paused = paused
-        wait = min(self._settings.tend_every, self._forget_sent(connection), self._move_due(connection))
+        moved = beside.move_due(connection, self._tables, self._buckets)
+        forgotten = beside.forget_sent(connection, self._tables, self._settings.keep_sent)
+        wait = min(self._settings.tend_every, moved, forgotten)
         self.next_tend = time.monotonic() + wait
+
+    @property
+    def recheck_is_due(self) -> bool:
+        """Whether to call `recheck`."""
+        return self._recheck.is_due
+
+    def recheck(self, connection: Connection) -> int:
+        """Look for messages that no scan would find, in some part of the table; how many there were."""
+        return self._recheck.step(connection, self._waiting, self._paused)
 
     def renew(self, connection: Connection) -> None:
         """Renew the lease, and nothing else.
@@ -279,33 +291,6 @@ class Core:
 
     def _block(self, letter: Letter, seconds: float) -> None:
         self._waiting.block(letter.name, letter.bucket, letter.sequence, seconds)
-
-    def _move_due(self, connection: Connection) -> float:
-        """Move delayed messages whose time has come to the others; seconds until the next ones are due.
-
-        Only those of this relay's buckets: two relays that moved messages of one key could swap them.
-        """
-        mine = {"these": self._buckets}
-        due = connection.execute(_statements.due(self._tables), mine | {"limit": _MOVED}).all()
-        if due:
-            forget = _statements.forget_delayed(self._tables)
-            if connection.execute(forget, [{"id_": row.id} for row in due]).rowcount < len(due):
-                raise Overtaken("somebody has dropped a delayed message that was about to be moved")
-            connection.execute(_statements.add_due(self._tables), [row._asdict() for row in due])
-        if len(due) == _MOVED:
-            return 0.0
-        found = connection.execute(_statements.next_due(self._tables), mine).one()
-        return math.inf if found.due is None else max(0.0, (found.due - found.now).total_seconds())
-
-    def _forget_sent(self, connection: Connection) -> float:
-        """Delete the oldest records of what was sent; 0 if there may be more to delete at once."""
-        if self._settings.keep_sent is None:
-            return math.inf
-        given = {"age": -self._settings.keep_sent, "limit": _MOVED}
-        old = list(connection.execute(_statements.old_sent(self._tables), given).scalars())
-        if old:
-            connection.execute(_statements.forget_sent(self._tables), {"these": old})
-        return 0.0 if len(old) == _MOVED else math.inf
 
 
 def _is_tried(letter: Letter, demand: Demand, tried: set[str]) -> bool:

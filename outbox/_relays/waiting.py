@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
-from .._databases import Found, Writers
+from .._databases import Found, Marks, Writers
 
 LOOK_AGAIN = 5.0
 """Seconds after which a key that waits is looked at again, in case an operator has decided about it."""
@@ -82,6 +82,16 @@ class Waiting:
         """Forget who waits, and so where scans may start: other topics are paused than when that was found
         out."""
         self._keys, self._starts = {}, {}
+
+    def marks(self, paused: Sequence[str]) -> Marks:
+        """Below what nothing is looked for, of buckets where that is so."""
+        raised = [(bucket, self.low(bucket), self.start(bucket)) for bucket in self._lows | self._starts]
+        return Marks(raised, [*self._keys], paused)
+
+    def doubt_bucket(self, bucket: int) -> None:
+        """Read it from its oldest message on, the next time."""
+        self._lows.pop(bucket, None)
+        self._starts.pop(bucket, None)
 
     def low(self, bucket: int) -> int:
         """The sequence up to which a bucket is certainly empty."""

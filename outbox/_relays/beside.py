@@ -1,0 +1,43 @@
+"""What a relay does beside sending: it moves delayed messages that are due, and forgets old records."""
+
+import math
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from .. import _statements
+from ..schema import OutboxTables
+
+_MOVED = 1_000
+
+
+class Overtaken(Exception):
+    """Somebody was quicker; nothing was written, and the next try will find it."""
+
+
+def move_due(connection: Connection, tables: OutboxTables, buckets: Sequence[int]) -> float:
+    """Move delayed messages whose time has come to the others; seconds until the next ones are due.
+
+    Only those of the relay's own buckets: two relays that moved messages of one key could swap them.
+    """
+    mine = {"these": buckets}
+    due = connection.execute(_statements.due(tables), mine | {"limit": _MOVED}).all()
+    if due:
+        forget = _statements.forget_delayed(tables)
+        if connection.execute(forget, [{"id_": row.id} for row in due]).rowcount < len(due):
+            raise Overtaken("somebody has dropped a delayed message that was about to be moved")
+        connection.execute(_statements.add_due(tables), [row._asdict() for row in due])
+    if len(due) == _MOVED:
+        return 0.0
+    found = connection.execute(_statements.next_due(tables), mine).one()
+    return math.inf if found.due is None else max(0.0, (found.due - found.now).total_seconds())
+
+
+def forget_sent(connection: Connection, tables: OutboxTables, keep: float | None) -> float:
+    """Delete the oldest records of what was sent; 0 if there may be more to delete at once."""
+    if keep is None:
+        return math.inf
+    old = list(connection.execute(_statements.old_sent(tables), {"age": -keep, "limit": _MOVED}).scalars())
+    if old:
+        connection.execute(_statements.forget_sent(tables), {"these": old})
+    return 0.0 if len(old) == _MOVED else math.inf
