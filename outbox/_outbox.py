@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from inbox import errors as inbox_errors
 from inbox._accept import usable
 
-from . import _options, _statements, _wake
+from . import _failed_commit, _options, _statements, _wake
 from ._context import cloud_event, trace_context
 from ._databases import supported
 from ._ids import new_id
@@ -237,6 +237,7 @@ class Outbox:
         with _our_errors():
             usable(connection)
         supported(connection.dialect.name, self.schema)
+        _failed_commit.watch(connection)
         buckets = self._count_buckets(connection)
         for draft in drafts:
             draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)

@@ -40,7 +40,7 @@ def stage(connection: Connection, drafts: list[Draft], write: Write) -> None:
     it."""
     engine = root(connection.engine)
     if engine not in _engines:
-        for moment in ("commit", "prepare_twophase"):
+        for moment in ("commit", "prepare_twophase", "commit_twophase"):
             event.listen(engine, moment, _write_all, insert=True)
         event.listen(engine, "rollback_savepoint", _roll_back)
         event.listen(engine, "rollback", _forget)

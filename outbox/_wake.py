@@ -70,6 +70,12 @@ class Waker:
         schemas = connection.info.pop(_MARK, None)
         if schemas is None:
             return
+        try:
+            self._tell(schemas)
+        except Exception as error:  # noqa: BLE001 - no thread can begin, say: the commit goes on
+            _log.warning("relays could not be woken: %s", type(error).__name__)
+
+    def _tell(self, schemas: set[str | None]) -> None:
         for schema in schemas:
             _bells.ring((self._url, schema))
         if self._notifies:

@@ -1,0 +1,43 @@
+"""A transaction whose COMMIT failed is rolled back before its connection is used again.
+
+SQLAlchemy takes a transaction for ended as soon as its COMMIT raises. Often the server has not heard of it by
+then: a message could not be written, an event listener raised, or SQLite was busy. If the session is then
+closed, the connection goes back to the pool in the middle of that transaction, and whoever borrows it next
+would commit what it had written.
+"""
+
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
+
+from ._wake import root
+
+_MARK = "outbox: messages were published, and no rollback was seen since"
+
+_engines: WeakSet[Engine] = WeakSet()
+"""Those whose pools look for such transactions."""
+
+
+def watch(connection: Connection) -> None:
+    """Messages are published in the transaction on this connection."""
+    engine = root(connection.engine)
+    if engine not in _engines:
+        for moment in ("rollback", "rollback_twophase"):
+            event.listen(engine, moment, _forget)
+        event.listen(engine, "reset", _reset)
+        _engines.add(engine)
+    connection.info[_MARK] = True
+
+
+def _forget(connection: Connection, *_: object) -> None:
+    if not connection.invalidated:
+        connection.info.pop(_MARK, None)
+
+
+def _reset(driver: DBAPIConnection, entry: ConnectionPoolEntry, state: PoolResetState) -> None:
+    """The pool takes a connection back. It sends a ROLLBACK by itself unless SQLAlchemy had a transaction on
+    it, which it then takes for rolled back; if no rollback was seen, it was not."""
+    if entry.info.pop(_MARK, False) and state.transaction_was_reset and state.asyncio_safe:
+        driver.rollback()
