@@ -68,6 +68,7 @@ class Claim(ClaimBase):
             TransactionAborted: the body swallowed a database error; nothing was written.
             TransactionEnded: the body committed or rolled back by itself.
             CommitLost: the connection broke during COMMIT, and nothing was written.
+            UnusableConnection: the engine is in AUTOCOMMIT mode; the body was not called.
             InvalidOption: the store is no SqlStore.
         """
         store = sql_store(self._store)

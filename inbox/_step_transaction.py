@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from . import _codes
+from ._accept import usable
 from ._databases import database_of
 from ._hold import Hold
 from ._steps import Steps
@@ -22,6 +23,7 @@ from .errors import (
     StoreUnreachable,
     TransactionAborted,
     TransactionEnded,
+    UnusableConnection,
 )
 
 Source = Engine | sessionmaker[Session]
@@ -48,10 +50,17 @@ class StepTransaction:
 
         Raises:
             LeaseLost: the message is somebody else's.
+            UnusableConnection: the connection is in AUTOCOMMIT mode.
         """
         self._handle = handle
         handle.begin()
         self._connection = handle.connection() if isinstance(handle, Session) else handle
+        try:
+            usable(self._connection)
+        except UnusableConnection as error:
+            raise UnusableConnection(
+                f"step={self._name!r}: {error}; give transact a source= with transactions"
+            ) from None
         self._hold.is_locked = True
         if self._store is not None and not self._store.lock(self._connection, self._hold.held, self._witness):
             self._hold.lose()

@@ -18,7 +18,14 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from inbox import AsyncStatusInbox, RedisStore, SqlStore, Verdict, release
-from inbox.errors import GiveUp, InvalidOption, LeaseLost, TransactionAborted, TransactionEnded
+from inbox.errors import (
+    GiveUp,
+    InvalidOption,
+    LeaseLost,
+    TransactionAborted,
+    TransactionEnded,
+    UnusableConnection,
+)
 from tests import accounts
 from tests.database import Database
 from tests.status_async import beside, in_loop
@@ -117,6 +124,26 @@ async def test_a_body_that_commits(migrated: Database) -> None:
         for source in (engine, async_sessionmaker(engine)):
             with pytest.raises(TransactionEnded):
                 await claim.transact(f"pay by {type(source).__name__}", commit, source=source)
+
+
+@in_loop
+async def test_an_engine_that_commits_by_itself_is_refused(migrated: Database) -> None:
+    """In AUTOCOMMIT mode nothing commits together with the step, so its body is not called."""
+    engine = create_async_engine(migrated.async_url, isolation_level="AUTOCOMMIT")
+    called: list[object] = []
+    async with inbox_on(migrated) as (inbox, _):
+        for source in (engine, async_sessionmaker(engine)):
+            with pytest.raises(UnusableConnection, match=r"^step='pay': .*AUTOCOMMIT"):
+                await transact_alone(inbox, called, source)
+    await engine.dispose()
+    assert called == []
+    assert steps(migrated.engine()) is None
+
+
+async def transact_alone(inbox: AsyncStatusInbox, called: list[object], source: Any) -> None:
+    """A handler with one step in a transaction."""
+    async with inbox.claim("a") as claim:
+        await claim.transact("pay", called.append, source=source)
 
 
 @in_loop

@@ -18,6 +18,7 @@ from inbox.errors import (
     StoreUnreachable,
     TransactionAborted,
     TransactionEnded,
+    UnusableConnection,
 )
 from tests import accounts
 from tests.database import Database
@@ -177,6 +178,20 @@ def test_nobody_takes_the_message_over_during_the_transaction(engine: Engine, in
     assert verdicts[0] in (Verdict.IN_FLIGHT, None)
     assert accounts.total(engine) == 1
     assert stored(inbox.store).status is Status.CONSUMED
+
+
+@sources
+def test_an_engine_that_commits_by_itself_is_refused(migrated: Database, source: str) -> None:
+    """In AUTOCOMMIT mode nothing commits together with the step, so its body is not called: not on the
+    store's own engine, not on another one, and not in a Session."""
+    engine = migrated.engine(isolation_level="AUTOCOMMIT")
+    store = SqlStore(engine if source == "own" else migrated.engine())
+    given: dict[str, Any] = {"own": None, "engine": engine, "session": sessionmaker(engine)}
+    calls: list[Any] = []
+    with pytest.raises(UnusableConnection, match=r"^step='book': .*AUTOCOMMIT"):
+        deliver(status_inbox(store), lambda claim: claim.transact("book", calls.append, source=given[source]))
+    assert calls == []
+    assert stored(store).steps is None
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
