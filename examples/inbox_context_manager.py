@@ -2,8 +2,8 @@
 
 The inbox row goes into the same transaction as the business writes: both commit or neither does. The
 second delivery waits for the first one's transaction, is told `DUPLICATE`, and gets the result that the
-first one stored. A delivery that does not want to wait (``wait=0``) is told `IN_FLIGHT` instead: do not
-acknowledge it, it has to come again.
+first one stored. A delivery that does not want to wait (``wait=0``) gets `MessageInFlight` instead. When
+`handle` returns, acknowledge the message; when it raises, do not.
 
     python -m examples.inbox_context_manager [--url URL]
 """
@@ -12,6 +12,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, insert,
 
 from examples._common import CONSUMER, prepared, twice_at_once
 from inbox import Inbox, Outcome
+from inbox.errors import MessageInFlight
 
 metadata = MetaData()
 account = Table(
@@ -31,10 +32,13 @@ def handle(inbox: Inbox, engine: Engine, message: str) -> Outcome:
     return Outcome(work.verdict, work.result)
 
 
-def impatient_delivery(engine: Engine, message: str) -> Outcome:
+def impatient_delivery(engine: Engine, message: str) -> str:
     """Deliver a message while another transaction is taking it."""
     with Inbox(CONSUMER).transaction(engine, key=message):
-        return handle(Inbox(CONSUMER, wait=0), engine, message)
+        try:
+            return handle(Inbox(CONSUMER, wait=0), engine, message).verdict
+        except MessageInFlight as refusal:
+            return f"{refusal.verdict}, to be delivered again"
 
 
 def main() -> None:
@@ -45,7 +49,7 @@ def main() -> None:
         outcomes = twice_at_once(lambda: handle(inbox, engine, "payment-1"))
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict, reverse=True):
             print(f"payment-1: {outcome.verdict}, result {outcome.result}")
-        print(f"payment-2, while it is being taken: {impatient_delivery(engine, 'payment-2').verdict}")
+        print(f"payment-2, while it is being taken: {impatient_delivery(engine, 'payment-2')}")
         with engine.connect() as connection:
             balance = connection.scalar(select(account.c.balance))
         print(f"balance: {balance}, expected: 100")

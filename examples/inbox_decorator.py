@@ -2,7 +2,7 @@
 
 Transient errors (a deadlock, a lost connection) are retried in a new transaction. With ``payload=`` a
 message that reuses a key for something else is told apart from a duplicate: it is never run, and never
-silently dropped.
+silently dropped, because the function raises. When it returns, acknowledge the message.
 
     python -m examples.inbox_decorator [--url URL]
 """
@@ -13,6 +13,7 @@ from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, ins
 
 from examples._common import CONSUMER, prepared, twice_at_once
 from inbox import Inbox
+from inbox.errors import PayloadMismatch
 
 metadata = MetaData()
 account = Table(
@@ -48,7 +49,10 @@ def main() -> None:
         outcomes = twice_at_once(lambda: pay(message))
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict, reverse=True):
             print(f"payment-1 over 100: {outcome.verdict}, result {outcome.result}")
-        print(f"payment-1 over 999: {pay(message | {'amount': 999}).verdict}")
+        try:
+            pay(message | {"amount": 999})
+        except PayloadMismatch as refusal:
+            print(f"payment-1 over 999: {refusal.verdict}")
         with engine.connect() as connection:
             print(f"balance: {connection.scalar(select(account.c.balance))}, expected: 100")
 

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from examples._common import CONSUMER, prepared
 from inbox import AsyncInbox, Verdict
-from inbox.errors import InvalidKey
+from inbox.errors import InvalidKey, MessageInFlight, PayloadMismatch
 
 ASYNC_DRIVERS = {"mysql": "asyncmy", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
 
@@ -69,16 +69,14 @@ def make_app(engine: AsyncEngine, *, wait: float = 5) -> FastAPI:
     async def create(
         order: Order, response: Response, idempotency_key: Annotated[str, Header()]
     ) -> dict[str, Any]:
-        outcome = await place(Placing(idempotency_key, order.model_dump()))
-        match outcome.verdict:
-            case Verdict.NEW:
-                pass
-            case Verdict.DUPLICATE:
-                response.headers["Idempotent-Replayed"] = "true"
-            case Verdict.MISMATCH:
-                raise HTTPException(422, "this key was used for another order")
-            case _:
-                raise HTTPException(409, "the first request is still running", {"Retry-After": "1"})
+        try:
+            outcome = await place(Placing(idempotency_key, order.model_dump()))
+        except PayloadMismatch:
+            raise HTTPException(422, "this key was used for another order") from None
+        except MessageInFlight:
+            raise HTTPException(409, "the first request is still running", {"Retry-After": "1"}) from None
+        if outcome.verdict is Verdict.DUPLICATE:
+            response.headers["Idempotent-Replayed"] = "true"
         answer: dict[str, Any] = outcome.result
         return answer
 

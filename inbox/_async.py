@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import _codes, _options
+from . import _options
 from ._accept import accept, accept_many
 from ._async_listener import AsyncListener
 from ._keys import Key
@@ -73,6 +73,7 @@ class AsyncInbox(Settings):
         async with _open(source) as handle:
             try:
                 await handle.run_sync(transaction.begin)
+                self._check_taken(transaction)
                 session = handle if isinstance(handle, AsyncSession) else None
                 yield Work(transaction, await _connection(handle), session)
                 await handle.run_sync(lambda _: transaction.commit())
@@ -113,7 +114,7 @@ class AsyncInbox(Settings):
                     try:
                         return await once(message)
                     except Exception as error:
-                        if pause is None or not _codes.is_transient(error):
+                        if pause is None or not self._may_retry(error):
                             raise
                     await asyncio.sleep(pause)
                 raise AssertionError("pauses() ends with None")

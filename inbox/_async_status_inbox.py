@@ -49,6 +49,16 @@ class AsyncStatusInbox(StatusSettings):
         When the lease is lost the block's task is cancelled, and what comes out of the block is `LeaseLost`.
         A cancellation by anybody else releases the message and stays a CancelledError.
         """
+        async with self._claimed(key, payload, message_id, message_time) as claim:
+            self._check_taken(claim)
+            yield claim
+        self._check_taken(claim)
+
+    @asynccontextmanager
+    async def _claimed(
+        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+    ) -> AsyncIterator[AsyncClaim]:
+        """The same whatever the verdict is; it raises none."""
         stored_key, given = await begin(self._claim, key, payload, message_id, message_time)
         claim = AsyncClaim(stored_key, self.store, given)
         if not isinstance(given, Hold):
@@ -90,26 +100,31 @@ class AsyncStatusInbox(StatusSettings):
         """
 
         def decorate(body: Callable[[AsyncClaim, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
-            async def outcome(message: M) -> Outcome:
+            async def run(message: M) -> tuple[AsyncClaim | None, Outcome]:
                 claim: AsyncClaim | None = None
                 try:
-                    async with self.claim(
+                    async with self._claimed(
                         key(message),
                         payload and payload(message),
-                        message_id=message_id and message_id(message),
-                        message_time=message_time and message_time(message),
+                        message_id and message_id(message),
+                        message_time and message_time(message),
                     ) as claim:
                         if claim.is_new:
                             claim.result = await body(claim, message)
                 except Exception as error:  # noqa: BLE001 - whoever asked for it decides
-                    return outcome_of(claim, error)
-                return outcome_of(claim)
+                    return claim, outcome_of(claim, error)
+                return claim, outcome_of(claim)
+
+            async def outcome(message: M) -> Outcome:
+                return (await run(message))[1]
 
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:
-                found = await outcome(message)
+                claim, found = await run(message)
                 if found.error is not None:
                     raise found.error
+                if claim is not None:
+                    self._check_taken(claim)
                 return found
 
             handle_message.outcome = outcome  # type: ignore[attr-defined]

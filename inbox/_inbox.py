@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from . import _codes, _options
+from . import _options
 from ._accept import accept, accept_many
 from ._keys import Key
 from ._listener import Listener
@@ -39,6 +39,9 @@ class Inbox(Settings):
             `timedelta`; 0 does not wait. (MySQL and MariaDB count in whole seconds, rounded up.)
         retention: how long keys are kept (`Retention`, seconds or `timedelta`); None is 7 days.
         schema: the PostgreSQL schema of the tables; None is the connection's own.
+        on_refusal: what `transaction` and `handler` do with a message that was not taken, neither now nor
+            before: "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look
+            at it before you acknowledge the message.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -98,15 +101,18 @@ class Inbox(Settings):
     ) -> Iterator[Work[Connection, Session]]:
         """Begin a transaction, take the message, run the block, commit: all of it or nothing.
 
-        The block runs whatever the verdict is; look at `work.is_new`. An exception rolls back and comes
-        through unchanged. When the connection breaks during COMMIT, the database is asked whether it
-        happened: the block ends normally if it did.
+        The block runs for a new message and for a duplicate; look at `work.is_new`. When it has ended
+        normally, acknowledge the message. An exception rolls back and comes through unchanged. When the
+        connection breaks during COMMIT, the database is asked whether it happened: the block ends normally
+        if it did.
 
         Args:
             source: an Engine (then `work.connection`) or a sessionmaker (then also `work.session`).
             key, payload, message_time: as for `accept`.
 
         Raises:
+            NotTaken: `MessageInFlight`, `PayloadMismatch` or `MessageTooOld`; the block does not run. With
+                `on_refusal="return"` it does run, and `work.verdict` says so.
             TransactionAborted: the block swallowed a database error; nothing was written.
             TransactionEnded: the block committed or rolled back by itself.
             CommitLost: the connection broke during COMMIT, and nothing was written.
@@ -116,6 +122,7 @@ class Inbox(Settings):
         with _open(source) as handle:
             try:
                 transaction.begin(handle)
+                self._check_taken(transaction)
                 session = handle if isinstance(handle, Session) else None
                 yield Work(transaction, transaction.connection, session)
                 transaction.commit()
@@ -135,8 +142,10 @@ class Inbox(Settings):
         """Decorate `body(connection, message)`: it runs once per key, in `transaction`.
 
         With a sessionmaker the body gets the Session instead. What it returns (a JSON value) is stored with
-        the row and is the `Outcome.result` of every duplicate. Transient errors are retried in a new
-        transaction, at most `attempts` times in all; the last one is raised.
+        the row and is the `Outcome.result` of every duplicate. When the decorated function returns,
+        acknowledge the message: it raises what `transaction` raises. Transient errors are retried in a new
+        transaction, at most `attempts` times in all; the last one is raised. `MessageInFlight` is not retried
+        here, because this call has waited for the other transaction already.
 
         Args:
             source: an Engine or a sessionmaker.
@@ -164,7 +173,7 @@ class Inbox(Settings):
                     try:
                         return once(message)
                     except Exception as error:
-                        if pause is None or not _codes.is_transient(error):
+                        if pause is None or not self._may_retry(error):
                             raise
                     time.sleep(pause)
                 raise AssertionError("pauses() ends with None")

@@ -18,7 +18,7 @@ from ._lanes import Batch, Job, Lanes
 from ._outcome import Outcome
 from ._signals import stopping
 from ._verdict import Verdict
-from .errors import GiveUp, InvalidOption, InvalidResult, LeaseLost
+from .errors import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
 
 Order = Literal["each", "in_order"]
 TooOld = Literal["dead_letter", "ack"]
@@ -195,6 +195,8 @@ def _tell(job: Job, action: Action, reason: str, error: Exception | None = None)
 
 def caught(error: Exception) -> Outcome:
     """The outcome of a handler that raised."""
+    if isinstance(error, NotTaken):
+        return Outcome(error.verdict, retry_after=error.retry_after)
     return Outcome(Verdict.DEAD if isinstance(error, GiveUp) else Verdict.NEW, error=error)
 
 

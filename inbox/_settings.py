@@ -5,12 +5,15 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from . import _options
+from . import _codes, _options
 from ._accept import new_attempt
 from ._databases import Attempt
 from ._keys import Key
+from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
 from ._transaction import Transaction
+from ._verdict import Verdict
+from .errors import NotTaken
 from .schema import tables
 
 ATTEMPTS = 12
@@ -27,11 +30,13 @@ class Settings:
         wait: float | timedelta = 10,
         retention: Retention | float | timedelta | None = None,
         schema: str | None = None,
+        on_refusal: OnRefusal = "raise",
     ) -> None:
         self.consumer = _options.consumer(consumer)
         self.wait = _options.seconds("wait", wait, _options.LONGEST_WAIT)
         self.retention = Retention.of(retention)
         self.schema = schema
+        self.on_refusal = _options.one_of("on_refusal", on_refusal, ("raise", "return"))
         self.tables = tables(schema)
 
     def __repr__(self) -> str:
@@ -54,6 +59,15 @@ class Settings:
             message_time=_time(message_time),
             sleep=sleep,
         )
+
+    def _check_taken(self, transaction: Transaction) -> None:
+        """Raise unless the message was taken, now or before, or the caller wants to see verdicts."""
+        if transaction.verdict is not Verdict.NEW and self.on_refusal == "raise":
+            raise_refusal(transaction.verdict, self.consumer, transaction.key)
+
+    def _may_retry(self, error: Exception) -> bool:
+        """Whether `handler` tries again. For a message in flight it has waited already."""
+        return _codes.is_transient(error) and not isinstance(error, NotTaken)
 
     def _scope(self) -> dict[str, Any]:
         return {"consumer": self.consumer, "retention": self.retention, "schema": self.schema}

@@ -41,6 +41,9 @@ class StatusInbox(StatusSettings):
             without protection.
         unreachable: what to do when the store does not answer: "raise", or "run" without protection.
         on_event: is called with each `Event`; or several such.
+        on_refusal: what `claim` and `handler` do with a message that was not taken, neither now nor before:
+            "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look at it
+            before you acknowledge the message.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -67,8 +70,8 @@ class StatusInbox(StatusSettings):
     ) -> Iterator[Claim]:
         """Claim the message, run the block, and record how it ended.
 
-        The block runs whatever the verdict is; look at `claim.is_new`. Leaving it normally completes the
-        message; an exception fails it and comes through unchanged.
+        The block runs for a new message and for a duplicate; look at `claim.is_new`. Leaving it normally
+        completes the message: acknowledge it. An exception fails it and comes through unchanged.
 
         Args:
             key: text of 1 to 512 bytes of UTF-8 without NUL, or a tuple of text and whole numbers.
@@ -78,11 +81,24 @@ class StatusInbox(StatusSettings):
             message_time: when the message was made; older than the retention is `TOO_OLD`.
 
         Raises:
+            NotTaken: `MessageInFlight`, `PayloadMismatch`, `MessageTooOld`, `MessageDead` or `MessageHalted`;
+                the block does not run. `MessageDead` also when a run that could only undo finished steps has
+                ended. With `on_refusal="return"` the block does run, and `claim.verdict` says so.
             InvalidKey: the key breaks the rules, or there is none.
             LeaseLost: somebody else has the message: do not acknowledge it.
             StoreUnreachable: the store does not answer.
             TablesMissing: the tables have not been made.
         """
+        with self._claimed(key, payload, message_id, message_time) as claim:
+            self._check_taken(claim)
+            yield claim
+        self._check_taken(claim)
+
+    @contextmanager
+    def _claimed(
+        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+    ) -> Iterator[Claim]:
+        """The same whatever the verdict is; it raises none."""
         stored_key, given = self._claim(key, payload, message_id, message_time)
         claim = Claim(stored_key, self.store, given)
         if not isinstance(given, Hold):
@@ -114,37 +130,40 @@ class StatusInbox(StatusSettings):
         """Decorate `body(claim, message)`: it runs as `claim` does, once unless it fails.
 
         What it returns (a JSON value) is stored and is the `Outcome.result` of every duplicate. What it
-        raises comes through unchanged; `outcome(message)` of the decorated function puts it into
-        `Outcome.error` instead, which is what a `Listener` asks for.
+        raises comes through unchanged. When the decorated function returns, acknowledge the message: it
+        raises what `claim` raises. Its `outcome(message)` puts errors of the body into `Outcome.error` and
+        refusals into `Outcome.verdict` instead, which is what a `Listener` asks for.
 
         Args:
             key, payload, message_id, message_time: functions of the message.
         """
 
         def decorate(body: Callable[[Claim, M], Any]) -> Callable[[M], Outcome]:
-            def outcome(message: M) -> Outcome:
+            def run(message: M) -> tuple[Claim | None, Outcome]:
                 claim: Claim | None = None
                 try:
-                    with self.claim(
+                    with self._claimed(
                         key(message),
                         payload and payload(message),
-                        message_id=message_id and message_id(message),
-                        message_time=message_time and message_time(message),
+                        message_id and message_id(message),
+                        message_time and message_time(message),
                     ) as claim:
                         if claim.is_new:
                             claim.result = body(claim, message)
                 except Exception as error:  # noqa: BLE001 - whoever asked for it decides
-                    return outcome_of(claim, error)
-                return outcome_of(claim)
+                    return claim, outcome_of(claim, error)
+                return claim, outcome_of(claim)
 
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
-                found = outcome(message)
-                if found.error is not None:
-                    raise found.error
-                return found
+                claim, outcome = run(message)
+                if outcome.error is not None:
+                    raise outcome.error
+                if claim is not None:
+                    self._check_taken(claim)
+                return outcome
 
-            handle_message.outcome = outcome  # type: ignore[attr-defined]
+            handle_message.outcome = lambda message: run(message)[1]  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from . import _options
 from ._backoff import Backoff
+from ._claim_base import ClaimBase
 from ._events import Event, EventKind, Hook, Hooks
 from ._hold import Hold
 from ._keys import Key, digest, encode_key
 from ._outcome import Outcome
+from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
 from ._stores import Answer, Request, Store, new_record
 from ._transaction import compact_json
@@ -56,6 +58,7 @@ class StatusSettings:
         missing_key: MissingKey = "refuse",
         unreachable: Unreachable = "raise",
         on_event: Hook | Iterable[Hook] | None = None,
+        on_refusal: OnRefusal = "raise",
     ) -> None:
         if not isinstance(store, Store):
             raise InvalidOption(f"store={type(store).__name__}: expected a SqlStore or a RedisStore")
@@ -78,6 +81,7 @@ class StatusSettings:
         self.missing_key = _options.one_of("missing_key", missing_key, ("refuse", "message_id", "run"))
         self.unreachable = _options.one_of("unreachable", unreachable, ("raise", "run"))
         self.hooks = Hooks(on_event)
+        self.on_refusal = _options.one_of("on_refusal", on_refusal, ("raise", "return"))
         self._host = socket.gethostname()
 
     def __repr__(self) -> str:
@@ -111,6 +115,11 @@ class StatusSettings:
         if answer.verdict is Verdict.NEW:
             return self._hold(self.store, request, answer, sent)
         return self._refused(self._refusal(answer), request.key, answer)
+
+    def _check_taken(self, claim: ClaimBase) -> None:
+        """Raise unless the message was taken, now or before, or the caller wants to see verdicts."""
+        if self.on_refusal == "raise":
+            raise_refusal(claim.verdict, self.consumer, claim.key, claim.retry_after)
 
     def _stored_key(self, key: Key | None, message_id: str | None) -> str | None:
         """The key to claim; None: run without."""

@@ -50,6 +50,11 @@ class Transaction:
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
 
+    @property
+    def key(self) -> str:
+        """The message's, as it is stored."""
+        return self._attempt.key
+
     def begin(self, handle: Connection | Session) -> None:
         """Begin a transaction and take the message in it."""
         self._handle = handle

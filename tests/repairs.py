@@ -16,8 +16,9 @@ PAYLOAD = b"\x00 payload"
 
 
 def inbox_of(store: Store, **options: Any) -> StatusInbox:
-    """The inbox of these tests."""
-    return StatusInbox(CONSUMER, store=store, **{"heartbeat": False, "keep_payload": True} | options)
+    """The inbox of these tests, which shows verdicts."""
+    fixed: dict[str, Any] = {"heartbeat": False, "keep_payload": True, "on_refusal": "return"}
+    return StatusInbox(CONSUMER, store=store, **fixed | options)
 
 
 def deliver(store: Store, body: Callable[[Claim], Any], key: str = KEY, **options: Any) -> Verdict:

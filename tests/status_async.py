@@ -51,14 +51,14 @@ async def open_async(place: Place) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def inbox_at(place: Place, **options: Any) -> AsyncIterator[AsyncStatusInbox]:
-    """An inbox with a store of its own."""
+    """An inbox which shows verdicts, with a store of its own."""
     async with open_async(place) as store:
-        yield AsyncStatusInbox(CONSUMER, store=store, **options)
+        yield AsyncStatusInbox(CONSUMER, store=store, **{"on_refusal": "return"} | options)
 
 
 def beside(inbox: AsyncStatusInbox, **options: Any) -> AsyncStatusInbox:
     """Another inbox of the same consumer on the same store."""
-    return AsyncStatusInbox(CONSUMER, store=inbox.store, **options)
+    return AsyncStatusInbox(CONSUMER, store=inbox.store, **{"on_refusal": "return"} | options)
 
 
 async def failed(inbox: AsyncStatusInbox, error: BaseException, key: str = "a") -> AsyncClaim:

@@ -120,8 +120,9 @@ class Failed(Exception):
 
 
 def status_inbox(store: Store, **options: Any) -> StatusInbox:
-    """An inbox on this store, whose leases do not run out within a test unless told otherwise."""
-    return StatusInbox(CONSUMER, store=store, **{"lease": LEASE, "heartbeat": False} | options)
+    """An inbox on this store which shows verdicts, and whose leases do not run out within a test."""
+    fixed: dict[str, Any] = {"lease": LEASE, "heartbeat": False, "on_refusal": "return"}
+    return StatusInbox(CONSUMER, store=store, **fixed | options)
 
 
 def deliver(inbox: StatusInbox, body: Callable[[Claim], Any] = lambda _: None, payload: Any = None) -> Claim:

@@ -26,9 +26,9 @@ ZOMBIE_ACTS = ("heartbeat", "step", "complete", "fail", "release")
 
 @contextmanager
 def inbox_at(place: Place, **options: Any) -> Iterator[StatusInbox]:
-    """The inbox of the tests, with a store of this process's own."""
+    """The inbox of the tests, which shows verdicts, with a store of this process's own."""
     with place.open() as store:
-        yield StatusInbox(CONSUMER, store=store, **options)
+        yield StatusInbox(CONSUMER, store=store, **{"on_refusal": "return"} | options)
 
 
 def race(pipe: Connection, place: Place, barrier: Barrier, keys: list[str]) -> None:
@@ -162,7 +162,9 @@ def wrong_clock(pipe: Connection, place: Place, minutes: float) -> None:
     shift_clock(minutes * 60)
     pipe.send(datetime.now(UTC).isoformat())
     with place.open() as store:
-        inbox = StatusInbox(CONSUMER, store=store, heartbeat=False, retention=timedelta(hours=2))
+        inbox = StatusInbox(
+            CONSUMER, store=store, heartbeat=False, retention=timedelta(hours=2), on_refusal="return"
+        )
         while True:
             key, age = pipe.recv()
             with inbox.claim(key, message_time=store.now() - age) as claim:

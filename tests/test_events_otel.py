@@ -42,7 +42,8 @@ class Telemetry:
     def inbox(self, database: Database, **options: Any) -> StatusInbox:
         """An inbox that reports to it."""
         store = SqlStore(database.engine())
-        return StatusInbox("orders", store=store, on_event=self.events, backoff=Backoff(0.01), **options)
+        fixed: dict[str, Any] = {"on_event": self.events, "backoff": Backoff(0.01), "on_refusal": "return"}
+        return StatusInbox("orders", store=store, **fixed | options)
 
     def spans(self, name: str) -> list[ReadableSpan]:
         """Those that have ended, in the order in which they did."""

@@ -31,7 +31,7 @@ OUTPUT = {
     "inbox_context_manager": [
         "payment-1: new, result {'balance': 100}",
         "payment-1: duplicate, result {'balance': 100}",
-        "payment-2, while it is being taken: in_flight",
+        "payment-2, while it is being taken: in_flight, to be delivered again",
         "balance: 100, expected: 100",
     ],
     "inbox_decorator": [

@@ -109,7 +109,7 @@ def engine(migrated: Database) -> Engine:
 
 def new_world(engine: Engine) -> World:
     """A consumer that nothing has happened to."""
-    world = World(engine, Inbox(uuid4().hex, wait=0, retention=RETENTION))
+    world = World(engine, Inbox(uuid4().hex, wait=0, retention=RETENTION, on_refusal="return"))
     with engine.begin() as connection:
         for key in KEYS:
             accounts.open_account(connection, world.account(key))

@@ -38,7 +38,8 @@ async def inbox_on(database: Database, **options: Any) -> AsyncIterator[tuple[As
     accounts.make(database.engine())
     engine = create_async_engine(database.async_url)
     try:
-        yield AsyncStatusInbox(CONSUMER, store=SqlStore(engine), **options), engine
+        shown = {"on_refusal": "return"} | options
+        yield AsyncStatusInbox(CONSUMER, store=SqlStore(engine), **shown), engine
     finally:
         await engine.dispose()
 

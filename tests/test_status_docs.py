@@ -39,6 +39,7 @@ def test_every_option_is_explained_with_its_default() -> None:
         "keep_payload": str(plain.keep_payload),
         "missing_key": f'"{plain.missing_key}"',
         "unreachable": f'"{plain.unreachable}"',
+        "on_refusal": f'"{plain.on_refusal}"',
     }
 
 

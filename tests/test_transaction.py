@@ -88,8 +88,8 @@ def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database)
 
 
 def test_a_mismatch_does_not_run(migrated: Database) -> None:
-    """The same key with another payload is not new inside `transaction` either."""
-    inbox, engine = Inbox("billing"), migrated.engine()
+    """The same key with another payload is not new inside `transaction` either, if it shows verdicts."""
+    inbox, engine = Inbox("billing", on_refusal="return"), migrated.engine()
     with inbox.transaction(engine, "a", payload={"amount": 1}) as work:
         work.result = "first"
     with inbox.transaction(engine, "a", payload={"amount": 2}) as work:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from examples.order_flow.remote import Refused
 from examples.order_flow.shop import CONSUMER, Message, Shop, insert_order, settle
 from inbox import Backoff, Claim, SqlStore, StatusInbox
-from inbox.errors import GiveUp, LeaseLost
+from inbox.errors import GiveUp, LeaseLost, NotTaken
 
 LEASE = 2
 """Seconds after which the message of a worker that was killed is taken over."""
@@ -22,6 +22,8 @@ def handler(shop: Shop) -> Callable[[Message], float | None]:
                     place(shop, claim, message)
         except GiveUp:
             pass  # its steps are undone and it is dead; or, if that could not be finished, it comes again
+        except NotTaken as refusal:
+            return refusal.retry_after  # None: it is dead
         except LeaseLost:
             return LEASE
         return claim.retry_after

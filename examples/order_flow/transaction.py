@@ -6,7 +6,8 @@ from sqlalchemy import Connection
 
 from examples.order_flow.remote import Refused
 from examples.order_flow.shop import CONSUMER, Message, Shop, insert_order, settle
-from inbox import Inbox, Verdict
+from inbox import Inbox
+from inbox.errors import MessageInFlight
 
 INBOX = Inbox(CONSUMER)
 AGAIN = 0.1
@@ -17,10 +18,13 @@ def handler(shop: Shop) -> Callable[[Message], float | None]:
     """Handles a message: None to acknowledge it, or seconds after which it is to come again."""
 
     def handle(message: Message) -> float | None:
-        with INBOX.transaction(shop.engine, message.number) as work:
-            if work.is_new:
-                place(shop, work.connection, message)
-        return AGAIN if work.verdict is Verdict.IN_FLIGHT else None
+        try:
+            with INBOX.transaction(shop.engine, message.number) as work:
+                if work.is_new:
+                    place(shop, work.connection, message)
+        except MessageInFlight:
+            return AGAIN
+        return None
 
     return handle
 
