@@ -70,16 +70,20 @@ class AsyncInbox(Settings):
         from sqlalchemy.ext.asyncio import AsyncSession
 
         transaction = self._begin(key, payload, message_time, _sleep)
-        async with _open(source) as handle:
-            try:
-                await handle.run_sync(transaction.begin)
-                self._check_taken(transaction)
-                session = handle if isinstance(handle, AsyncSession) else None
-                yield Work(transaction, await _connection(handle), session)
-                await handle.run_sync(lambda _: transaction.commit())
-            except BaseException:
-                await handle.run_sync(roll_back)
-                raise
+        try:
+            async with _open(source) as handle:
+                try:
+                    await handle.run_sync(transaction.begin)
+                    self._check_taken(transaction)
+                    session = handle if isinstance(handle, AsyncSession) else None
+                    yield Work(transaction, await _connection(handle), session)
+                    await handle.run_sync(lambda _: transaction.commit())
+                except BaseException:
+                    await handle.run_sync(roll_back)
+                    raise
+        finally:
+            if self.hooks:
+                transaction.tell(self.hooks)
 
     def handler(
         self,
@@ -110,12 +114,14 @@ class AsyncInbox(Settings):
 
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:
-                for pause in pauses(attempts):
+                for attempt, pause in enumerate(pauses(attempts), 1):
                     try:
                         return await once(message)
                     except Exception as error:
                         if pause is None or not self._may_retry(error):
                             raise
+                        if self.hooks:
+                            self._tell_retry(key(message), attempt, error)
                     await asyncio.sleep(pause)
                 raise AssertionError("pauses() ends with None")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ._verdict import Verdict
 from .errors import InvalidOption
 
 _log = logging.getLogger("inbox.events")
@@ -62,6 +63,17 @@ class EventKind(StrEnum):
     """Relay: messages were put away as dead letters."""
 
 
+OF_VERDICT = {
+    Verdict.DUPLICATE: EventKind.DUPLICATE,
+    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
+    Verdict.MISMATCH: EventKind.MISMATCH,
+    Verdict.TOO_OLD: EventKind.TOO_OLD,
+    Verdict.DEAD: EventKind.DEAD,
+    Verdict.HALTED: EventKind.HALTED,
+}
+"""The event of a message that is not run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that has happened to one message, or for a relay to several of one topic.
@@ -108,6 +120,9 @@ class Hooks:
             if not callable(hook):
                 raise InvalidOption(f"on_event={hooks!r}: {hook!r} is no function")
 
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
     def __call__(self, event: Event) -> None:
         """Tell all of them; one that fails is logged and does not hurt the message."""
         for hook in self._hooks:
@@ -115,3 +130,13 @@ class Hooks:
                 hook(event)
             except Exception:  # noqa: BLE001 - monitoring must not hurt what it watches
                 _log.exception("a hook failed on %s", event)
+
+
+def describe(error: BaseException) -> str:
+    """An error as it is stored: what is no text in a database stands as Python would write it."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - what cannot be said must not keep the message from ending
+        said = ""
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")

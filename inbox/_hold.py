@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
-from . import _options
+from . import _events, _options
 from ._events import Event, EventKind, Hooks
 from ._steps import Steps, checked_name
 from ._stores import (
@@ -316,12 +316,5 @@ class Hold:
 
 
 def describe(error: BaseException) -> str:
-    """An error as it is stored: of what is no text in a database, as Python would write it."""
-    if isinstance(error, GivingUp):
-        return USED_UP
-    try:
-        said = str(error)
-    except Exception:  # noqa: BLE001 - what cannot be said must not keep the message from ending
-        said = ""
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")[:LONGEST_ERROR]
+    """An error as it is stored."""
+    return USED_UP if isinstance(error, GivingUp) else _events.describe(error)[:LONGEST_ERROR]

@@ -42,6 +42,10 @@ class Inbox(Settings):
         on_refusal: what `transaction` and `handler` do with a message that was not taken, neither now nor
             before: "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look
             at it before you acknowledge the message.
+        on_event: is called with each `Event` of `transaction` and `handler`, or several such: `TAKEN`,
+            `DUPLICATE`, `MISMATCH`, `IN_FLIGHT`, `TOO_OLD`, `RETRIED`, `COMMIT_RESOLVED`. Never inside a
+            transaction, and what it raises is logged and ignored. `accept`, `accept_many` and `take` answer
+            in your own transaction and tell nobody else.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -119,16 +123,20 @@ class Inbox(Settings):
             InvalidResult: `work.result` is not JSON.
         """
         transaction = self._begin(key, payload, message_time)
-        with _open(source) as handle:
-            try:
-                transaction.begin(handle)
-                self._check_taken(transaction)
-                session = handle if isinstance(handle, Session) else None
-                yield Work(transaction, transaction.connection, session)
-                transaction.commit()
-            except BaseException:
-                roll_back(handle)
-                raise
+        try:
+            with _open(source) as handle:
+                try:
+                    transaction.begin(handle)
+                    self._check_taken(transaction)
+                    session = handle if isinstance(handle, Session) else None
+                    yield Work(transaction, transaction.connection, session)
+                    transaction.commit()
+                except BaseException:
+                    roll_back(handle)
+                    raise
+        finally:
+            if self.hooks:
+                transaction.tell(self.hooks)
 
     def handler(
         self,
@@ -169,12 +177,14 @@ class Inbox(Settings):
 
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
-                for pause in pauses(attempts):
+                for attempt, pause in enumerate(pauses(attempts), 1):
                     try:
                         return once(message)
                     except Exception as error:
                         if pause is None or not self._may_retry(error):
                             raise
+                        if self.hooks:
+                            self._tell_retry(key(message), attempt, error)
                     time.sleep(pause)
                 raise AssertionError("pauses() ends with None")
 

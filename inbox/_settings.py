@@ -1,14 +1,15 @@
 """What the synchronous and the asynchronous inbox have in common."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from . import _codes, _options
 from ._accept import new_attempt
 from ._databases import Attempt
-from ._keys import Key
+from ._events import Event, EventKind, Hook, Hooks, describe
+from ._keys import Key, encode_key
 from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
 from ._transaction import Transaction
@@ -31,12 +32,14 @@ class Settings:
         retention: Retention | float | timedelta | None = None,
         schema: str | None = None,
         on_refusal: OnRefusal = "raise",
+        on_event: Hook | Iterable[Hook] | None = None,
     ) -> None:
         self.consumer = _options.consumer(consumer)
         self.wait = _options.seconds("wait", wait, _options.LONGEST_WAIT)
         self.retention = Retention.of(retention)
         self.schema = schema
         self.on_refusal = _options.one_of("on_refusal", on_refusal, ("raise", "return"))
+        self.hooks = Hooks(on_event)
         self.tables = tables(schema)
 
     def __repr__(self) -> str:
@@ -68,6 +71,17 @@ class Settings:
     def _may_retry(self, error: Exception) -> bool:
         """Whether `handler` tries again. For a message in flight it has waited already."""
         return _codes.is_transient(error) and not isinstance(error, NotTaken)
+
+    def _tell_retry(self, key: Key, attempt: int, error: Exception) -> None:
+        self.hooks(
+            Event(
+                kind=EventKind.RETRIED,
+                consumer=self.consumer,
+                key=encode_key(key),
+                attempt=attempt,
+                error=describe(error),
+            )
+        )
 
     def _scope(self) -> dict[str, Any]:
         return {"consumer": self.consumer, "retention": self.retention, "schema": self.schema}

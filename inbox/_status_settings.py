@@ -11,7 +11,7 @@ from typing import Any, Literal
 from . import _options
 from ._backoff import Backoff
 from ._claim_base import ClaimBase
-from ._events import Event, EventKind, Hook, Hooks
+from ._events import OF_VERDICT, Event, Hook, Hooks
 from ._hold import Hold
 from ._keys import Key, digest, encode_key
 from ._outcome import Outcome
@@ -25,14 +25,6 @@ from .errors import InvalidKey, InvalidOption, StoreUnreachable
 MissingKey = Literal["refuse", "message_id", "run"]
 Unreachable = Literal["raise", "run"]
 
-_EVENTS = {
-    Verdict.DUPLICATE: EventKind.DUPLICATE,
-    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
-    Verdict.MISMATCH: EventKind.MISMATCH,
-    Verdict.TOO_OLD: EventKind.TOO_OLD,
-    Verdict.DEAD: EventKind.DEAD,
-    Verdict.HALTED: EventKind.HALTED,
-}
 _SHORTEST_LEASE = 0.1
 LARGEST_PAYLOAD = 1_000_000
 """Bytes of a payload that a dead letter can keep, at most: databases refuse a statement that is too long."""
@@ -169,7 +161,7 @@ class StatusSettings:
 
     def _refused(self, refusal: Outcome, key: str, answer: Answer | None = None) -> Outcome:
         event = Event(
-            kind=_EVENTS[refusal.verdict],
+            kind=OF_VERDICT[refusal.verdict],
             consumer=self.consumer,
             key=key,
             attempt=answer.record.attempts_started if answer else 0,

@@ -18,6 +18,7 @@ from . import _codes, _statements
 from ._accept import accept
 from ._connect import connected
 from ._databases import Attempt, Stored, database_of
+from ._events import OF_VERDICT, Event, EventKind, Hooks
 from ._retention import Retention
 from ._verdict import Verdict
 from .errors import CommitLost, InvalidResult, TransactionAborted, TransactionEnded
@@ -49,6 +50,8 @@ class Transaction:
         self._sleep = sleep
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
+        self._begun = time.monotonic()
+        self._events: list[EventKind] = []
 
     @property
     def key(self) -> str:
@@ -67,6 +70,8 @@ class Transaction:
             retention=self._retention,
             message_time=self._message_time,
         )
+        if self.verdict is not Verdict.NEW:
+            self._events.append(OF_VERDICT[self.verdict])
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
 
@@ -91,6 +96,15 @@ class Transaction:
             if not _codes.breaks_connection(error):
                 raise
             self._resolve(error)
+            self._events.append(EventKind.COMMIT_RESOLVED)
+        if self.verdict is Verdict.NEW:
+            self._events.append(EventKind.TAKEN)
+
+    def tell(self, hooks: Hooks) -> None:
+        """Tell monitoring what has happened; once the transaction is over and its connection given back."""
+        seconds = time.monotonic() - self._begun
+        for kind in self._events:
+            hooks(Event(kind=kind, consumer=self._attempt.consumer, key=self.key, seconds=seconds))
 
     def _check_not_ended(self) -> None:
         if self._handle.get_transaction() is not self._transaction:

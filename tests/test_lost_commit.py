@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import AsyncInbox, Inbox, Outcome, Verdict, is_transient
+from inbox import AsyncInbox, EventKind, Inbox, Outcome, Verdict, is_transient
 from inbox.errors import CommitLost
 from tests import accounts
 from tests.database import Database
@@ -108,6 +108,24 @@ def test_transaction_finds_out_what_became_of_its_commit(
         assert is_transient(caught.value)
     assert wire.total() == (1 if arrived else 0)
     assert take() is (Verdict.DUPLICATE if arrived else Verdict.NEW)
+
+
+@arrived
+def test_monitoring_hears_what_became_of_the_commit(wire: Wire, engine: Engine, *, arrived: bool) -> None:
+    """A COMMIT whose answer was lost is an event when it was found to have happened; when it had not, the
+    handler's new try is one."""
+    heard: list[EventKind] = []
+    inbox = Inbox("bookkeeping", wait=30, on_event=lambda event: heard.append(event.kind))
+
+    @inbox.handler(engine, key=str)
+    def add(connection: Connection, message: str) -> None:
+        accounts.add(connection)
+
+    wire.lose_commit(arrived=arrived)
+    add(KEY)
+    assert wire.total() == 1
+    first = EventKind.COMMIT_RESOLVED if arrived else EventKind.RETRIED
+    assert heard == [first, EventKind.TAKEN]
     assert wire.total() == 1
 
 
