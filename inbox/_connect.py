@@ -1,4 +1,4 @@
-"""Connections of engines that have an isolation level of their own."""
+"""Engines with options of their own, and connections of theirs."""
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -14,3 +14,10 @@ def connected(engine: Engine) -> Connection:
         return engine.connect()
     except drivers as error:
         raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
+
+
+def root(engine: Engine) -> Engine:
+    """The engine behind one with options of its own: there may be many of those, with one pool."""
+    while (behind := vars(engine).get("_proxied")) is not None:
+        engine = behind
+    return engine

@@ -7,7 +7,7 @@
     │   └── InvalidKey                              a business key breaks the key rules
     ├── InvalidResult        (TypeError)            a result cannot be stored as JSON
     ├── UnsupportedDatabase  (NotImplementedError)  a dialect that nobody has proven
-    ├── UnusableConnection   (InvalidRequestError)  closed, or AUTOCOMMIT: no transaction to join
+    ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
     ├── TransactionAborted                          the body swallowed a database error
     ├── TransactionEnded                            the body committed or rolled back by itself
@@ -56,7 +56,8 @@ class UnsupportedDatabase(InboxError, NotImplementedError):
 
 
 class UnusableConnection(InboxError, InvalidRequestError):
-    """The connection has no transaction that an inbox row could join."""
+    """The connection has no transaction that an inbox row could join, or its session writes to two databases
+    without a two-phase commit."""
 
 
 class TablesMissing(InboxError, LookupError):

@@ -14,10 +14,12 @@ from sqlalchemy import Connection, Dialect, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from inbox import _failed_commit
 from inbox import errors as inbox_errors
 from inbox._accept import usable
+from inbox._session import bind_of, connection_of
 
-from . import _failed_commit, _options, _statements, _wake
+from . import _options, _statements, _wake
 from ._context import cloud_event, trace_context
 from ._databases import supported
 from ._ids import new_id
@@ -90,6 +92,8 @@ class Outbox:
         delay: float | timedelta | None = None,
         available_at: datetime | None = None,
         content_type: str | None = None,
+        *,
+        bind_arguments: Mapping[str, Any] | None = None,
     ) -> str: ...
     @overload
     def publish(
@@ -102,6 +106,8 @@ class Outbox:
         delay: float | timedelta | None = None,
         available_at: datetime | None = None,
         content_type: str | None = None,
+        *,
+        bind_arguments: Mapping[str, Any] | None = None,
     ) -> Awaitable[str]: ...
     def publish(
         self,
@@ -113,6 +119,8 @@ class Outbox:
         delay: float | timedelta | None = None,
         available_at: datetime | None = None,
         content_type: str | None = None,
+        *,
+        bind_arguments: Mapping[str, Any] | None = None,
     ) -> Any:
         """In the caller's transaction on `connection`, write a message: it leaves if and only if that
         commits.
@@ -131,6 +139,8 @@ class Outbox:
             delay: seconds or `timedelta` before it may leave. Its place behind others of its key is that of
             then. available_at: the same as a point in time, with its time zone. content_type: what the
             payload is, if not what the serializer says.
+            bind_arguments: for a Session with several binds, what its `get_bind` is asked; None asks for the
+                bind of the outbox's table.
 
         Returns:
             The message's id, which every send repeats.
@@ -138,23 +148,40 @@ class Outbox:
         Raises:
             InvalidMessage: an argument breaks a limit, or cannot be stored.
             InvalidOption: the outbox has a schema, and this is not PostgreSQL.
-            UnusableConnection: closed, or AUTOCOMMIT.
+            UnusableConnection: closed, or AUTOCOMMIT. Also from the Session's COMMIT, before anything is
+                committed: it has written to another database, too, and is not `twophase=True`.
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
             WrongBucketCount: the database has another number of buckets.
             TablesMissing: the tables have not been made.
         """
         message = Message(topic, payload, key, headers or {}, delay, available_at, content_type)
         draft = self._draft(message, self._trace_headers())
-        written = self._hand_over(connection, [draft])
+        written = self._hand_over(connection, [draft], bind_arguments)
         return _after(written, draft.row["id"])
 
     @overload
-    def publish_many(self, connection: Connection | Session, messages: Iterable[Message]) -> list[str]: ...
+    def publish_many(
+        self,
+        connection: Connection | Session,
+        messages: Iterable[Message],
+        *,
+        bind_arguments: Mapping[str, Any] | None = None,
+    ) -> list[str]: ...
     @overload
     def publish_many(
-        self, connection: AsyncConnection | AsyncSession, messages: Iterable[Message]
+        self,
+        connection: AsyncConnection | AsyncSession,
+        messages: Iterable[Message],
+        *,
+        bind_arguments: Mapping[str, Any] | None = None,
     ) -> Awaitable[list[str]]: ...
-    def publish_many(self, connection: Any, messages: Iterable[Message]) -> Any:
+    def publish_many(
+        self,
+        connection: Any,
+        messages: Iterable[Message],
+        *,
+        bind_arguments: Mapping[str, Any] | None = None,
+    ) -> Any:
         """In the caller's transaction on `connection`, write many messages at once, in their order.
 
         Returns:
@@ -164,7 +191,7 @@ class Outbox:
         """
         trace = self._trace_headers()
         drafts = [self._draft(_options.message(each), trace) for each in messages]
-        written = self._hand_over(connection, drafts)
+        written = self._hand_over(connection, drafts, bind_arguments)
         return _after(written, [draft.row["id"] for draft in drafts])
 
     def _trace_headers(self) -> dict[str, str]:
@@ -195,26 +222,32 @@ class Outbox:
         }
         return Draft(row, _options.due(message.delay, message.available_at))
 
-    def _hand_over(self, connection: Any, drafts: list[Draft]) -> Awaitable[None] | None:
-        if isinstance(connection, Connection):
-            self._write(connection, drafts)
-            return None
+    def _hand_over(
+        self, connection: Any, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None
+    ) -> Awaitable[None] | None:
         if isinstance(connection, Session):
-            self._stage(connection, drafts)
+            self._stage(connection, drafts, bind_arguments)
+            return None
+        if isinstance(connection, Connection):
+            _check_unbound(bind_arguments)
+            self._write(connection, drafts)
             return None
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-        if isinstance(connection, AsyncConnection):
-            return connection.run_sync(self._write, drafts)
         if isinstance(connection, AsyncSession):
-            return connection.run_sync(self._stage, drafts)
+            return connection.run_sync(self._stage, drafts, bind_arguments)
+        if isinstance(connection, AsyncConnection):
+            _check_unbound(bind_arguments)
+            return connection.run_sync(self._write, drafts)
         raise InvalidOption(
             f"connection={type(connection).__name__}: expected a Connection or a Session, asynchronous or not"
         )
 
-    def _stage(self, session: Session, drafts: list[Draft]) -> None:
-        connection = session.connection()
-        if isinstance(session.get_bind(), Engine):
+    def _stage(self, session: Session, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None) -> None:
+        with _our_errors():
+            bind = bind_of(session, self.tables.message, bind_arguments)
+        connection = connection_of(session, bind, UnusableConnection)
+        if isinstance(bind, Engine):
             self._prepare(connection, drafts)
             stage(connection, drafts, self._insert)
             self._mark(connection, drafts)
@@ -292,12 +325,19 @@ def bucket_of(key: str, buckets: int) -> int:
     return crc32(key.encode()) % buckets
 
 
+def _check_unbound(bind_arguments: Mapping[str, Any] | None) -> None:
+    if bind_arguments is not None:
+        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
+
+
 @contextmanager
 def _our_errors() -> Iterator[None]:
     try:
         yield
     except inbox_errors.UnusableConnection as error:
         raise UnusableConnection(str(error).replace("inbox", "outbox")) from None
+    except inbox_errors.InvalidOption as error:
+        raise InvalidOption(str(error)) from None
 
 
 def _encoded(headers: dict[str, str]) -> str:

@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
 
+from inbox._connect import root
+
 from ._message import Draft
-from ._wake import root
 
 Write = Callable[[Connection, list[Draft]], None]
 

@@ -15,6 +15,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from inbox._connect import root
+
 from . import _bells
 
 CHANNEL = "inbox_outbox"
@@ -39,13 +41,6 @@ def mark(connection: Connection, schema: str | None) -> None:
             if engine not in _wakers:
                 _wakers[engine] = Waker(engine)
     connection.info.setdefault(_MARK, set()).add(schema)
-
-
-def root(engine: Engine) -> Engine:
-    """The engine behind one with options of its own: there may be many of those, with one pool."""
-    while (behind := vars(engine).get("_proxied")) is not None:
-        engine = behind
-    return engine
 
 
 class Waker:

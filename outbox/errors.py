@@ -8,7 +8,7 @@
     ├── WrongBucketCount     (ValueError)           the database has another number of buckets
     ├── UnsafeBroker         (ValueError)           a setting of the broker's client breaks the promise
     ├── UnsafeSequence       (ValueError)           sessions draw several numbers of messages at a time
-    ├── UnusableConnection   (InvalidRequestError)  closed, or AUTOCOMMIT: no transaction to join
+    ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── MessageNotFound      (LookupError)          there is no such message
     ├── WrongState           (WrongStatus)          the message is not in a state in which this can be done
@@ -47,7 +47,8 @@ class UnsafeSequence(OutboxError, ValueError):
 
 
 class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):
-    """The connection has no transaction that an outbox row could join."""
+    """The connection has no transaction that an outbox row could join, or its session writes to two databases
+    without a two-phase commit."""
 
 
 class TablesMissing(OutboxError, inbox_errors.TablesMissing):

@@ -107,6 +107,11 @@ class Database(ABC):
     def is_ended(self, connection: Connection) -> bool:
         """Whether the transaction on this connection is over already."""
 
+    def may_have_written(self, connection: Connection) -> bool:
+        """Whether the transaction on this connection may have changed something; True where that cannot be
+        known."""
+        return not self.is_ended(connection)
+
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
         """Whether COMMIT would silently keep nothing, or only a part, of the transaction in which (unless
         None) this attempt wrote its row. Some errors undo a transaction and let the session go on: only a

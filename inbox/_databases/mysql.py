@@ -36,6 +36,7 @@ _PUT_ASIDE = text(
     "SET @inbox_lock_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
 )
 _PUT_BACK = text("SET SESSION innodb_lock_wait_timeout = @inbox_lock_wait")
+_IS_READ_ONLY = text("SELECT @@global.read_only")
 _ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
 _SIZE = text(
     "SELECT data_length + index_length FROM information_schema.tables "
@@ -174,6 +175,10 @@ class MySQL(Database):
             # asyncmy's connection keeps the last status that was not zero, and after COMMIT it is zero.
             driver = driver._result or driver  # noqa: SLF001
         return not driver.server_status & _IN_TRANSACTION
+
+    def may_have_written(self, connection: Connection) -> bool:
+        # It does not say what a transaction wrote, but a replica is read-only.
+        return not self.is_ended(connection) and not connection.execute(_IS_READ_ONLY).scalar_one()
 
 
 def _went_in(answer: CursorResult[Any]) -> bool:

@@ -44,6 +44,7 @@ from ._database import Attempt, Batch, Database, Stored
 # psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
 _COLUMNS = tuple(_statements.ROW)
+_HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
 
@@ -217,6 +218,9 @@ class PostgreSQL(Database):
 
     def is_ended(self, connection: Connection) -> bool:
         return _driver(connection).pgconn.transaction_status == _IDLE  # type: ignore[no-any-return]
+
+    def may_have_written(self, connection: Connection) -> bool:
+        return not self.is_ended(connection) and bool(connection.execute(_HAS_WRITTEN).scalar_one())
 
 
 def _driver(connection: Connection) -> Any:

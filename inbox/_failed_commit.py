@@ -12,16 +12,16 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 
-from ._wake import root
+from ._connect import root
 
-_MARK = "outbox: messages were published, and no rollback was seen since"
+_MARK = "inbox: our rows were written, or will be, and no rollback was seen since"
 
 _engines: WeakSet[Engine] = WeakSet()
 """Those whose pools look for such transactions."""
 
 
 def watch(connection: Connection) -> None:
-    """Messages are published in the transaction on this connection."""
+    """Our rows are, or will be, written in the transaction on this connection."""
     engine = root(connection.engine)
     if engine not in _engines:
         for moment in ("rollback", "rollback_twophase"):

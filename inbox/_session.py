@@ -1,0 +1,131 @@
+"""Which connection of a Session our rows go to, and that they commit together with everything else.
+
+A Session with several binds has a transaction in each, and commits one after the other: if one of them fails,
+what the others wrote is there without it. So a Session in which a row of ours was written may write to that
+row's database only, or has to commit in two phases.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from sqlalchemy import Connection, Engine, Table, Update, event, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from . import _failed_commit
+from ._databases import supported
+from .errors import InvalidOption, UnsupportedDatabase, UnusableConnection
+
+
+@dataclass(slots=True, weakref_slot=True)
+class _Kept:
+    """One transaction of a Session in which rows of ours were written."""
+
+    transaction: ref[SessionTransaction]
+    error: type[UnusableConnection]
+    ours: set[Connection] = field(default_factory=set)
+    """Where they were written."""
+    checked: set[Connection] = field(default_factory=set)
+    """What tells before it commits."""
+
+
+_kept: WeakKeyDictionary[SessionTransaction, _Kept] = WeakKeyDictionary()
+_listening: list[bool] = []
+"""Not empty once all sessions tell of their connections."""
+
+
+def bind_of(
+    session: Session, table: Table, bind_arguments: Mapping[str, Any] | None = None
+) -> Engine | Connection:
+    """The bind by which the session writes to this table; ask once, it may be drawn by lot.
+
+    Raises:
+        InvalidOption: `bind_arguments` is no mapping.
+    """
+    if bind_arguments is not None and not isinstance(bind_arguments, Mapping):
+        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected a mapping")
+    arguments = {"clause": _written(table), **(bind_arguments or {})}
+    return arguments.pop("bind", None) or session.get_bind(**arguments)
+
+
+@cache
+def _written(table: Table) -> Update:
+    """SQLAlchemy's recipe for sessions that read from a replica looks for UPDATE and DELETE, so an INSERT
+    would be taken for something to read."""
+    return update(table)
+
+
+def connection_of(
+    session: Session, bind: Engine | Connection, error: type[UnusableConnection] = UnusableConnection
+) -> Connection:
+    """The session's connection to this bind, for a row of ours: from now on its COMMIT raises the error if
+    the session has written to another database as well, before anything is committed."""
+    connection = session.connection(bind_arguments={"bind": bind})
+    if not session.twophase:
+        _keep(session, connection, error)
+    return connection
+
+
+def _keep(session: Session, connection: Connection, error: type[UnusableConnection]) -> None:
+    if not _listening:
+        event.listen(Session, "after_begin", _begun)
+        _listening.append(True)
+    if (transaction := session.get_transaction()) is None:
+        return  # never: the session has a connection
+    kept = _kept.get(transaction)
+    if kept is None:
+        kept = _kept[transaction] = _Kept(ref(transaction), error)
+    if issubclass(error, kept.error):
+        kept.error = error
+    if connection not in kept.ours:
+        kept.ours.add(connection)
+        _check_all(transaction, kept)
+
+
+def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:
+    """A session uses a connection for the first time in its transaction."""
+    transaction = session.get_transaction()
+    if transaction is not None and (kept := _kept.get(transaction)) is not None:
+        _check_all(transaction, kept)
+
+
+def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
+    """Whichever connection commits first: nothing has been committed anywhere by then."""
+    connections = _connections(transaction)
+    if len(connections) > 1:
+        for connection in connections - kept.checked:
+            event.listen(connection, "commit", partial(_check, kept))
+            _failed_commit.watch(connection)
+        kept.checked |= connections
+
+
+def _connections(transaction: SessionTransaction) -> set[Connection]:
+    return {entry[0] for entry in transaction._connections.values()}  # noqa: SLF001 - public since SQLAlchemy 2.1.7
+
+
+def _check(kept: _Kept, _: Connection) -> None:
+    transaction = kept.transaction()
+    if transaction is None or transaction.session.get_transaction() is not transaction:
+        return  # the connection is the caller's own, and goes on without the session
+    others = _connections(transaction) - kept.ours
+    writing = [*kept.ours, *filter(_may_have_written, others)]
+    if len(writing) > 1:
+        raise kept.error(
+            f"the session writes to {_names(writing)}, which commit one after the other: give it one "
+            "database, or twophase=True; nothing was committed"
+        )
+
+
+def _may_have_written(connection: Connection) -> bool:
+    try:
+        return supported(connection.dialect.name).may_have_written(connection)
+    except (DBAPIError, UnsupportedDatabase):
+        return True
+
+
+def _names(connections: list[Connection]) -> str:
+    urls = (connection.engine.url for connection in connections)
+    return " and ".join(sorted(f"{url.get_backend_name()} database {url.database!r}" for url in urls))
