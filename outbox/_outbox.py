@@ -12,7 +12,7 @@ from zlib import crc32
 
 from sqlalchemy import Connection, Dialect, Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
 from inbox import _failed_commit
 from inbox import errors as inbox_errors
@@ -31,7 +31,7 @@ from .errors import InvalidMessage, InvalidOption, UnusableConnection, WrongBuck
 from .schema import tables
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 LARGEST_PAYLOAD = 1_000_000
 """Bytes in a payload, at most, unless another limit is given: what Kafka takes by default."""
@@ -84,7 +84,7 @@ class Outbox:
     @overload
     def publish(
         self,
-        connection: Connection | Session,
+        connection: Connection | Session | scoped_session[Any],
         topic: str,
         payload: Any,
         key: str | None = None,
@@ -98,7 +98,7 @@ class Outbox:
     @overload
     def publish(
         self,
-        connection: AsyncConnection | AsyncSession,
+        connection: AsyncConnection | AsyncSession | async_scoped_session[Any],
         topic: str,
         payload: Any,
         key: str | None = None,
@@ -129,8 +129,8 @@ class Outbox:
         commits, after the flush. A savepoint that is rolled back takes its messages with it.
 
         Args:
-            connection: a Connection or an ORM Session, not in AUTOCOMMIT mode; of an AsyncConnection or an
-                AsyncSession the result has to be awaited.
+            connection: a Connection, an ORM Session or a `scoped_session`, not in AUTOCOMMIT mode; await the
+                result for an AsyncConnection, an AsyncSession or an `async_scoped_session`.
             topic: where to: 1 to 249 bytes of UTF-8.
             payload: bytes, text, or what JSON can hold, dataclasses and pydantic models included.
             key: messages of one key leave in the order in which they were written, and by default it is the
@@ -162,7 +162,7 @@ class Outbox:
     @overload
     def publish_many(
         self,
-        connection: Connection | Session,
+        connection: Connection | Session | scoped_session[Any],
         messages: Iterable[Message],
         *,
         bind_arguments: Mapping[str, Any] | None = None,
@@ -170,7 +170,7 @@ class Outbox:
     @overload
     def publish_many(
         self,
-        connection: AsyncConnection | AsyncSession,
+        connection: AsyncConnection | AsyncSession | async_scoped_session[Any],
         messages: Iterable[Message],
         *,
         bind_arguments: Mapping[str, Any] | None = None,
@@ -225,6 +225,8 @@ class Outbox:
     def _hand_over(
         self, connection: Any, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None
     ) -> Awaitable[None] | None:
+        if isinstance(connection, scoped_session):
+            connection = connection()
         if isinstance(connection, Session):
             self._stage(connection, drafts, bind_arguments)
             return None
@@ -232,8 +234,10 @@ class Outbox:
             _check_unbound(bind_arguments)
             self._write(connection, drafts)
             return None
-        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
+        if isinstance(connection, async_scoped_session):
+            connection = connection()
         if isinstance(connection, AsyncSession):
             return connection.run_sync(self._stage, drafts, bind_arguments)
         if isinstance(connection, AsyncConnection):

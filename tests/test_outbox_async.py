@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
     AsyncSession,
+    async_scoped_session,
     async_sessionmaker,
     create_async_engine,
 )
@@ -186,6 +187,21 @@ def test_messages_are_written_after_the_business_rows(shop: Database) -> None:
 
     run(shop, work)
     assert texts(shop.engine()) == ["a"]
+
+
+def test_a_scoped_session_is_the_session_of_its_scope(shop: Database) -> None:
+    """It may be passed as it is; the scope is the task."""
+
+    async def work(engine: AsyncEngine) -> None:
+        session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        await OUTBOX.publish(session, TOPIC, "a", key="k")
+        await OUTBOX.publish_many(session, [Message(TOPIC, "b", "k")])
+        await session.commit()
+        await OUTBOX.publish(session, TOPIC, "never")
+        await session.remove()
+
+    run(shop, work)
+    assert texts(shop.engine()) == ["a", "b"]
 
 
 def test_inside_an_asynchronous_inbox(shop: Database) -> None:

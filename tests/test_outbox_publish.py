@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, func, select
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from inbox import migration
 from inbox.schema import utcnow
@@ -250,6 +250,19 @@ def test_a_sessionmaker_makes_sessions_like_any_other(engine: Engine) -> None:
     with make() as session:
         OUTBOX.publish(session, TOPIC, "never")
     assert texts(engine) == ["a"]
+
+
+def test_a_scoped_session_is_the_session_of_its_scope(engine: Engine) -> None:
+    """It may be passed as it is, as the many applications do that have only this one."""
+    session = scoped_session(sessionmaker(engine))
+    accounts.add(session())
+    OUTBOX.publish(session, TOPIC, "a", key="k")
+    OUTBOX.publish_many(session, [Message(TOPIC, "b", "k")])
+    session.commit()
+    OUTBOX.publish(session, TOPIC, "never")
+    session.remove()
+    assert accounts.total(engine) == 1
+    assert texts(engine) == ["a", "b"]
 
 
 def count(engine: Engine, table: str) -> int:
