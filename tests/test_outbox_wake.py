@@ -2,19 +2,35 @@
 
 import asyncio
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+from uuid import uuid4
 
+import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, event, text
+from sqlalchemy import (
+    AssertionPool,
+    Connection,
+    Engine,
+    NullPool,
+    Pool,
+    SingletonThreadPool,
+    StaticPool,
+    create_engine,
+    event,
+    text,
+)
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from inbox.schema import metadata
-from outbox import Outbox
+from outbox import Outbox, _wake
 from tests import accounts
 from tests.database import Database
 from tests.published import TOPIC, texts
@@ -22,6 +38,10 @@ from tests.published import TOPIC, texts
 OUTBOX = Outbox()
 SOON = 10.0
 """Seconds in which something surely has happened; it takes one or two."""
+
+SHARED = (
+    "relays of other processes are not woken: the engine's creator returns one connection again and again"
+)
 
 ENGINES: dict[str, dict[str, Any]] = {
     "a pool of one": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.5},
@@ -35,6 +55,21 @@ def publish(engine: Engine, text: str = "a") -> None:
     """One message in a transaction of its own."""
     with engine.begin() as connection:
         OUTBOX.publish(connection, TOPIC, text, key="k")
+
+
+async def publish_async(engine: AsyncEngine, text: str) -> None:
+    """The same in a loop."""
+    async with engine.begin() as connection:
+        await OUTBOX.publish(connection, TOPIC, text, key="k")
+
+
+@contextmanager
+def listening(database: Database) -> Iterator[Callable[..., bool]]:
+    """A function that waits for a wake-up, and says whether it came."""
+    with database.engine(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("LISTEN inbox_outbox"))
+        driver: Any = connection.connection.driver_connection
+        yield lambda seconds=SOON: any(True for _ in driver.notifies(timeout=seconds, stop_after=1))
 
 
 def until(condition: Callable[[], bool]) -> bool:
@@ -68,17 +103,192 @@ def test_with_every_pool(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_pool_that_is_used_up(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """While the application holds the last connection, the wake-up waits, gives up and says so; commits do
-    not wait for it."""
+def test_a_pool_that_is_used_up(postgres: Database) -> None:
+    """While the application holds the last connection, others are woken all the same: the wake-up borrows
+    none."""
     engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
-    with engine.connect() as connection:
+    with listening(postgres) as hear, engine.connect() as connection:
         for number in range(3):
             OUTBOX.publish(connection, TOPIC, str(number), key="k")
             connection.commit()
-        assert until(lambda: "could not be woken: TimeoutError" in caplog.text)
-    publish(engine, "3")
-    assert texts(postgres.engine()) == ["0", "1", "2", "3"]
+            assert hear()
+    assert texts(postgres.engine()) == ["0", "1", "2"]
+
+
+def test_a_server_that_is_full(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """If the server refuses another connection, the log says so, and commits are what they are."""
+    role = f"one_{uuid4().hex}"
+    with postgres.engine().begin() as owner:
+        owner.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD '{role}' CONNECTION LIMIT 1"))
+        for kind in ("TABLES", "SEQUENCES"):
+            owner.execute(text(f"GRANT ALL ON ALL {kind} IN SCHEMA public TO {role}"))
+    try:
+        engine = create_engine(postgres.url.set(username=role, password=role))
+        publish(engine, "0")
+        assert until(lambda: "could not be woken: OperationalError" in caplog.text)
+        publish(engine, "1")
+        assert texts(postgres.engine()) == ["0", "1"]
+        engine.dispose()
+    finally:
+        with postgres.engine().begin() as owner:
+            owner.execute(text(f"DROP OWNED BY {role}"))
+            owner.execute(text(f"DROP ROLE {role}"))
+
+
+def test_no_pool_opens_one_more_connection(postgres: Database) -> None:
+    """Without a pool each commit opens a connection, and the wake-up one for all of them."""
+    engine, opened = postgres.engine(poolclass=NullPool), list[object]()
+    event.listen(engine, "connect", lambda *connection: opened.append(connection))
+    with listening(postgres) as hear:
+        for number in range(30):
+            publish(engine, str(number))
+            assert hear()
+    assert len(opened) == 31
+
+
+def test_no_pool_in_a_loop_opens_one_more_connection(postgres: Database) -> None:
+    """The same in a loop, which leaves no connection behind at its end."""
+
+    async def scenario() -> list[Any]:
+        engine, opened = create_async_engine(postgres.async_url, poolclass=NullPool), list[Any]()
+        event.listen(engine.sync_engine, "connect", lambda connection, _: opened.append(connection))
+        with listening(postgres) as hear:
+            for number in range(30):
+                await publish_async(engine, str(number))
+                assert await asyncio.to_thread(hear)
+        return opened
+
+    opened = asyncio.run(scenario())
+    assert len(opened) == 31
+    assert all(connection.closed for connection in opened)
+
+
+def test_its_connection_is_closed_when_idle(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no commit comes for a while the connection is closed and the thread ends; the next commit is
+    heard again."""
+    monkeypatch.setattr(_wake, "_KEPT", 0.1)
+    engine, opened = postgres.engine(poolclass=NullPool), list[Any]()
+    event.listen(engine, "connect", lambda connection, _: opened.append(connection))
+    before = wake_up_threads()
+    with listening(postgres) as hear:
+        for number in range(2):
+            publish(engine, str(number))
+            assert hear()
+            assert until(lambda: all(connection.closed for connection in opened))
+            assert until(lambda: wake_up_threads() <= before)
+
+
+def test_a_connection_that_the_server_ends_while_it_is_idle(
+    postgres: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next commit is heard on another one, and nothing is logged."""
+    engine = create_engine(postgres.url, connect_args={"application_name": "publisher"}, poolclass=NullPool)
+    with listening(postgres) as hear, postgres.engine(isolation_level="AUTOCOMMIT").connect() as other:
+        for number in range(3):
+            publish(engine, str(number))
+            assert hear()
+            ended = other.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                    " WHERE application_name = 'publisher'"
+                )
+            )
+            assert ended.scalars().all() == [True]
+    engine.dispose()
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("pool", [AssertionPool, SingletonThreadPool, StaticPool])
+def test_rollbacks_on_a_shared_connection(postgres: Database, pool: type[Pool]) -> None:
+    """Where the application has one connection for everything, no rolled-back row stays, whenever the wake-up
+    runs; it opens no connection either."""
+    engine, opened = postgres.engine(poolclass=pool), list[object]()
+    event.listen(engine, "connect", lambda *connection: opened.append(connection))
+    roll_back_often(engine)
+    assert len(opened) == 1
+
+
+def roll_back_often(engine: Engine) -> None:
+    """Transactions that commit a message, each followed by one that changes its mind; the latter leave
+    nothing."""
+    accounts.make(engine)
+    for number in range(150):
+        publish(engine, str(number))
+        with engine.connect() as connection:
+            time.sleep(number % 5 / 1000)
+            accounts.open_account(connection, f"never {number}")
+            connection.rollback()
+    assert accounts.totals(engine) == {"cash": 0}
+
+
+def test_a_creator_that_returns_one_connection(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """It is the application's: the wake-up leaves it alone, open and in its transaction, and says once that
+    relays have to poll."""
+    url = postgres.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url) as own:
+        roll_back_often(create_engine(postgres.url, creator=lambda: own))
+    assert [record.message for record in caplog.records] == [SHARED]
+
+
+def test_an_async_creator_that_returns_one_connection(
+    postgres: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same in a loop."""
+
+    async def scenario() -> None:
+        url = postgres.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        async with await psycopg.AsyncConnection.connect(url) as own:
+
+            async def create() -> psycopg.AsyncConnection:
+                return own
+
+            engine = create_async_engine(postgres.async_url, async_creator=create)
+            for number in range(50):
+                await publish_async(engine, str(number))
+                async with engine.connect() as connection:
+                    await OUTBOX.publish(connection, TOPIC, "never")
+                    await asyncio.sleep(number % 5 / 1000)
+                    await connection.rollback()
+
+    asyncio.run(scenario())
+    assert texts(postgres.engine()) == [str(number) for number in range(50)]
+    assert [record.message for record in caplog.records] == [SHARED]
+
+
+def fork() -> int:
+    """Newer Pythons warn of the threads, which is what the test is about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def test_a_fork(postgres: Database) -> None:
+    """The child of a fork wakes relays on a connection of its own, and leaves the parent's as it is."""
+    engine, opened = postgres.engine(), list[object]()
+    event.listen(engine, "connect", lambda *connection: opened.append(connection))
+
+    told, tell = os.pipe()
+    with listening(postgres) as hear:
+        publish(engine, "parent")
+        assert hear()
+        pid = fork()
+        if pid == 0:
+            try:
+                engine.dispose(close=False)
+                publish(engine, "child")
+                os.read(told, 1)
+            finally:
+                os._exit(0)
+        try:
+            assert hear()
+        finally:
+            os.write(tell, b"x")
+            os.waitpid(pid, 0)
+        publish(engine, "parent again")
+        assert hear()
+    os.close(told)
+    os.close(tell)
+    assert len(opened) == 2
 
 
 def test_engines_with_options(migrated: Database) -> None:
@@ -125,40 +335,54 @@ class DisposedOf:
         self.connections: list[Any] = []
         self.has_happened = False
         self._engine, self._moment = engine, moment
-        self._notifying: Any = None
-        event.listen(engine, "connect", lambda connection, _: self.connections.append(connection))
-        event.listen(engine, "before_cursor_execute", self._before)
-        event.listen(engine, "reset", self._given_back)
+        event.listen(engine, "connect", self._connected)
+
+    def __enter__(self) -> Self:
+        for name, listener in self._listeners:
+            event.listen(Engine, name, listener)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for name, listener in self._listeners:
+            event.remove(Engine, name, listener)
 
     def is_closed(self) -> bool:
         """Whether it has happened, and left no connection open."""
         return self.has_happened and all(each.closed for each in self.connections)
 
-    def _before(self, connection: Connection, cursor: Any, statement: str, *_: object) -> None:
-        if "pg_notify" in statement and not self.has_happened:
-            self._notifying = connection.connection.dbapi_connection
-            if self._moment == "before it notifies":
-                self._dispose()
+    @property
+    def _listeners(self) -> list[tuple[str, Any]]:
+        return [("before_cursor_execute", self._before), ("after_cursor_execute", self._after)]
 
-    def _given_back(self, connection: Any, *_: object) -> None:
-        if connection is self._notifying and not self.has_happened:
+    def _connected(self, connection: Any, _: object) -> None:
+        self.connections.append(connection)
+        if self._moment == "while it connects" and len(self.connections) > 1:
+            self._dispose()
+
+    def _before(self, connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+        if "pg_notify" in statement and self._moment == "before it notifies":
+            self._dispose()
+
+    def _after(self, connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+        if "pg_notify" in statement and self._moment == "after it has notified":
             self._dispose()
 
     def _dispose(self) -> None:
-        self.has_happened = True
-        self._engine.dispose()
+        if not self.has_happened:
+            self.has_happened = True
+            self._engine.dispose()
 
 
-MOMENTS = ["before it notifies", "while its connection is given back"]
+MOMENTS = ["while it connects", "before it notifies", "after it has notified"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str) -> None:
-    """At whichever moment of a wake-up that is: no connection stays open in the pool that was given up."""
+    """At whichever moment of a wake-up that is: no connection stays open."""
     engine = create_engine(postgres.url)
-    disposed = DisposedOf(engine, moment)
-    publish(engine)
-    assert until(disposed.is_closed)
+    with DisposedOf(engine, moment) as disposed:
+        publish(engine)
+        assert until(disposed.is_closed)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -167,10 +391,10 @@ def test_an_asynchronous_engine_that_is_disposed_of_meanwhile(postgres: Database
 
     async def scenario() -> None:
         engine = create_async_engine(postgres.async_url)
-        disposed = DisposedOf(engine.sync_engine, moment)
-        async with engine.begin() as connection:
-            await OUTBOX.publish(connection, TOPIC, "a")
-        assert await asyncio.to_thread(until, disposed.is_closed)
+        with DisposedOf(engine.sync_engine, moment) as disposed:
+            async with engine.begin() as connection:
+                await OUTBOX.publish(connection, TOPIC, "a")
+            assert await asyncio.to_thread(until, disposed.is_closed)
 
     asyncio.run(scenario())
 
@@ -179,14 +403,7 @@ def test_other_processes_hear_of_it(postgres: Database) -> None:
     """Commits of Connections, Sessions and engines with options are told to whoever listens; rollbacks are
     not, and an `Outbox` that was told not to wake anybody does not."""
     engine = postgres.engine()
-    listening = postgres.engine(isolation_level="AUTOCOMMIT")
-    with listening.connect() as connection:
-        connection.execute(text("LISTEN inbox_outbox"))
-        driver: Any = connection.connection.driver_connection
-
-        def is_heard() -> bool:
-            return any(True for _ in driver.notifies(timeout=SOON, stop_after=1))
-
+    with listening(postgres) as is_heard:
         publish(engine)
         assert is_heard()
         with Session(engine) as session:
@@ -202,7 +419,7 @@ def test_other_processes_hear_of_it(postgres: Database) -> None:
             writer.commit()
             OUTBOX.publish(writer, TOPIC, "later", delay=60)
             writer.commit()
-        assert list(driver.notifies(timeout=0.5)) == []
+        assert not is_heard(0.5)
 
 
 def test_a_connection_that_is_lost(migrated: Database) -> None:

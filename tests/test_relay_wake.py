@@ -8,9 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
@@ -107,6 +108,30 @@ def test_a_commit_in_another_process(postgres: Database, kind: str, schema: str 
         _until_many_arrive(publish_there, arrived)
 
 
+def test_a_pool_of_one_connection(postgres: Database) -> None:
+    """An asynchronous relay listens beside its engine's pool: one connection there is enough to send, and to
+    be woken."""
+
+    async def scenario(_: AsyncEngine, publisher: AsyncRecorder) -> None:
+        await asyncio.to_thread(
+            _until_many_arrive, lambda name: publish(postgres.engine(), name), lambda: len(publisher.accepted)
+        )
+
+    _with_async_relay(postgres, scenario, pool_size=1, max_overflow=0)
+
+
+def test_one_connection_for_everything(postgres: Database) -> None:
+    """A relay does not listen on a connection that its engine shares with the application; it polls."""
+    engine, publisher = postgres.engine(poolclass=StaticPool), Recorder()
+    with _running(Relay(engine, publisher, poll=0.1)):
+        publish(postgres.engine(), "a1")
+        wait_until(lambda: len(publisher.accepted) == 1)
+    with engine.connect() as connection:
+        assert connection.scalars(text("SELECT pg_listening_channels()")).all() == []
+        driver: Any = connection.connection.driver_connection
+        assert not driver.autocommit
+
+
 def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
     """The wake-up is a hint that may come before the messages can be seen: a relay that has found nothing
     finds them when it looks the next time."""
@@ -158,10 +183,12 @@ def _running(relay: Relay) -> Iterator[None]:
 
 
 def _with_async_relay(
-    database: Database, scenario: Callable[[AsyncEngine, AsyncRecorder], Awaitable[None]]
+    database: Database,
+    scenario: Callable[[AsyncEngine, AsyncRecorder], Awaitable[None]],
+    **options: Any,
 ) -> None:
     async def run() -> None:
-        engine, publisher = create_async_engine(database.async_url), AsyncRecorder()
+        engine, publisher = create_async_engine(database.async_url, **options), AsyncRecorder()
         relay = AsyncRelay(engine, publisher, poll=NEVER, lease=2 * NEVER)
         task = asyncio.create_task(relay.run())
         try:

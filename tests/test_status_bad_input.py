@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from sqlalchemy import create_engine, create_mock_engine
+from sqlalchemy import StaticPool, create_engine, create_mock_engine
 from sqlalchemy.dialects import registry
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -88,6 +88,13 @@ def test_a_store_that_is_none_is_refused() -> None:
             SqlStore(value)
         with pytest.raises(InvalidOption, match=rf"^client={kind}"):
             RedisStore(value)
+
+
+def test_an_engine_with_one_connection_for_all_threads_is_refused() -> None:
+    """Heartbeats of another thread would commit rows that the application rolls back."""
+    for make in (create_engine, create_async_engine):
+        with pytest.raises(InvalidOption, match="engine: with StaticPool a heartbeat"):
+            SqlStore(make("postgresql+psycopg://", poolclass=StaticPool))
 
 
 def test_an_asynchronous_store_is_for_the_other_inbox() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row
+from sqlalchemy import Connection, Engine, Row, StaticPool
 from sqlalchemy.exc import DBAPIError
 
 from .. import _codes
@@ -52,7 +52,7 @@ class SqlStore(Store):
         schema: the PostgreSQL schema of the tables; None is the connection's own.
 
     Raises:
-        InvalidOption: not an engine.
+        InvalidOption: not an engine, or one whose only connection all threads share.
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
     """
 
@@ -60,6 +60,10 @@ class SqlStore(Store):
         sync_engine = getattr(engine, "sync_engine", engine)
         if not isinstance(sync_engine, Engine):
             raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine or an AsyncEngine")
+        if isinstance(sync_engine.pool, StaticPool) and sync_engine.dialect.name != "sqlite":
+            raise InvalidOption(
+                "engine: with StaticPool a heartbeat would commit what another thread is doing"
+            )
         self.is_async = sync_engine is not engine
         self.engine = sync_engine
         self.tables = tables(schema)

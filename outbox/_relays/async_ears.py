@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import _bells
-from .._wake import CHANNEL
+from .._beside import SharedConnection, SideConnection, driver_connections
 from .base import Bell
-from .ears import BURST, RETRY
+from .ears import BURST, RETRY, listen, may_listen
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -62,7 +62,7 @@ class AsyncEars:
     async def __aenter__(self) -> None:
         self._bell.listen()
         _bells.hang((self._engine.url, self._schema), self._bell.ring)
-        if self._engine.dialect.name == "postgresql" and self._engine.dialect.driver == "psycopg":
+        if may_listen(self._engine.sync_engine):
             self._task = asyncio.create_task(self._run())
 
     async def __aexit__(self, *failure: object) -> None:
@@ -75,20 +75,23 @@ class AsyncEars:
         while True:
             try:
                 await self._listen()
+            except SharedConnection as error:
+                _log.warning("no wake-up from other processes: %s", error)
+                return
             except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
                 _log.warning("no wake-up from other processes for now: %s", type(error).__name__)
                 await asyncio.sleep(RETRY)
 
     async def _listen(self) -> None:
-        """On a connection that is not given back to the pool, where it would go on listening."""
-        async with self._engine.connect() as connection:
-            raw: Any = await connection.get_raw_connection()
-            driver = raw.driver_connection
-            try:
-                await driver.set_autocommit(True)
-                await driver.execute(f"LISTEN {CHANNEL}")
-                async for notification in driver.notifies():
-                    if notification.payload == (self._schema or ""):
-                        self._bell.ring()
-            finally:
-                await connection.invalidate()
+        from sqlalchemy.util import greenlet_spawn
+
+        engine = self._engine.sync_engine
+        used = await greenlet_spawn(driver_connections, engine)
+        side = await greenlet_spawn(SideConnection, engine, used)
+        try:
+            await greenlet_spawn(listen, side)
+            async for notification in side.driver.notifies():
+                if notification.payload == (self._schema or ""):
+                    self._bell.ring()
+        finally:
+            await greenlet_spawn(side.close)

@@ -4,11 +4,11 @@ import contextlib
 import logging
 import queue
 import threading
-from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from .. import _bells
+from .._beside import SharedConnection, SideConnection, driver_connections, shares_connections
 from .._wake import CHANNEL
 from .base import Bell
 
@@ -56,7 +56,7 @@ class Ears:
 
     def __enter__(self) -> None:
         _bells.hang((self._engine.url, self._schema), self._bell.ring)
-        if self._engine.dialect.name == "postgresql" and self._engine.dialect.driver == "psycopg":
+        if may_listen(self._engine):
             self._thread = threading.Thread(target=self._run, name="outbox listen", daemon=True)
             self._thread.start()
 
@@ -70,19 +70,29 @@ class Ears:
         while not self._closed.is_set():
             try:
                 self._listen()
+            except SharedConnection as error:
+                _log.warning("no wake-up from other processes: %s", error)
+                return
             except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
                 _log.warning("no wake-up from other processes for now: %s", type(error).__name__)
                 self._closed.wait(RETRY)
 
     def _listen(self) -> None:
-        """On a connection that is not given back to the pool, where it would go on listening."""
-        connection = self._engine.raw_connection()
-        driver: Any = connection.driver_connection
-        connection.detach()
-        with contextlib.closing(connection):
-            driver.autocommit = True
-            driver.execute(f"LISTEN {CHANNEL}")
+        with contextlib.closing(SideConnection(self._engine, driver_connections(self._engine))) as side:
+            listen(side)
             while not self._closed.is_set():
-                for notification in driver.notifies(timeout=_TURN, stop_after=1):
+                for notification in side.driver.notifies(timeout=_TURN, stop_after=1):
                     if notification.payload == (self._schema or ""):
                         self._bell.ring()
+
+
+def may_listen(engine: Engine) -> bool:
+    """Whether there is something to hear, on a connection of one's own."""
+    dialect = engine.dialect
+    return dialect.name == "postgresql" and dialect.driver == "psycopg" and not shares_connections(engine)
+
+
+def listen(side: SideConnection) -> None:
+    """From now on, hear of commits on this connection."""
+    side.connection.execute(text(f"LISTEN {CHANNEL}"))
+    side.connection.commit()
