@@ -4,28 +4,30 @@ The client draws an ``Idempotency-Key`` for each thing it wants done and repeats
 same key and body get the stored answer (201, with ``Idempotent-Replayed: true``), the same key with
 another body 422, and a key whose first request is still running 409 with ``Retry-After``. (Status codes
 as in the IETF draft "The Idempotency-Key HTTP Header Field".) Where clients log in, make the client a
-part of the key: ``key=(client, idempotency_key)``.
+part of the key: ``(client, idempotency_key)``.
+
+The endpoint keeps its own session: `take` puts the key into that transaction, and the answer with it. It
+commits before it answers, since a dependency may be closed only after the answer was sent.
 
     python -m examples.inbox_fastapi [--url URL]
 """
 
 import asyncio
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import AsyncIterator
 from secrets import token_hex
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from httpx import ASGITransport, AsyncClient
 from httpx import Response as HttpxResponse
 from pydantic import BaseModel
 from sqlalchemy import URL, Column, Integer, MetaData, String, Table, func, insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 from examples._common import CONSUMER, prepared
 from inbox import AsyncInbox, Verdict
-from inbox.errors import InvalidKey, MessageInFlight, PayloadMismatch
+from inbox.errors import InvalidKey
 
 ASYNC_DRIVERS = {"mysql": "asyncmy", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
 
@@ -46,38 +48,36 @@ class Order(BaseModel):
     quantity: int
 
 
-@dataclass(frozen=True)
-class Placing:
-    """A client's wish to order, with the key that it drew for it."""
-
-    key: str
-    order: dict[str, Any]
-
-
 def make_app(engine: AsyncEngine, *, wait: float = 5) -> FastAPI:
     """The service; a request waits up to `wait` seconds for another one with the same key."""
     app = FastAPI()
     inbox = AsyncInbox(CONSUMER, wait=wait)
+    sessions = async_sessionmaker(engine)
 
-    @inbox.handler(engine, key=attrgetter("key"), payload=attrgetter("order"))
-    async def place(connection: AsyncConnection, request: Placing) -> dict[str, Any]:
-        order = {"number": token_hex(4), **request.order}
-        await connection.execute(insert(orders).values(order))
-        return order
+    async def get_session() -> AsyncIterator[AsyncSession]:
+        async with sessions() as session:
+            yield session
 
     @app.post("/orders", status_code=201)
     async def create(
-        order: Order, response: Response, idempotency_key: Annotated[str, Header()]
+        order: Order,
+        response: Response,
+        idempotency_key: Annotated[str, Header()],
+        session: Annotated[AsyncSession, Depends(get_session)],
     ) -> dict[str, Any]:
-        try:
-            outcome = await place(Placing(idempotency_key, order.model_dump()))
-        except PayloadMismatch:
-            raise HTTPException(422, "this key was used for another order") from None
-        except MessageInFlight:
-            raise HTTPException(409, "the first request is still running", {"Retry-After": "1"}) from None
-        if outcome.verdict is Verdict.DUPLICATE:
-            response.headers["Idempotent-Replayed"] = "true"
-        answer: dict[str, Any] = outcome.result
+        taken = await inbox.take(session, idempotency_key, order.model_dump())
+        match taken.verdict:
+            case Verdict.NEW:
+                taken.result = {"number": token_hex(4), **order.model_dump()}
+                await session.execute(insert(orders).values(taken.result))
+                await session.commit()  # the key, the order and the answer: all or nothing
+            case Verdict.DUPLICATE:
+                response.headers["Idempotent-Replayed"] = "true"
+            case Verdict.MISMATCH:
+                raise HTTPException(422, "this key was used for another order")
+            case _:
+                raise HTTPException(409, "the first request is still running", {"Retry-After": "1"})
+        answer: dict[str, Any] = taken.result
         return answer
 
     @app.exception_handler(InvalidKey)

@@ -37,6 +37,7 @@ from ._retention import Retention
 from ._status import ConsumerStatus, Message, show, status
 from ._status_inbox import StatusInbox
 from ._stores import Record, RedisStore, SqlStore, Status, Store
+from ._taken import Taken
 from ._verdict import Verdict
 from ._work import Work
 
@@ -68,6 +69,7 @@ __all__ = [
     "Status",
     "StatusInbox",
     "Store",
+    "Taken",
     "Verdict",
     "Work",
     "discard",

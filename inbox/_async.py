@@ -16,6 +16,7 @@ from ._keys import Key
 from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._settings import ATTEMPTS, Settings
+from ._taken import Taken, take
 from ._transaction import pauses, roll_back
 from ._verdict import Verdict
 from ._work import Work
@@ -49,6 +50,24 @@ class AsyncInbox(Settings):
         asynchronous = await _connection(connection)
         verdict, _ = await asynchronous.run_sync(accept, attempt, **limits)
         return verdict
+
+    async def take(
+        self,
+        connection: AsyncConnection | AsyncSession,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+    ) -> Taken:
+        """In the caller's transaction on `connection`, take the message with this key.
+
+        As `Inbox.take`, but a result that is set is written when the transaction commits, right before the
+        COMMIT. If that fails, the transaction is rolled back and the commit raises the error. A COMMIT that
+        is sent as SQL text stores no result.
+        """
+        attempt, limits = self._attempt(key, payload), self._limits(message_time)
+        asynchronous = await _connection(connection)
+        return await asynchronous.run_sync(take, attempt, at_commit=True, **limits)
 
     async def accept_many(
         self, connection: AsyncConnection | AsyncSession, keys: Sequence[Key]

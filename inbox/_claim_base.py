@@ -8,7 +8,7 @@ from typing import Any
 from ._hold import GivingUp, Hold, OnUnknown, describe
 from ._outcome import Outcome
 from ._stores import Status, Store
-from ._transaction import encode_result
+from ._transaction import normalised
 from ._verdict import Verdict
 from .errors import InvalidOption, LeaseLost
 
@@ -61,15 +61,21 @@ class ClaimBase:
 
     @property
     def result(self) -> Any:
-        """A JSON value: what was set here, or for a duplicate what its first run had set."""
+        """A JSON value: what was set here, or for a duplicate what its first run had set.
+
+        What you set reads as a duplicate will read it: a tuple is a list.
+
+        Raises, when it is set:
+            InvalidResult: not JSON, or more than a million bytes of it.
+            InvalidOption: the message is not new.
+        """
         return self._result
 
     @result.setter
     def result(self, value: Any) -> None:
         if not self.is_new:
             raise InvalidOption(f"claim.result: only a new message gets a result, this one is {self.verdict}")
-        encode_result(value)  # fails here, inside the handler, rather than when the message is completed
-        self._result = value
+        self._result = normalised(value)  # fails here, inside the handler, and not when it is completed
 
     def step_key(self, name: str) -> str:
         """The idempotency key of a step, 32 characters: the same in every attempt, another for every other

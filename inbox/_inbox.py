@@ -17,6 +17,7 @@ from ._listener import Listener
 from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._settings import ATTEMPTS, Settings
+from ._taken import Taken, take
 from ._transaction import pauses, roll_back
 from ._verdict import Verdict
 from ._work import Work
@@ -82,6 +83,23 @@ class Inbox(Settings):
         """
         attempt = self._attempt(key, payload)
         return accept(_connection(connection), attempt, **self._limits(message_time))[0]
+
+    def take(
+        self,
+        connection: Connection | Session,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+    ) -> Taken:
+        """In the caller's transaction on `connection`, take the message with this key, as `accept` does.
+
+        A new message can be given a `Taken.result`, which is written on `connection` at once and stored if
+        and only if the caller commits; a duplicate has the stored one. Arguments and errors are those of
+        `accept`; it answers with a verdict, and never commits, rolls back or aborts.
+        """
+        attempt = self._attempt(key, payload)
+        return take(_connection(connection), attempt, **self._limits(message_time))
 
     def accept_many(self, connection: Connection | Session, keys: Sequence[Key]) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys in one statement;

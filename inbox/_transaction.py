@@ -178,6 +178,15 @@ def encode_result(result: Any) -> str:
     return text
 
 
+def normalised(result: Any) -> Any:
+    """A result as a duplicate will see it: what JSON makes of it.
+
+    Raises:
+        InvalidResult: not JSON, or more than a million bytes of it.
+    """
+    return None if result is None else json.loads(encode_result(result))
+
+
 def compact_json(value: Any) -> str:
     """JSON that is UTF-8; with everything else escaped if there is a lone surrogate, which is not."""
     text = _encode(value)

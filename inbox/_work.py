@@ -2,7 +2,7 @@
 
 from typing import Any, Generic, TypeVar
 
-from ._transaction import Transaction
+from ._transaction import Transaction, normalised
 from ._verdict import Verdict
 from .errors import InvalidOption
 
@@ -43,11 +43,18 @@ class Work(Generic[C, S]):
 
     @property
     def result(self) -> Any:
-        """A JSON value: what was set here, or for a duplicate what its first run had set."""
+        """A JSON value: what was set here, or for a duplicate what its first run had set.
+
+        What you set reads as a duplicate will read it: a tuple is a list.
+
+        Raises, when it is set:
+            InvalidResult: not JSON, or more than a million bytes of it.
+            InvalidOption: the message is not new.
+        """
         return self._transaction.result
 
     @result.setter
     def result(self, value: Any) -> None:
         if not self.is_new:
             raise InvalidOption(f"work.result: only a new message gets a result, this one is {self.verdict}")
-        self._transaction.result = value
+        self._transaction.result = normalised(value)

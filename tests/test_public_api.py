@@ -61,6 +61,7 @@ def test_the_names_are_fixed() -> None:
         "Status",
         "StatusInbox",
         "Store",
+        "Taken",
         "Verdict",
         "Work",
         "discard",

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import Inbox, Outcome, Verdict
+from inbox import Inbox, Outcome, SqlStore, StatusInbox, Verdict
 from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientError
 from inbox.schema import tables
 from tests.database import Database
@@ -169,3 +169,30 @@ def test_a_handler_retries_transient_errors_only(migrated: Database) -> None:
         bill("broken")
     assert [tries.count(message) for message in ("third time lucky", "never", "broken")] == [3, 3, 1]
     assert rows(engine) == 1
+
+
+def test_the_first_run_sees_the_result_as_a_duplicate_will(postgres: Database) -> None:
+    """What is set is at once what JSON makes of it, also for the caller of a handler; what JSON cannot hold
+    is refused at the line that sets it, and the transaction goes on."""
+    inbox, engine = Inbox("billing"), postgres.engine()
+    with inbox.transaction(engine, "a") as work:
+        work.result = {1: ("x", 2)}
+        assert work.result == {"1": ["x", 2]}
+        with pytest.raises(InvalidResult):
+            work.result = {"when": object()}
+    with inbox.transaction(engine, "a") as work:
+        assert work.result == {"1": ["x", 2]}
+    bill = inbox.handler(engine, key=str)(lambda connection, message: {1: ("x", 2)})
+    assert bill("b").result == bill("b").result == {"1": ["x", 2]}
+
+
+def test_a_claim_sees_its_result_as_a_duplicate_will(postgres: Database) -> None:
+    """The same in status-table mode."""
+    inbox = StatusInbox("billing", store=SqlStore(postgres.engine()))
+    with inbox.claim("a") as claim:
+        claim.result = {1: ("x", 2)}
+        assert claim.result == {"1": ["x", 2]}
+        with pytest.raises(InvalidResult):
+            claim.result = {"when": object()}
+    with inbox.claim("a") as claim:
+        assert claim.result == {"1": ["x", 2]}
