@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _options
 from ._accept import accept, accept_many
+from ._async_calls import run
 from ._async_listener import AsyncListener
 from ._keys import Key
 from ._outcome import Outcome
@@ -154,10 +155,7 @@ class AsyncInbox(Settings):
 
     async def purge(self, engine: AsyncEngine, **options: Any) -> Purged:
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
-        async with engine.connect() as connection:
-            return await connection.run_sync(
-                lambda _: purge(engine.sync_engine, sleep=_sleep, **self._scope(), **options)
-            )
+        return await run(purge, engine.sync_engine, sleep=_sleep, **self._scope(), **options)
 
 
 def _open(source: AsyncSource) -> AsyncConnection | AsyncSession:

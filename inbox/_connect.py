@@ -1,7 +1,14 @@
 """Engines with options of their own, and connections of theirs."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
+
+from ._async_calls import uninterrupted
+
+T = TypeVar("T")
 
 
 def connected(engine: Engine) -> Connection:
@@ -14,6 +21,17 @@ def connected(engine: Engine) -> Connection:
         return engine.connect()
     except drivers as error:
         raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
+
+
+def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """What a function of a connection returns. In a task that is cancelled it is done to its end first:
+    otherwise the connection could stay open without an owner, or never come back to its pool."""
+
+    def do() -> T:
+        with connected(engine) as connection:
+            return work(connection)
+
+    return uninterrupted(do) if engine.dialect.is_async else do()
 
 
 def root(engine: Engine) -> Engine:

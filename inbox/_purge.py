@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from . import _codes, _options, _statements
 from ._accept import explain
-from ._connect import connected
+from ._connect import on_connection
 from ._databases import Database, supported
 from ._retention import MARGIN, Retention
 from ._statements import Aging
@@ -179,13 +179,16 @@ class _Run:
         return self.database.delete_oldest(connection, aging, parameters)
 
     def _transact(self, table: Table, work: Callable[[Connection], T]) -> T:
+        def transaction(connection: Connection) -> T:
+            with connection.begin():
+                try:
+                    return work(connection)
+                except DBAPIError as error:
+                    explain(connection, table, error)
+
         for pause in pauses(_TRIES):
             try:
-                with connected(self.engine) as connection, connection.begin():
-                    try:
-                        return work(connection)
-                    except DBAPIError as error:
-                        explain(connection, table, error)
+                return on_connection(self.engine, transaction)
             except DBAPIError as error:
                 if pause is None or not _codes.is_transient(error):
                     raise

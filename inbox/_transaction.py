@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from . import _codes, _statements
 from ._accept import accept
-from ._connect import connected
+from ._connect import on_connection
 from ._databases import Attempt, Stored, database_of
 from ._events import OF_VERDICT, Event, EventKind, Hooks
 from ._retention import Retention
@@ -142,10 +142,14 @@ class Transaction:
     def _look(self, engine: Engine) -> Stored | None:
         database = database_of(self.connection)
         engine = engine.execution_options(isolation_level=database.own_isolation)
+
+        def look(connection: Connection) -> Stored | None:
+            with connection.begin():
+                return database.settled(connection, self._attempt, self._wait)
+
         for pause in pauses(_RECONNECTS):
             try:
-                with connected(engine) as connection, connection.begin():
-                    return database.settled(connection, self._attempt, self._wait)
+                return on_connection(engine, look)
             except DBAPIError as error:
                 if pause is None or not _codes.is_transient(error):
                     raise CommitLost("the connection broke during COMMIT; its outcome is unknown") from error

@@ -123,7 +123,8 @@ def _busy_timeout(connection: Connection, wait: float) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
+        if not connection.invalidated:  # as when a task is cancelled: what it raised is to come through
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
 
 
 def _driver(connection: Connection) -> Any:

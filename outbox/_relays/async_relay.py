@@ -14,6 +14,7 @@ from .._publisher import AsyncPublisher
 from ..errors import InvalidOption
 from .async_ears import AsyncEars, TaskBell
 from .base import RelayBase
+from .batch import Batch
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -70,6 +71,10 @@ class AsyncRelay(RelayBase):
     def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
         outcomes: Iterable[Outcome] = self._finish(self._publisher.send(batch))
         return outcomes
+
+    def _send(self, batch: Batch) -> None:
+        self._sleep(0)  # a cancellation that came in a transaction is raised before anything is sent
+        super()._send(batch)
 
     def _finish(self, result: Any) -> Any:
         from sqlalchemy.util import await_only

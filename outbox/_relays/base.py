@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -15,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
 from inbox import is_transient
 from inbox._codes import code_of
-from inbox._connect import connected
+from inbox._connect import on_connection
 from inbox._signals import stopping
 from inbox._transaction import pauses
 
@@ -269,10 +270,7 @@ class RelayBase(ABC):
         while True:
             for pause in pauses(tries or _TRIES):
                 try:
-                    with connected(self._engine) as connection:
-                        result = _transacted(connection, work)
-                        self._core.committed(connection)
-                        return result
+                    return on_connection(self._engine, partial(self._once, work))
                 except _TROUBLE as error:
                     if isinstance(error, DBAPIError) and not _passes(error):
                         explained(self._engine, self._settings.tables, error)
@@ -281,6 +279,11 @@ class RelayBase(ABC):
                     if pause is None:
                         _log.warning("the database does not answer: %s", type(error).__name__)
                 self._pause(2.0 if pause is None else pause)
+
+    def _once(self, work: Callable[[Connection], T], connection: Connection) -> T:
+        result = _transacted(connection, work)
+        self._core.committed(connection)
+        return result
 
     def _pause(self, seconds: float) -> None:
         """Wait, but not for longer than until the relay is stopped."""
