@@ -59,7 +59,7 @@ def consumer(value: str) -> str:
         raise InvalidOption(f"consumer={value!r}: expected a string")
     if not 1 <= len(utf8("consumer", value)) <= LONGEST_CONSUMER:
         raise InvalidOption(f"consumer={value!r}: expected 1 to {LONGEST_CONSUMER} bytes of UTF-8")
-    return value
+    return str.__str__(value)  # of a member of an Enum, the text that it holds
 
 
 def utf8(option: str, value: str, error: type[InvalidOption] = InvalidOption) -> bytes:

@@ -74,9 +74,9 @@ class StatusInbox(StatusSettings):
         completes the message: acknowledge it. An exception fails it and comes through unchanged.
 
         Args:
-            key: text of 1 to 512 bytes of UTF-8 without NUL, or a tuple of text and whole numbers.
-            payload: bytes, text or a JSON value, of which a digest is kept: the same key with another
-                payload is `MISMATCH`.
+            key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
+            payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
+                kept, and the same key with another payload is a `MISMATCH`.
             message_id: the broker's; what `missing_key="message_id"` takes.
             message_time: when the message was made; older than the retention is `TOO_OLD`.
 

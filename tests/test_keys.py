@@ -1,11 +1,13 @@
 """Business keys: what is a key, what is not, and which keys are the same; alike on every database."""
 
-from enum import StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from inbox import AsyncInbox, Inbox, Key, Verdict
+from inbox import AsyncInbox, Inbox, Key, StatusInbox, Store, Verdict
+from inbox._keys import encode_key
 from inbox.errors import InboxError, InvalidKey, InvalidOption
 from tests.database import Database
 
@@ -16,6 +18,32 @@ class Kind(StrEnum):
     """A string that is more than a string."""
 
     ORDER = "order"
+
+
+class Name(str, Enum):  # noqa: UP042 - as a StrEnum it would format as its text
+    """The same as it was written before: formatted, its members are `Name.ORDER`."""
+
+    ORDER = "order"
+
+
+class Number(IntEnum):
+    """A whole number that is more than one."""
+
+    SEVEN = 7
+
+
+UID = UUID("12345678-1234-5678-1234-567812345678")
+SAME: list[tuple[Key, Key]] = [
+    (42, "42"),
+    (-1, "-1"),
+    (Number.SEVEN, "7"),
+    (UID, "12345678-1234-5678-1234-567812345678"),
+    (Kind.ORDER, "order"),
+    (Name.ORDER, "order"),
+    ((UID, 1), (str(UID), 1)),
+    ((Name.ORDER, Number.SEVEN), ("order", 7)),
+]
+"""A key, and the text or the tuple that it is the same as."""
 
 
 DIFFERENT: list[Key] = [
@@ -141,11 +169,32 @@ def test_consumers_do_not_share_keys(migrated: Database) -> None:
             assert {Inbox(name).accept(connection, "order-1") for name in consumers} == {expected}
 
 
+@pytest.mark.parametrize(("key", "text"), SAME)
+def test_keys_that_are_the_same(key: Key, text: Key) -> None:
+    """A whole number and a UUID are their text, alone and in tuples; of what is more than a string or a
+    number only that counts."""
+    assert encode_key(key) == encode_key(text)
+    assert type(encode_key(key)) is str
+
+
 def test_a_subclass_of_str_is_its_text(migrated: Database) -> None:
-    """An enum's member and the text that it stands for are one key."""
+    """An enum's member and the text that it stands for are one key, for a consumer, too."""
     with migrated.engine().begin() as connection:
-        assert INBOX.accept(connection, Kind.ORDER) is Verdict.NEW
-        assert INBOX.accept(connection, "order") is Verdict.DUPLICATE
+        keys: list[Key] = [Kind.ORDER, Name.ORDER, "order", (Name.ORDER, 1), ("order", 1)]
+        for number, key in enumerate(keys):
+            verdict = Verdict.NEW if number in (0, 3) else Verdict.DUPLICATE
+            assert INBOX.accept(connection, key) is verdict
+        assert Inbox(Name.ORDER).accept(connection, UID) is Verdict.NEW
+        assert Inbox("order").accept(connection, str(UID)) is Verdict.DUPLICATE
+
+
+def test_a_key_is_its_text_in_every_store(store: Store) -> None:
+    """The same in status-table mode: no store sees more of a key or a consumer than its text."""
+    keys: list[Key] = [Name.ORDER, "order", 42, "42", UID, str(UID)]
+    for number, key in enumerate(keys):
+        for consumer in (Name.ORDER, "order"):
+            with StatusInbox(consumer, store=store).claim(key) as claim:
+                assert claim.is_new is (number % 2 == 0 and consumer is Name.ORDER)
 
 
 REFUSED = {
@@ -159,10 +208,11 @@ REFUSED = {
     "514 bytes of 4": "\U0001f642" * 128 + "xx",
     "very long": "x" * 1_000_000,
     "None": None,
-    "number": 42,
     "float": 4.2,
     "bool": True,
     "bytes": b"order-1",
+    "a number with too many digits": 10**600,
+    "a number that cannot be printed": 10**5_000,
     "list": ["a", "b"],
     "dict": {"a": 1},
     "no parts": (),

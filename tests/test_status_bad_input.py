@@ -132,7 +132,7 @@ BAD_MESSAGES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "empty key": (InvalidKey, r"^key=''", {"key": ""}),
     "long key": (InvalidKey, r"^key='x", {"key": "x" * 513}),
     "key with NUL": (InvalidKey, r"^key='a\\x00'", {"key": "a\0"}),
-    "number as a key": (InvalidKey, r"^key=5", {"key": 5}),
+    "fraction as a key": (InvalidKey, r"^key=5", {"key": 5.5}),
     "payload that is no JSON": (InvalidOption, r"^payload", {"key": "a", "payload": object()}),
     "naive time": (InvalidOption, r"^message_time=", {"key": "a", "message_time": datetime(2026, 1, 1)}),  # noqa: DTZ001 - the mistake itself
     "time as text": (InvalidOption, r"^message_time='now'", {"key": "a", "message_time": "now"}),
