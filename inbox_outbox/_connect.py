@@ -9,6 +9,7 @@ from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import ArgumentError
 
 from inbox import RedisStore, SqlStore, Store
+from inbox._url import for_engine
 from inbox.errors import InvalidOption, StoreUnreachable
 from inbox.migration import URL_VARIABLE, check, database_url
 
@@ -20,7 +21,8 @@ Url = Annotated[
         envvar=URL_VARIABLE,
         show_envvar=True,
         metavar="URL",
-        help="The database, like postgresql://user@host/database.",
+        help="The database, like postgresql://user@host/database; behind a pooler in transaction mode"
+        " add ?prepare_threshold=none.",
     ),
 ]
 StoreUrl = Annotated[
@@ -105,7 +107,8 @@ def _redis_at(address: URL, schema: str | None, prefix: str) -> Iterator[Store]:
 def _engine(address: URL) -> Engine:
     try:
         with _options_checked():
-            engine = create_engine(address)
+            url, connect_args = for_engine(address)
+            engine = create_engine(url, connect_args=connect_args)
     except ImportError as error:
         extra = _BROUGHT_BY.get(address.drivername)
         hint = f"; inbox-outbox[{extra}] brings it" if extra else ""

@@ -9,6 +9,7 @@ from alembic import context
 from sqlalchemy import URL, Connection, create_engine
 from sqlalchemy.schema import CreateSchema
 
+from inbox._url import for_engine
 from inbox.errors import InboxError
 from inbox.migration import URL_VARIABLE, check, database_url, forget_base, options, turn
 from inbox.schema import tables
@@ -43,7 +44,8 @@ def _run(connection: Connection) -> None:
 
 
 def _connect_and_run() -> None:
-    engine = create_engine(_url())
+    url, connect_args = for_engine(_url())
+    engine = create_engine(url, connect_args=connect_args)
     try:
         with turn(engine, schema) as connection:
             _run(connection)

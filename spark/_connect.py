@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
 from inbox._transaction import pauses
+from inbox._url import for_engine
 from inbox.errors import TransientError
 
 from ._databases import Database, database_for
@@ -28,14 +29,14 @@ PATIENCE = 600.0
 def engine_of(settings: Settings) -> Engine:
     """An engine whose connections are closed, not kept: an executor would keep one for each worker."""
     database = database_for(settings.url.get_backend_name())
+    url, connect_args = for_engine(settings.url)
     return create_engine(
-        settings.url,
+        url,
         poolclass=NullPool,
         isolation_level=database.isolation_level(settings.isolation_level),
         hide_parameters=True,
-        connect_args={
-            name: value for name, value in database.connect_args.items() if name not in settings.url.query
-        },
+        connect_args=connect_args
+        | {name: value for name, value in database.connect_args.items() if name not in url.query},
     )
 
 
@@ -96,11 +97,11 @@ def _connect(engine: Engine, database: Database, settings: Settings, patience: f
 def _initialized(connection: Connection, database: Database, settings: Settings) -> bool:
     """The connection made ready, if it may be kept."""
     try:
-        if settings.max_connections is not None and not database.slot(connection, settings):
-            return False
         if settings.session_init_statement is not None:
             connection.execute(text(settings.session_init_statement.replace(":", "\\:")))
         connection.commit()
+        if settings.max_connections is not None:
+            return database.slot(connection, settings)
     except BaseException:
         connection.close()
         raise

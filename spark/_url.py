@@ -110,6 +110,8 @@ def _with_properties(url: URL, properties: list[tuple[str, str]]) -> URL:
             url = url.set(password=value)
         elif lower in _RENAMED and url.get_backend_name() == "postgresql":
             url = url.update_query_dict({_RENAMED[lower]: value})
+        elif lower == "preparethreshold" and value == "0" and url.get_backend_name() == "postgresql":
+            url = url.update_query_dict({"prepare_threshold": "none"})  # psycopg's 0 means: at once
         elif lower == "currentschema" and url.get_backend_name() == "postgresql":
             url = url.update_query_dict({"options": f"-csearch_path={value}"})
         elif lower not in _WITHOUT_EFFECT:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
 from redis import RedisError
 from sqlalchemy import URL
@@ -15,7 +16,7 @@ from examples.embedded_postgres import EmbeddedPostgres
 from inbox._stores import Store
 from tests import forked, services, status_stores
 from tests.database import Database, make_tables
-from tests.services import Missing, RedisServer, Server, rabbitmq
+from tests.services import Missing, Pooler, RedisServer, Server, rabbitmq
 from tests.services.redis import LocalRedis, program
 from tests.status_stores import Place
 
@@ -50,6 +51,9 @@ LONGEST = re.compile(
 """What takes longest for what it adds to the others: left out where LEAVE_OUT_LONGEST is set."""
 
 
+OTHERS = {"redis": services.find_redis, "pgbouncer": services.find_pooler}
+
+
 def pytest_configure() -> None:
     """Programs that the tests start hear Ctrl-C, even where this run was started in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -60,7 +64,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Start the servers and say where each comes from; processes that share the tests start their own."""
     if config.option.collectonly:
         return []
-    described = [_describe(name) for name in (*services.NAMES, "redis")]
+    described = [_describe(name) for name in (*services.NAMES, "redis", "pgbouncer")]
     described.append(_announce("rabbitmq", rabbitmq.origin()))
     if config.getoption("dist", "no") != "no":
         services.stop_all()
@@ -108,8 +112,8 @@ def pytest_unconfigure() -> None:
 
 def _describe(name: str) -> str:
     try:
-        found = services.find_redis() if name == "redis" else services.find(name)
-    except (DBAPIError, RedisError, RuntimeError, OSError) as error:
+        found = OTHERS[name]() if name in OTHERS else services.find(name)
+    except (DBAPIError, psycopg.Error, RedisError, RuntimeError, OSError) as error:
         raise pytest.UsageError(f"{name} does not answer: {error}") from error
     if isinstance(found, Missing):
         return f"{name}: MISSING: {found.reason}"
@@ -146,6 +150,15 @@ def postgres(templates: dict[str, Database]) -> Iterator[Database]:
     """A database of its own that has the inbox tables, on PostgreSQL only."""
     server = _server("postgresql")
     yield from _database(server, _with_tables(server, templates))
+
+
+@pytest.fixture
+def pooled(postgres: Database) -> Iterator[Database]:
+    """The same database behind PgBouncer in transaction mode, without psycopg's prepared statements."""
+    pooler: Pooler = _present("pgbouncer", services.find_pooler())
+    database = Database(postgres.server, pooler.before(postgres.url), prepare_threshold=None)
+    yield database
+    database.dispose()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox.schema import metadata
 from tests.services import Server
@@ -15,11 +16,15 @@ ASYNC_DRIVERS = {
 
 
 class Database:
-    """A fresh database on a real server; `close` disposes of its engines and drops it."""
+    """A fresh database on a real server; `close` disposes of its engines and drops it.
 
-    def __init__(self, server: Server, url: URL) -> None:
+    `connect_args` are the driver's, for all engines.
+    """
+
+    def __init__(self, server: Server, url: URL, **connect_args: Any) -> None:
         self.server = server
         self.url = url
+        self._connect_args = connect_args
         self._engines: list[Engine] = []
 
     @property
@@ -34,15 +39,24 @@ class Database:
 
     def engine(self, **options: Any) -> Engine:
         """A new engine on this database, with the options of `sqlalchemy.create_engine`."""
-        engine = create_engine(self.url, **options)
+        connect_args = self._connect_args | options.pop("connect_args", {})
+        engine = create_engine(self.url, connect_args=connect_args, **options)
         self._engines.append(engine)
         return engine
 
+    def async_engine(self, **options: Any) -> AsyncEngine:
+        """The same, asynchronous; whoever asked for it disposes of it."""
+        return create_async_engine(self.async_url, connect_args=self._connect_args, **options)
+
     def close(self) -> None:
         """Close the engines' idle connections and drop the database."""
+        self.dispose()
+        self.server.drop_database(self.url)
+
+    def dispose(self) -> None:
+        """Close the engines' idle connections."""
         for engine in self._engines:
             engine.dispose()
-        self.server.drop_database(self.url)
 
 
 def make_tables(url: URL) -> None:

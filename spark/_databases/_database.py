@@ -172,7 +172,7 @@ class Database(ABC):
         return False
 
     def slot(self, connection: Connection, settings: Settings) -> bool:
-        """One of `max_connections` places, kept until the connection closes; False if all are taken."""
+        """One of `max_connections` places, for this transaction at least; False if all are taken."""
         return True
 
 

@@ -62,7 +62,7 @@ _GUARD = text("""
 _PLAIN = text(
     "SELECT relkind IN ('r', 'p') AND NOT relrowsecurity FROM pg_class WHERE oid = to_regclass(:name)"
 )
-_SLOT = text("SELECT pg_try_advisory_lock(hashtext(:scope), :slot)")
+_SLOT = text("SELECT pg_try_advisory_xact_lock(hashtext(:scope), :slot)")
 
 
 class PostgreSQL(Database):

@@ -4,17 +4,29 @@ They are looked for in a fixed order: an address in the environment, Docker, a s
 this machine, and for PostgreSQL at last the one that comes as a wheel. No database is imitated.
 """
 
-from tests.services.catalogue import NAMES, find, find_kafka, find_rabbit, find_redis, is_required, stop_all
+from tests.services.catalogue import (
+    NAMES,
+    find,
+    find_kafka,
+    find_pooler,
+    find_rabbit,
+    find_redis,
+    is_required,
+    stop_all,
+)
+from tests.services.pgbouncer import Pooler
 from tests.services.redis import RedisServer
 from tests.services.server import Missing, Server
 
 __all__ = [
     "NAMES",
     "Missing",
+    "Pooler",
     "RedisServer",
     "Server",
     "find",
     "find_kafka",
+    "find_pooler",
     "find_rabbit",
     "find_redis",
     "is_required",

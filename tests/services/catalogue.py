@@ -5,8 +5,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-from tests.services import kafka, mariadb, mysql, postgresql, rabbitmq, redis, sqlite
+from tests.services import kafka, mariadb, mysql, pgbouncer, postgresql, rabbitmq, redis, sqlite
 from tests.services.kafka import KafkaServer
+from tests.services.pgbouncer import Pooler
 from tests.services.rabbitmq import RabbitServer
 from tests.services.redis import RedisServer
 from tests.services.server import Missing, Server
@@ -18,10 +19,10 @@ FINDERS = {
     "sqlite": sqlite.find,
 }
 NAMES = tuple(FINDERS)
-OTHERS = ("kafka", "rabbitmq", "redis", "spark")
+OTHERS = ("kafka", "pgbouncer", "rabbitmq", "redis", "spark")
 """What else can be required: they are no SQL databases, and have fixtures of their own."""
 
-S = TypeVar("S", Server, RedisServer, KafkaServer, RabbitServer)
+S = TypeVar("S", Server, RedisServer, KafkaServer, RabbitServer, Pooler)
 _stops: list[Callable[[], None]] = []
 
 
@@ -49,6 +50,12 @@ def find_rabbit() -> RabbitServer | Missing:
     return _kept(rabbitmq.find())
 
 
+@cache
+def find_pooler() -> Pooler | Missing:
+    """PgBouncer before the PostgreSQL of the tests, started if need be, or why there is none."""
+    return _kept(pgbouncer.find(find("postgresql")))
+
+
 def _kept(found: S | Missing) -> S | Missing:
     """What was found, to be stopped at the end if it runs."""
     if not isinstance(found, Missing):
@@ -64,6 +71,7 @@ def stop_all() -> None:
     find_redis.cache_clear()
     find_kafka.cache_clear()
     find_rabbit.cache_clear()
+    find_pooler.cache_clear()
 
 
 def is_required(name: str) -> bool:

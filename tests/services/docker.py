@@ -4,8 +4,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from docker.errors import DockerException  # type: ignore[import-untyped]
 from sqlalchemy import URL, create_engine
@@ -37,6 +38,8 @@ class Image:
     connect: Callable[[URL], object] = connect_sql
     host_port: int | None = None
     """The port on this machine; None: any."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else that Docker is told."""
 
 
 def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
@@ -48,6 +51,7 @@ def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
         .with_bind_ports(image.port, image.host_port)
         .with_envs(**image.environment)
         .with_command(list(image.command))
+        .with_kwargs(**image.options)
     )
     try:
         container.start()
