@@ -31,9 +31,11 @@ from ._inbox import Inbox
 from ._keys import Key
 from ._listener import Listener
 from ._outcome import Outcome
+from ._policy import Policy
 from ._purge import Purged, purge
 from ._repair import discard, list_messages, release, resolve_step, retry, show_message
 from ._retention import Retention
+from ._set_policy import set_policy
 from ._status import ConsumerStatus, Message, show, status
 from ._status_inbox import StatusInbox
 from ._stores import Record, RedisStore, SqlStore, Status, Store
@@ -61,6 +63,7 @@ __all__ = [
     "LogEvents",
     "Message",
     "Outcome",
+    "Policy",
     "Purged",
     "Record",
     "RedisStore",
@@ -83,6 +86,7 @@ __all__ = [
     "resolve_step",
     "retry",
     "schema",
+    "set_policy",
     "show",
     "show_message",
     "status",

@@ -2,20 +2,21 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-from sqlalchemy import Connection, Table, inspect
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from . import _codes
+from . import _statements
 from ._databases import Attempt, Batch, Database, Stored, database_of
 from ._keys import Key, digest, encode_key
-from ._retention import Retention
+from ._missing import explain
+from ._policy import Declaration
 from ._verdict import Verdict
-from .errors import TablesMissing, UnusableConnection
+from .errors import PolicyConflict, TablesMissing, UnusableConnection
 from .schema import Tables
 
 _LARGEST_STATEMENT = 5_000
@@ -53,18 +54,20 @@ def accept(
     attempt: Attempt,
     *,
     wait: float,
-    retention: Retention,
+    policy: Declaration,
     message_time: datetime | None = None,
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection; the stored row if it was taken before."""
     database = usable(connection)
     try:
-        if message_time is not None and _is_too_old(database, connection, retention, message_time):
+        if message_time is not None and _is_too_old(database, connection, policy, message_time):
             found = database.find(connection, attempt)
             return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
         taken = database.take(connection, attempt, wait)
     except DBAPIError as error:
         explain(connection, attempt.tables.message, error)
+    if policy.known(connection) is None:
+        _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
         return Verdict.NEW, None
     return (Verdict.IN_FLIGHT, None) if taken is None else (_judge(attempt, taken), taken)
@@ -76,17 +79,37 @@ def _judge(attempt: Attempt, stored: Stored) -> Verdict:
     return Verdict.DUPLICATE
 
 
+def _agree(
+    connection: Connection, policy: Declaration, attempt: Attempt | Batch, taken: Collection[str]
+) -> None:
+    """After the first message, because a read before it would fix what the transaction can see."""
+    try:
+        policy.agree(connection, is_new=bool(taken))
+    except (PolicyConflict, TablesMissing):
+        given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(taken)}
+        if taken:
+            connection.execute(_statements.give_back(attempt.tables), given_back)
+        raise
+
+
 def _is_too_old(
-    database: Database, connection: Connection, retention: Retention, message_time: datetime
+    database: Database, connection: Connection, policy: Declaration, message_time: datetime
 ) -> bool:
     """By the database's clock; it is only asked when the worker's own clock comes near the limit."""
+    retention = policy.retention(connection)
     if retention.surely_covers(message_time):
         return False
     return message_time < database.now(connection) - retention.duration
 
 
 def accept_many(
-    connection: Connection, tables: Tables, consumer: str, keys: Sequence[Key], *, wait: float
+    connection: Connection,
+    tables: Tables,
+    consumer: str,
+    keys: Sequence[Key],
+    *,
+    wait: float,
+    policy: Declaration,
 ) -> list[Verdict]:
     """Take many messages in the transaction on this connection; verdict i belongs to key i."""
     texts = [encode_key(key) for key in keys]
@@ -106,6 +129,8 @@ def accept_many(
             known |= database.find_many(connection, replace(batch, keys=left)).keys() if left else set()
     except DBAPIError as error:
         explain(connection, tables.message, error)
+    if policy.known(connection) is None:
+        _agree(connection, policy, batch, taken)
     return list(_verdicts(texts, taken, known))
 
 
@@ -132,18 +157,3 @@ def _verdicts(texts: Sequence[str], taken: set[str], known: set[str]) -> Iterato
         else:
             yield Verdict.NEW if text in taken else Verdict.IN_FLIGHT
         seen.add(text)
-
-
-def explain(connection: Connection, table: Table, error: DBAPIError) -> NoReturn:
-    """Raise the error, or a clearer one when our tables, of which this is one, are simply not there."""
-    missing = _codes.is_table_missing(error)
-    if connection.dialect.name == "sqlite" and not _codes.is_transient(error):
-        missing = not inspect(connection).has_table(table.name)
-    if missing:
-        raise TablesMissing(missing_table(table)) from error
-    raise error
-
-
-def missing_table(table: Table) -> str:
-    """What to tell who has not made the tables."""
-    return f"table {table.fullname} is not in this database; `inbox-outbox migrate --url URL` makes it"

@@ -75,7 +75,9 @@ class AsyncInbox(Settings):
     ) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys."""
         asynchronous = await _connection(connection)
-        return await asynchronous.run_sync(accept_many, self.tables, self.consumer, keys, wait=self.wait)
+        return await asynchronous.run_sync(
+            accept_many, self.tables, self.consumer, keys, wait=self.wait, policy=self._policy
+        )
 
     @asynccontextmanager
     async def transaction(

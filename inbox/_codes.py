@@ -17,6 +17,7 @@ _MYSQL_TRANSIENT = _MYSQL_BROKEN | {1020, 1040, 1205, 1213}
 _MYSQL_LOCK_TIMEOUT = 1205
 _SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_BUSY_SNAPSHOT = 5, 6, 517
 _TABLE_MISSING = {"42P01", "3F000", 1146, 1049}
+_DENIED = {"42501", 1142, 1143}
 
 
 def code_of(error: DBAPIError) -> str | int | None:
@@ -74,3 +75,8 @@ def is_lock_timeout(error: DBAPIError) -> bool:
 def is_table_missing(error: DBAPIError) -> bool:
     """Whether a table or its schema is not there (SQLite has no code of its own for that)."""
     return code_of(error) in _TABLE_MISSING
+
+
+def is_denied(error: DBAPIError) -> bool:
+    """Whether the role has no right to do this to a table."""
+    return code_of(error) in _DENIED

@@ -38,7 +38,8 @@ class Inbox(Settings):
         consumer: the scope of the keys, 1 to 128 bytes of UTF-8; two consumers can take the same message.
         wait: how long to wait for another transaction that is taking the same key, in seconds or as
             `timedelta`; 0 does not wait. (MySQL and MariaDB count in whole seconds, rounded up.)
-        retention: how long keys are kept (`Retention`, seconds or `timedelta`); None is 7 days.
+        retention: how long keys are kept (`Retention`, seconds or `timedelta`), stored with the consumer's
+            data; None is what is stored already, and without that 7 days.
         schema: the PostgreSQL schema of the tables; None is the connection's own.
         on_refusal: what `transaction` and `handler` do with a message that was not taken, neither now nor
             before: "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look
@@ -80,6 +81,7 @@ class Inbox(Settings):
             UnusableConnection: closed, or AUTOCOMMIT.
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
             TablesMissing: the tables have not been made.
+            PolicyConflict: the consumer's stored policy is another one; nothing was taken.
         """
         attempt = self._attempt(key, payload)
         return accept(_connection(connection), attempt, **self._limits(message_time))[0]
@@ -110,7 +112,9 @@ class Inbox(Settings):
         wait for another transaction; past it the keys in flight are `IN_FLIGHT`, the others have their
         verdicts. Raises as `accept` does.
         """
-        return accept_many(_connection(connection), self.tables, self.consumer, keys, wait=self.wait)
+        return accept_many(
+            _connection(connection), self.tables, self.consumer, keys, wait=self.wait, policy=self._policy
+        )
 
     @contextmanager
     def transaction(

@@ -17,6 +17,9 @@ Key = str | int | UUID | tuple[str | int | UUID, ...]
 LONGEST_KEY = 512
 """Bytes of UTF-8 in a stored key, at most."""
 
+DIGEST_FORMAT = 1
+"""How `digest` computes. Processes that do it in different ways would see a mismatch in each duplicate."""
+
 _canonical = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":")).encode
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

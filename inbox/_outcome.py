@@ -5,7 +5,7 @@ from typing import Any
 
 from ._codes import is_transient
 from ._verdict import Verdict
-from .errors import LeaseLost, TablesMissing
+from .errors import LeaseLost, PolicyConflict, TablesMissing
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,12 @@ class Outcome:
     @property
     def is_failure(self) -> bool:
         """Whether this was a failure of the message's own that no inbox has counted: not one of the database
-        (`inbox.is_transient`, `TablesMissing`), no lost lease, and none of a message that was claimed."""
+        (`inbox.is_transient`, `TablesMissing`, `PolicyConflict`), no lost lease, and none of a message that
+        was claimed."""
         return (
             self.error is not None
             and self.verdict is Verdict.NEW
             and self.retry_after is None
-            and not isinstance(self.error, LeaseLost | TablesMissing)
+            and not isinstance(self.error, LeaseLost | PolicyConflict | TablesMissing)
             and not is_transient(self.error)
         )

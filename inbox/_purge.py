@@ -11,10 +11,12 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from . import _codes, _options, _statements
-from ._accept import explain
 from ._connect import on_connection
 from ._databases import Database, supported
-from ._retention import MARGIN, Retention
+from ._keeping import Keeping
+from ._missing import explain
+from ._policy import Policy, look, superseded
+from ._retention import Retention
 from ._statements import Aging
 from ._stores import Status
 from ._transaction import pauses
@@ -36,6 +38,8 @@ class Purged:
     """Time since it began."""
     finished: bool
     """Whether nothing was left that was old enough, except what others were deleting just then."""
+    assumed: tuple[str, ...] = ()
+    """Consumers for which neither the call nor `inbox_consumer` had a retention, so that it was 7 days."""
 
 
 def purge(
@@ -44,14 +48,19 @@ def purge(
     consumer: str | None = None,
     retention: Retention | float | timedelta | None = None,
     oldest_unconsumed: datetime | None = None,
-    dead_retention: float | timedelta = timedelta(days=30),
+    dead_retention: float | timedelta | None = None,
+    override: bool = False,
     batch: int = 500,
     budget: float | timedelta | None = None,
     progress: Callable[[Purged], object] | None = None,
     schema: str | None = None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Purged:
-    """Delete messages that are older than the retention, each consumer's oldest first.
+    """Delete messages that are older than their consumer's retention, each consumer's oldest first.
+
+    The retention is what the consumer's inboxes have asked for, as the table `inbox_consumer` says; for a
+    consumer that is not in it (all its rows are from before there was that table) 7 days, and 30 for dead and
+    halted messages.
 
     Each batch is a short transaction of its own, and after each the purge rests for as long as the batch
     took, so that live traffic keeps at least half of the database. Rows that somebody else has locked are
@@ -65,10 +74,13 @@ def purge(
     Args:
         engine: the database.
         consumer: whose rows; None is everybody's.
-        retention: how long keys are kept (`Retention`, seconds or `timedelta`); None is 7 days.
-        oldest_unconsumed: when the oldest message was made that the broker has not yet delivered; rows
-            older than that, minus the producer's and the network's margins, may go.
-        dead_retention: how long dead and halted messages are kept, in seconds or as `timedelta`.
+        retention: keep keys for this time (`Retention`, seconds or `timedelta`) instead of the stored one.
+        oldest_unconsumed: when the oldest message was made that has not yet been acknowledged to the broker,
+            delivered or not; rows older than that, minus the producer's and the network's margins, may go.
+        dead_retention: keep dead and halted messages for this time (seconds or `timedelta`) instead of the
+            stored one.
+        override: whether these two may be shorter than what a consumer has asked for. Its duplicates are
+            taken again then: `set_policy` shortens the stored times, so that its inboxes know.
         batch: rows in a transaction, at most.
         budget: seconds (or `timedelta`) after which to stop; None is no limit.
         progress: called after each batch with what has been done so far.
@@ -76,26 +88,31 @@ def purge(
         sleep: how to rest, in seconds.
 
     Raises:
-        InvalidOption: an argument cannot be used.
+        InvalidOption: an argument cannot be used, or a time is shorter than the stored one, without
+            `override`; nothing was deleted.
         TablesMissing: the tables have not been made.
     """
     _options.count("batch", batch)
+    _options.flag("override", override)
     limit = None if budget is None else _options.seconds("budget", budget)
-    kept = Retention.of(retention)
     if consumer is not None:
         _options.consumer(consumer)
-    dead_kept = timedelta(seconds=_options.seconds("dead_retention", dead_retention))
+    dead = None if dead_retention is None else _options.seconds("dead_retention", dead_retention)
+    asked = None if retention is None else Retention.of(retention)
     run = _Run(engine, tables(schema), batch, limit, sleep, progress)
-    now = run.now()
-    horizon = kept.horizon(now, oldest_unconsumed)
-    for each, aging, until in run.shelves(consumer, horizon, now - dead_kept - MARGIN):
+    run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
+    if not override:
+        run.kept.check()
+    for each, aging, until in run.shelves(consumer):
         if not run.empty(each, aging, until):
             return run.state(finished=False)
-    run.forget_partitions(consumer, horizon)
+    run.forget_partitions(consumer)
     return run.state(finished=True)
 
 
 class _Run:
+    kept: Keeping
+
     def __init__(
         self,
         engine: Engine,
@@ -116,24 +133,33 @@ class _Run:
         self.began = time.monotonic()
 
     def state(self, *, finished: bool) -> Purged:
-        return Purged(self.rows, self.batches, time.monotonic() - self.began, finished)
+        seconds = time.monotonic() - self.began
+        return Purged(self.rows, self.batches, seconds, finished, self.kept.assumed)
 
     def now(self) -> datetime:
         return self._transact(self.tables.message, self.database.now)
 
-    def shelves(
-        self, consumer: str | None, horizon: datetime, dead_horizon: datetime
-    ) -> Iterator[tuple[str, Aging, datetime]]:
+    def policies(self, consumer: str | None) -> dict[str, Policy]:
+        """What is stored; of rows that say the same, all but one are deleted."""
+
+        def read(connection: Connection) -> dict[str, Policy]:
+            for row in superseded(connection, self.tables):
+                connection.execute(_statements.withdraw(self.tables, one_row=True), row)
+            return look(connection, self.tables, consumer)
+
+        return self._transact(self.tables.consumer, read)
+
+    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, datetime]]:
         """Where old messages are found by an index, with how old they must be: of one consumer, or of all."""
-        message, status = self.tables.message, self.tables.status
+        message, status, kept = self.tables.message, self.tables.status, self.kept
         for each in self._consumers(message, consumer):
-            yield each, Aging(message, "accepted_at"), horizon
+            yield each, Aging(message, "accepted_at"), kept.since(each)
         for each in self._consumers(status, consumer):
             for settled in (Status.CONSUMED, Status.FAILED):
-                yield each, Aging(status, "updated_at", settled), horizon
-            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), horizon
+                yield each, Aging(status, "updated_at", settled), kept.since(each)
+            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), kept.since(each)
             for given_up in (Status.DEAD, Status.HALTED):
-                yield each, Aging(status, "updated_at", given_up), dead_horizon
+                yield each, Aging(status, "updated_at", given_up), kept.dead_since(each)
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
         """Every consumer, found by jumping through the index instead of reading it; or the only one."""
@@ -169,11 +195,14 @@ class _Run:
                 return True
             self.sleep(time.monotonic() - began)
 
-    def forget_partitions(self, consumer: str | None, horizon: datetime) -> None:
+    def forget_partitions(self, consumer: str | None) -> None:
         """Delete what is as old of the ledger; there are few rows, one for each partition."""
-        statement = _statements.forget_partitions(self.tables, of_one=consumer is not None)
-        parameters = {"horizon": horizon} | ({} if consumer is None else {"consumer_": consumer})
-        self._transact(self.tables.ledger, lambda connection: connection.execute(statement, parameters))
+        statement = _statements.forget_partitions(self.tables)
+        for each in self._consumers(self.tables.ledger, consumer):
+            old = {"consumer_": each, "horizon": self.kept.since(each)}
+            self._transact(
+                self.tables.ledger, partial(Connection.execute, statement=statement, parameters=old)
+            )
 
     def _delete(self, aging: Aging, parameters: dict[str, Any], connection: Connection) -> list[datetime]:
         return self.database.delete_oldest(connection, aging, parameters)

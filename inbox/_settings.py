@@ -10,6 +10,7 @@ from ._accept import new_attempt
 from ._databases import Attempt
 from ._events import Event, EventKind, Hook, Hooks, describe
 from ._keys import Key, encode_key
+from ._policy import Declaration
 from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
 from ._transaction import Transaction
@@ -41,6 +42,7 @@ class Settings:
         self.on_refusal = _options.one_of("on_refusal", on_refusal, ("raise", "return"))
         self.hooks = Hooks(on_event)
         self.tables = tables(schema)
+        self._policy = Declaration(self.tables, consumer, "exactly-once", retention)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r})"
@@ -58,7 +60,7 @@ class Settings:
         return Transaction(
             self._attempt(key, payload),
             wait=self.wait,
-            retention=self.retention,
+            policy=self._policy,
             message_time=_time(message_time),
             sleep=sleep,
         )
@@ -84,10 +86,10 @@ class Settings:
         )
 
     def _scope(self) -> dict[str, Any]:
-        return {"consumer": self.consumer, "retention": self.retention, "schema": self.schema}
+        return {"consumer": self.consumer, "retention": self._policy.asked, "schema": self.schema}
 
     def _limits(self, message_time: datetime | None) -> dict[str, Any]:
-        return {"wait": self.wait, "retention": self.retention, "message_time": _time(message_time)}
+        return {"wait": self.wait, "policy": self._policy, "message_time": _time(message_time)}
 
 
 def _time(message_time: datetime | None) -> datetime | None:

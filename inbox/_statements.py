@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import (
     BindParameter,
     Delete,
+    Insert,
     Integer,
     Select,
     Table,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     func,
+    insert,
     select,
     update,
 )
@@ -76,6 +78,36 @@ def store_result(tables: Tables) -> Update:
 
 
 @cache
+def give_back(tables: Tables) -> Delete:
+    """Keys that this very attempt has taken."""
+    c = tables.message.c
+    keys: BindParameter[Any] = bindparam("keys", expanding=True)
+    own = (c.consumer == bindparam("consumer_")) & (c.claim == bindparam("claim_"))
+    return delete(tables.message).where(own, c.key.in_(keys))
+
+
+@cache
+def policies(tables: Tables, *, of_one: bool) -> Select[Any]:
+    """What consumers have declared: one's rows, or everybody's."""
+    chosen = select(tables.consumer)
+    return chosen.where(tables.consumer.c.consumer == bindparam("consumer_")) if of_one else chosen
+
+
+@cache
+def declare(tables: Tables) -> Insert:
+    """One more row of a consumer's policy."""
+    return insert(tables.consumer)
+
+
+@cache
+def withdraw(tables: Tables, *, one_row: bool) -> Delete:
+    """What a consumer has declared: one row of it, or all."""
+    c = tables.consumer.c
+    its = c.consumer == bindparam("consumer_")
+    return delete(tables.consumer).where(its & (c.id == bindparam("id_")) if one_row else its)
+
+
+@cache
 def clock() -> Select[Any]:
     """The database's clock."""
     return select(utcnow().label("now"))
@@ -107,11 +139,11 @@ def oldest(aging: Aging) -> Select[Any]:
 
 
 @cache
-def forget_partitions(tables: Tables, *, of_one: bool) -> Delete:
-    """What bulk writers committed before the horizon: all of it, or one consumer's."""
+def forget_partitions(tables: Tables) -> Delete:
+    """What one consumer's bulk writers committed before the horizon."""
     c = tables.ledger.c
-    old = c.committed_at < bindparam("horizon")
-    return delete(tables.ledger).where(old & (c.consumer == bindparam("consumer_")) if of_one else old)
+    its = c.consumer == bindparam("consumer_")
+    return delete(tables.ledger).where(its, c.committed_at < bindparam("horizon"))
 
 
 @cache

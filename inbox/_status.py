@@ -8,9 +8,10 @@ from sqlalchemy import Connection, Engine, case, func, select
 from sqlalchemy.exc import DBAPIError
 
 from . import _options
-from ._accept import explain
 from ._databases import Database, supported
 from ._keys import Key, encode_key
+from ._missing import explain
+from ._policy import Policy, look
 from ._stores import Status
 from .schema import Tables, tables
 
@@ -32,6 +33,8 @@ class ConsumerStatus:
     """Its share, by rows, of what the table and its indexes take on disk."""
     messages: dict[Status, int]
     """How many are in each status; one that none is in is left out."""
+    policy: Policy | None = None
+    """What it has asked for; None if nothing of it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Message:
 
 
 def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]:
-    """Every consumer's rows, rate, age, size and messages in each status, by name.
+    """Every consumer's rows, rate, age, size, policy, and messages in each status, by name.
 
     Raises:
         TablesMissing: the tables have not been made.
@@ -79,15 +82,23 @@ def _status(connection: Connection, database: Database, all_tables: Tables) -> l
     )
     found = {row["consumer"]: dict(row) for row in connection.execute(counts).mappings()}
     size, total = database.size(connection, all_tables), sum(row["rows"] for row in found.values())
-    messages = _messages(connection, all_tables)
+    messages, policies = _messages(connection, all_tables), _policies(connection, all_tables)
     return [
         ConsumerStatus(
             **found.get(consumer, _NONE | {"consumer": consumer}),
             bytes=size * found[consumer]["rows"] // total if consumer in found else 0,
             messages=messages.get(consumer, {}),
+            policy=policies.get(consumer),
         )
-        for consumer in sorted({*found, *messages}, key=str.encode)
+        for consumer in sorted({*found, *messages, *policies}, key=str.encode)
     ]
+
+
+def _policies(connection: Connection, all_tables: Tables) -> dict[str, Policy]:
+    try:
+        return look(connection, all_tables)
+    except DBAPIError as error:
+        explain(connection, all_tables.consumer, error)
 
 
 def _messages(connection: Connection, all_tables: Tables) -> dict[str, dict[Status, int]]:

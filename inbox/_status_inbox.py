@@ -34,8 +34,9 @@ class StatusInbox(StatusSettings):
         max_attempts: attempts until the message is dead, those included that never ended.
         heartbeat: whether to renew the lease while the handler runs.
         backoff: how long to wait before a message comes again.
-        retention: how long records are kept (`Retention`, seconds or `timedelta`); None is 7 days.
-        dead_retention: how long those of dead and halted messages are kept.
+        retention: how long records are kept (`Retention`, seconds or `timedelta`). A database stores it; None
+            is what is stored already, and without that 7 days.
+        dead_retention: how long those of dead and halted messages are kept; None likewise, or 30 days.
         keep_payload: whether a dead or halted message keeps its payload.
         missing_key: what to do without a key: "refuse" with an error, take the "message_id", or "run"
             without protection.
@@ -88,6 +89,7 @@ class StatusInbox(StatusSettings):
             LeaseLost: somebody else has the message: do not acknowledge it.
             StoreUnreachable: the store does not answer.
             TablesMissing: the tables have not been made.
+            PolicyConflict: the consumer's stored policy is another one; nothing was claimed.
         """
         with self._claimed(key, payload, message_id, message_time) as claim:
             self._check_taken(claim)

@@ -15,6 +15,7 @@ from ._events import OF_VERDICT, Event, Hook, Hooks
 from ._hold import Hold
 from ._keys import Key, digest, encode_key
 from ._outcome import Outcome
+from ._policy import DEAD_RETENTION
 from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
 from ._stores import Answer, Request, Store, new_record
@@ -45,7 +46,7 @@ class StatusSettings:
         heartbeat: bool = True,
         backoff: Backoff | None = None,
         retention: Retention | float | timedelta | None = None,
-        dead_retention: float | timedelta = timedelta(days=30),
+        dead_retention: float | timedelta | None = None,
         keep_payload: bool = False,
         missing_key: MissingKey = "refuse",
         unreachable: Unreachable = "raise",
@@ -68,7 +69,9 @@ class StatusSettings:
             raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
         self.backoff = backoff or Backoff()
         self.retention = Retention.of(retention)
-        self.dead_retention = _options.seconds("dead_retention", dead_retention)
+        asked = None if dead_retention is None else _options.seconds("dead_retention", dead_retention)
+        self.dead_retention = DEAD_RETENTION.total_seconds() if asked is None else asked
+        self._policy = store.declaration(consumer, retention, asked)
         self.keep_payload = _options.flag("keep_payload", keep_payload)
         self.missing_key = _options.one_of("missing_key", missing_key, ("refuse", "message_id", "run"))
         self.unreachable = _options.one_of("unreachable", unreachable, ("raise", "run"))
@@ -137,6 +140,7 @@ class StatusSettings:
             payload=_as_bytes(payload) if self.keep_payload else None,
             retention=self.retention.duration.total_seconds(),
             dead_retention=self.dead_retention,
+            policy=self._policy,
         )
 
     def _hold(self, store: Store | None, request: Request, answer: Answer, sent: float) -> Hold:
@@ -173,7 +177,8 @@ class StatusSettings:
     def _is_too_old(self, message_time: datetime, key: str) -> bool:
         """By the store's clock, which is only asked when the worker's own comes near the limit."""
         made = _options.aware("message_time", message_time)
-        if self.retention.surely_covers(made) or made >= self.store.now() - self.retention.duration:
+        kept = self.retention if self._policy is None else self.store.retention(self._policy)
+        if kept.surely_covers(made) or made >= self.store.now() - kept.duration:
             return False
         return self.store.find(self.consumer, key) is None
 

@@ -19,7 +19,7 @@ from ._accept import accept
 from ._connect import on_connection
 from ._databases import Attempt, Stored, database_of
 from ._events import OF_VERDICT, Event, EventKind, Hooks
-from ._retention import Retention
+from ._policy import Declaration
 from ._verdict import Verdict
 from .errors import CommitLost, InvalidResult, TransactionAborted, TransactionEnded
 
@@ -39,13 +39,13 @@ class Transaction:
         attempt: Attempt,
         *,
         wait: float,
-        retention: Retention,
+        policy: Declaration,
         message_time: datetime | None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._attempt = attempt
         self._wait = wait
-        self._retention = retention
+        self._policy = policy
         self._message_time = message_time
         self._sleep = sleep
         self.verdict: Verdict = Verdict.IN_FLIGHT
@@ -67,7 +67,7 @@ class Transaction:
             self.connection,
             self._attempt,
             wait=self._wait,
-            retention=self._retention,
+            policy=self._policy,
             message_time=self._message_time,
         )
         if self.verdict is not Verdict.NEW:

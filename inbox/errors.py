@@ -9,6 +9,7 @@
     ├── UnsupportedDatabase  (NotImplementedError)  a dialect that nobody has proven
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
+    ├── PolicyConflict                              an inbox disagrees with what is stored of its consumer
     ├── TransactionAborted                          the body swallowed a database error
     ├── TransactionEnded                            the body committed or rolled back by itself
     ├── NotTaken                                    the message was not taken: do not acknowledge it
@@ -62,6 +63,11 @@ class UnusableConnection(InboxError, InvalidRequestError):
 
 class TablesMissing(InboxError, LookupError):
     """The inbox tables are not where they were looked for."""
+
+
+class PolicyConflict(InboxError):
+    """An inbox asks for another mode, a shorter retention or another digest format than the table
+    `inbox_consumer` says of its consumer. Nothing was taken; the message names both values."""
 
 
 class TransactionAborted(InboxError):

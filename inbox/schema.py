@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     PrimaryKeyConstraint,
+    SmallInteger,
     String,
     Table,
     event,
@@ -26,6 +27,7 @@ from ._columns import OPTIONS, Bytewise, UtcDateTime, binary, long_binary, long_
 from ._outbox_tables import OutboxTables, outbox_tables
 
 __all__ = [
+    "CONSUMER_RULES",
     "REVISION",
     "STATUS_RULES",
     "VERSION_TABLE",
@@ -37,7 +39,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0004"
+REVISION = "0005"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"
@@ -50,6 +52,7 @@ class Tables:
 
     metadata: MetaData
     message: Table
+    consumer: Table
     ledger: Table
     status: Table
     outbox: OutboxTables
@@ -72,9 +75,10 @@ def tables(schema: str | None = None) -> Tables:
         PrimaryKeyConstraint("consumer", "key", name="inbox_message_pkey"),
         **OPTIONS,
     )
-    _named(message)
+    _named(message, "consumer", "key")
     Index("inbox_message_accepted_at", message.c.consumer, message.c.accepted_at)
-    ledger, status, outbox = _ledger(metadata), _status(metadata), outbox_tables(metadata)
+    consumer, ledger = _consumer(metadata), _ledger(metadata)
+    status, outbox = _status(metadata), outbox_tables(metadata)
     version = Table(
         VERSION_TABLE,
         metadata,
@@ -83,7 +87,7 @@ def tables(schema: str | None = None) -> Tables:
     )
     stamp = DDL(f"INSERT INTO %(fullname)s (version_num) VALUES ('{REVISION}')")  # type: ignore[no-untyped-call]  # noqa: S608
     event.listen(version, "after_create", stamp)
-    return Tables(metadata, message, ledger, status, outbox, version)
+    return Tables(metadata, message, consumer, ledger, status, outbox, version)
 
 
 def _ledger(metadata: MetaData) -> Table:
@@ -112,10 +116,36 @@ def _ledger(metadata: MetaData) -> Table:
     return ledger
 
 
-def _named(table: Table) -> None:
-    """Neither consumer nor key is empty."""
-    for column in (table.c.consumer, table.c.key):
-        table.append_constraint(CheckConstraint(column != "", name=f"{table.name}_{column.name}_not_empty"))
+def _named(table: Table, *columns: str) -> None:
+    """None of these columns is empty."""
+    for name in columns:
+        table.append_constraint(CheckConstraint(table.c[name] != "", name=f"{table.name}_{name}_not_empty"))
+
+
+def _consumer(metadata: MetaData) -> Table:
+    """What each consumer asked for: its mode, and how long its keys are kept, in seconds.
+
+    The first messages of a consumer may be taken by several transactions at once. Each adds a row with an id
+    of its own, so that none waits for another. Of several rows the longest times count; a purge leaves one.
+    """
+    consumer = Table(
+        "inbox_consumer",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("id", binary(16), nullable=False),
+        Column("mode", String(12), nullable=False),
+        Column("retention", BigInteger, nullable=False),
+        Column("margin", BigInteger, nullable=False),
+        Column("dead_retention", BigInteger),
+        Column("digest_format", SmallInteger, nullable=False),
+        Column("declared_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("consumer", "id", name="inbox_consumer_pkey"),
+        **OPTIONS,
+    )
+    _named(consumer, "consumer")
+    for name, rule in CONSUMER_RULES.items():
+        consumer.append_constraint(CheckConstraint(rule, name=f"inbox_consumer_{name}"))
+    return consumer
 
 
 def _status(metadata: MetaData) -> Table:
@@ -145,7 +175,7 @@ def _status(metadata: MetaData) -> Table:
         PrimaryKeyConstraint("consumer", "key", name="inbox_status_pkey"),
         **OPTIONS,
     )
-    _named(status)
+    _named(status, "consumer", "key")
     for name, rule in STATUS_RULES.items():
         status.append_constraint(CheckConstraint(rule, name=f"inbox_status_{name}"))
     # The status first: an index that begins as the primary key does may be taken to find a single key, by a
@@ -163,6 +193,13 @@ STATUS_RULES = {
     "given_up": "status NOT IN ('dead', 'halted') OR error IS NOT NULL",
 }
 """What no row of status-table mode can break, by the constraint's name."""
+
+CONSUMER_RULES = {
+    "mode": "mode IN ('exactly-once', 'status')",
+    "retention": "margin >= 0 AND retention >= margin",
+    "dead": "(mode = 'status') = (dead_retention IS NOT NULL)",
+}
+"""What no consumer's policy can break, by the constraint's name."""
 
 metadata = tables().metadata
 """The tables in the connection's default schema."""

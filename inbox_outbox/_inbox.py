@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import inbox
-from inbox import ConsumerStatus, Message, Purged, SqlStore, Status
+from inbox import ConsumerStatus, Message, Policy, Purged, SqlStore, Status
+from inbox._policy import brief
 
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED
@@ -22,7 +23,7 @@ app = typer.Typer(help="The inbox of both modes.", no_args_is_help=True)
 
 @app.command()
 def status(url: Url, schema: Schema = None, json: Json = False) -> None:
-    """Rows, rate, age and size of every consumer; in status-table mode, messages by status."""
+    """Rows, rate, age, size and policy of every consumer; in status-table mode, messages by status."""
     with engine_at(url, schema) as engine:
         found = inbox.status(engine, schema=schema)
     if json:
@@ -33,6 +34,8 @@ def status(url: Url, schema: Schema = None, json: Json = False) -> None:
         _print_rows(taken)
     if recorded:
         _print_messages(recorded)
+    if declared := [each.policy for each in found if each.policy]:
+        _print_policies(declared)
 
 
 def _print_rows(found: list[ConsumerStatus]) -> None:
@@ -59,6 +62,22 @@ def _print_messages(found: list[ConsumerStatus]) -> None:
     grid(
         ("consumer", *Status),
         [(each.consumer, *(f"{each.messages.get(one, 0):,}" for one in Status)) for each in found],
+    )
+
+
+def _print_policies(found: list[Policy]) -> None:
+    grid(
+        ("consumer", "mode", "retention", "dead retention", "since"),
+        [
+            (
+                each.consumer,
+                each.mode,
+                brief(each.retention),
+                "-" if each.dead_retention is None else brief(each.dead_retention),
+                each.since.isoformat(timespec="seconds"),
+            )
+            for each in found
+        ],
     )
 
 
@@ -124,15 +143,26 @@ def purge(
         str | None, typer.Option(help="Whose rows; all if not given.", metavar="NAME")
     ] = None,
     older_than: Annotated[
-        str, typer.Option(help="How long messages are kept: 30s, 15m, 12h or 7d.", metavar="TIME")
-    ] = "7d",
+        str | None,
+        typer.Option(
+            help="Keep messages for this time (30s, 15m, 12h or 7d), not for what each consumer asked for.",
+            metavar="TIME",
+        ),
+    ] = None,
     dead_older_than: Annotated[
-        str, typer.Option(help="How long dead and halted messages are kept.", metavar="TIME")
-    ] = "30d",
+        str | None, typer.Option(help="The same for dead and halted messages.", metavar="TIME")
+    ] = None,
+    override: Annotated[
+        bool,
+        typer.Option(
+            "--override",
+            help="Let these be shorter than what a consumer has asked for: its duplicates are taken again.",
+        ),
+    ] = False,
     oldest_unconsumed: Annotated[
         str | None,
         typer.Option(
-            help="When the oldest message was made that the broker still holds: ISO 8601, UTC if not said.",
+            help="When the oldest unacknowledged message was made: ISO 8601, UTC if not said.",
             metavar="WHEN",
         ),
     ] = None,
@@ -151,6 +181,7 @@ def purge(
             consumer=consumer,
             retention=length("older-than", older_than),
             dead_retention=length("dead-older-than", dead_older_than),
+            override=override,
             oldest_unconsumed=point("oldest-unconsumed", oldest_unconsumed),
             batch=batch,
             budget=length("budget", budget),
@@ -161,6 +192,8 @@ def purge(
         as_json(done)
     else:
         print(f"{done.rows:,} rows deleted in {done.batches:,} batches, {done.seconds:.1f} s")
+        if done.assumed:
+            print(f"no retention is stored of {', '.join(map(repr, done.assumed))}: it was 7d")
     if not done.finished:
         raise typer.Exit(UNFINISHED)
 
@@ -168,3 +201,35 @@ def purge(
 def _show(line: ProgressLine, done: Purged) -> None:
     rate = done.rows / done.seconds if done.seconds else 0
     line.show(f"{done.rows:,} rows deleted, {rate:,.0f}/s")
+
+
+@app.command("set-policy")
+def set_policy(
+    url: Url,
+    consumer: Annotated[str, typer.Argument(help="The inbox's name.")],
+    retention: Annotated[
+        str | None, typer.Option(help="How long its messages are kept: 30s, 15m, 12h or 7d.", metavar="TIME")
+    ] = None,
+    dead_retention: Annotated[
+        str | None, typer.Option(help="How long its dead and halted messages are kept.", metavar="TIME")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="exactly-once or status; if nothing is stored yet.", metavar="MODE")
+    ] = None,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """Change what is stored of a consumer; only this makes its retention shorter."""
+    with engine_at(url, schema) as engine:
+        stored = inbox.set_policy(
+            engine,
+            consumer,
+            retention=length("retention", retention),
+            dead_retention=length("dead-retention", dead_retention),
+            mode=mode,  # type: ignore[arg-type]  # it checks that
+            schema=schema,
+        )
+    if json:
+        as_json(stored)
+    else:
+        _print_policies([stored])

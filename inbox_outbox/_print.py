@@ -30,7 +30,7 @@ def _printable(text: str) -> str:
 
 
 def as_json(value: Any) -> None:
-    """A dataclass or a dictionary, or a list of them, as JSON; times in ISO 8601."""
+    """A dataclass or a dictionary, or a list of them, as JSON; times in ISO 8601 or seconds."""
     plain = [_plain(each) for each in value] if isinstance(value, list) else _plain(value)
     print(json.dumps(plain, indent=2, default=_time))
 
@@ -39,8 +39,8 @@ def _plain(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else asdict(value)
 
 
-def _time(value: datetime) -> str:
-    return value.isoformat()
+def _time(value: datetime | timedelta) -> str | float:
+    return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
 
 
 def duration(time: timedelta) -> str:

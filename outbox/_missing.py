@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox import errors as inbox_errors
-from inbox._accept import explain
+from inbox._missing import explain
 
 from .errors import TablesMissing
 from .schema import OutboxTables

@@ -8,7 +8,8 @@ from uuid import uuid4
 import pyarrow as pa
 from sqlalchemy import Connection, inspect
 
-from inbox._accept import missing_table
+from inbox._missing import missing_table
+from inbox._policy import Declaration
 from inbox.errors import TablesMissing
 from inbox.schema import Tables, tables
 
@@ -61,6 +62,7 @@ class Job:
         Raises:
             ColumnMismatch: the DataFrame does not fit.
             TablesMissing: the inbox's tables have not been made.
+            PolicyConflict: the consumer uses status-table mode.
         """
         check_key(self.settings, schema)
         with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
@@ -68,6 +70,9 @@ class Job:
             fitted(connection, self._database, self.settings, schema)
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)
+            consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
+            consumer.agree(connection, is_new=True)
+            connection.commit()
         return Task(self.settings, self.run, self._parts, self._done)
 
     def check_keys(self, schema: pa.Schema) -> None:

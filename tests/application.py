@@ -8,6 +8,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import URL
 
+from inbox.schema import REVISION
+
 ENV = """
 from alembic import context
 from sqlalchemy import Column, Integer, MetaData, NullPool, Table, create_engine
@@ -50,7 +52,7 @@ def downgrade():
     op.drop_table("invoice")
 """
 
-INBOX_TABLES = """
+INBOX_TABLES = f"""
 from alembic import context, op
 
 from inbox import migration
@@ -60,7 +62,7 @@ schema = context.config.attributes["schema"]
 
 
 def upgrade():
-    migration.upgrade(op, "0004", schema=schema)
+    migration.upgrade(op, "{REVISION}", schema=schema)
 
 
 def downgrade():

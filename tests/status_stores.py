@@ -61,6 +61,7 @@ class Place:
             engine = create_engine(self.url)
             with engine.begin() as connection:
                 connection.execute(delete(tables().status))
+                connection.execute(delete(tables().consumer))
             engine.dispose()
 
 

@@ -140,6 +140,32 @@ def test_purge(migrated: Database) -> None:
     assert count(migrated) == 0
 
 
+def test_policies(postgres: Database) -> None:
+    """`inbox set-policy` stores a consumer's mode and retention, `inbox status` shows them, and `inbox purge`
+    keeps to them: a shorter time has to be overridden, and a consumer without a policy is named."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return inbox_outbox("inbox", *arguments, url=postgres.url)
+
+    fill(postgres.engine(), 3, TWO_WEEKS)
+    fill(postgres.engine(), 2, TWO_WEEKS, "shipping")
+    stored = as_json(run("set-policy", "billing", "--mode", "exactly-once", "--retention", "30d", "--json"))
+    assert (stored["mode"], stored["retention"], stored["dead_retention"]) == (
+        "exactly-once",
+        30 * 86_400,
+        None,
+    )
+    assert " │ exactly-once │ 30d " in succeeded(run("status"))
+    assert as_json(run("status", "--json"))[0]["policy"]["retention"] == 30 * 86_400
+    done = run("purge", "--older-than", "36h")
+    assert (done.returncode, count(postgres)) == (2, 5)
+    assert error(done).startswith("retention=36h: 'billing' has asked for 30d")
+    assert "no retention is stored of 'shipping': it was 7d" in succeeded(run("purge"))
+    assert count(postgres) == 3
+    assert succeeded(run("purge", "--older-than", "36h", "--override")).startswith("3 rows deleted")
+    assert run("set-policy", "orders", "--retention", "1d").returncode == 2
+
+
 @pytest.mark.parametrize("zone", [UTC, None])
 def test_purge_up_to_the_oldest_unconsumed(postgres: Database, zone: object) -> None:
     """`--oldest-unconsumed` takes ISO 8601 with an offset, or without one for UTC."""

@@ -9,13 +9,26 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, Engine, delete, func, insert, select
 
+import inbox
+from inbox.errors import PolicyConflict
 from inbox.schema import tables
 from spark._job import Job
 from spark._report import Counts
 from spark._task import Task, run_task
 from spark.errors import InvalidRow
 from tests.database import Database
-from tests.spark_writes import RESULT, attempt, batch, counts, make_result, prepared, taken, write, written
+from tests.spark_writes import (
+    CONSUMER,
+    RESULT,
+    attempt,
+    batch,
+    counts,
+    make_result,
+    prepared,
+    taken,
+    write,
+    written,
+)
 from tests.together import Task as Thread
 from tests.together import wait_until_blocked
 
@@ -282,3 +295,15 @@ def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> 
     report = write(migrated, [batch(*TEN)], run="r")
     assert (report.replayed, report.rows) == (0, 10)
     assert written(engine) == TEN
+
+
+def test_the_consumer_s_policy(postgres: Database) -> None:
+    """A writer's consumer is of the exactly-once mode: that is stored before the first row, and a consumer of
+    the other mode is refused."""
+    engine = make_result(postgres)
+    write(postgres, [batch(("a", 1))])
+    stored = [(each.policy.consumer, each.policy.mode) for each in inbox.status(engine) if each.policy]
+    assert stored == [(CONSUMER, "exactly-once")]
+    inbox.set_policy(engine, CONSUMER, mode="status")
+    with pytest.raises(PolicyConflict, match="of mode exactly-once, but inbox_consumer says status"):
+        write(postgres, [batch(("b", 1))])

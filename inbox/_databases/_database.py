@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -111,6 +112,11 @@ class Database(ABC):
         """Whether the transaction on this connection may have changed something; True where that cannot be
         known."""
         return not self.is_ended(connection)
+
+    def protected(self, connection: Connection) -> AbstractContextManager[object]:
+        """Statements inside may fail without an end to the caller's transaction, and wait for no lock where a
+        plain SELECT would."""
+        return nullcontext()
 
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
         """Whether COMMIT would silently keep nothing, or only a part, of the transaction in which (unless

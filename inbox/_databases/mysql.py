@@ -163,6 +163,15 @@ class MySQL(Database):
             connection.execute(_statements.forget(aging.table), keys)
         return [time for _, time in rows]
 
+    @contextmanager
+    def protected(self, connection: Connection) -> Iterator[None]:
+        try:
+            with _lock_wait(connection, 0):
+                yield
+        except DBAPIError as error:
+            self._raise_unless_timed_out(connection, error)
+            raise
+
     def size(self, connection: Connection, tables: Tables) -> int:
         return int(connection.execute(_SIZE, {"name": tables.message.name}).scalar_one())
 

@@ -8,6 +8,7 @@ themselves with one shared lock a consumer, and single messages take the patient
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal
@@ -211,6 +212,9 @@ class PostgreSQL(Database):
 
     def is_autocommit(self, connection: Connection) -> bool:
         return bool(_driver(connection).autocommit)
+
+    def protected(self, connection: Connection) -> AbstractContextManager[object]:
+        return nullcontext() if self.is_autocommit(connection) else connection.begin_nested()
 
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
         # The driver knows, without asking the server, that COMMIT would answer ROLLBACK.

@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from .._policy import Declaration
+from .._retention import Retention
 from .._transaction import pauses
 from .._verdict import Verdict
 from ..errors import StoreUnreachable
@@ -55,6 +57,7 @@ class Request:
         lease: seconds.
         payload: what a dead letter keeps; None keeps nothing.
         retention, dead_retention: seconds; for stores that forget by themselves.
+        policy: what the inbox asks for; for stores that a purge empties. None is not compared.
     """
 
     consumer: str
@@ -67,6 +70,7 @@ class Request:
     payload: bytes | None
     retention: float
     dead_retention: float
+    policy: Declaration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +314,16 @@ class Store(ABC):
             if answer is not None:
                 return answer
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
+
+    def declaration(
+        self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
+    ) -> Declaration | None:
+        """The policy of an inbox that is kept with its records; None if each record says when it goes."""
+        return None
+
+    def retention(self, policy: Declaration) -> Retention:
+        """How long such an inbox's records are kept."""
+        return policy.asked or Retention()
 
     @abstractmethod
     def _claim(self, request: Request) -> Answer | None:

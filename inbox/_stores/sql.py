@@ -3,16 +3,18 @@
 import re
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, StaticPool
 from sqlalchemy.exc import DBAPIError
 
 from .. import _codes
-from .._accept import explain
 from .._connect import connected
 from .._databases import supported
+from .._missing import explain
+from .._policy import Declaration
+from .._retention import Retention
 from .._verdict import Verdict
 from ..errors import InvalidOption, StoreUnreachable
 from ..schema import tables
@@ -123,7 +125,17 @@ class SqlStore(Store):
     def _claim(self, request: Request) -> Answer | None:
         return self._run(lambda connection: self._claim_on(connection, request))
 
+    def declaration(
+        self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
+    ) -> Declaration:
+        return Declaration(self.tables, consumer, "status", retention, dead_retention)
+
+    def retention(self, policy: Declaration) -> Retention:
+        return policy.asked or self._run(policy.retention)
+
     def _claim_on(self, connection: Connection, request: Request) -> Answer | None:
+        if request.policy is not None and request.policy.known(connection) is None:
+            request.policy.agree(connection, is_new=True)
         now, record = self._add_or_look(connection, request)
         if record is None:  # purged in between
             return None
