@@ -36,8 +36,10 @@ def _forget(connection: Connection, *_: object) -> None:
         connection.info.pop(_MARK, None)
 
 
-def _reset(driver: DBAPIConnection, entry: ConnectionPoolEntry, state: PoolResetState) -> None:
+def _reset(driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState) -> None:
     """The pool takes a connection back. It sends a ROLLBACK by itself unless SQLAlchemy had a transaction on
     it, which it then takes for rolled back; if no rollback was seen, it was not."""
+    if entry is None:  # the connection was detached from its pool, and is closed
+        return
     if entry.info.pop(_MARK, False) and state.transaction_was_reset and state.asyncio_safe:
         driver.rollback()
