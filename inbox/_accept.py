@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from . import _statements
 from ._databases import Attempt, Batch, Database, Stored, database_of
+from ._fault import OWN
 from ._keys import Key, digest, encode_key
 from ._missing import explain
 from ._policy import Declaration
@@ -58,16 +59,17 @@ def accept(
     message_time: datetime | None = None,
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection; the stored row if it was taken before."""
-    database = usable(connection)
-    try:
-        if message_time is not None and _is_too_old(database, connection, policy, message_time):
-            found = database.find(connection, attempt)
-            return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
-        taken = database.take(connection, attempt, wait)
-    except DBAPIError as error:
-        explain(connection, attempt.tables.message, error)
-    if policy.known(connection) is None:
-        _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
+    with OWN:
+        database = usable(connection)
+        try:
+            if message_time is not None and _is_too_old(database, connection, policy, message_time):
+                found = database.find(connection, attempt)
+                return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
+            taken = database.take(connection, attempt, wait)
+        except DBAPIError as error:
+            explain(connection, attempt.tables.message, error)
+        if policy.known(connection) is None:
+            _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
         return Verdict.NEW, None
     return (Verdict.IN_FLIGHT, None) if taken is None else (_judge(attempt, taken), taken)
@@ -115,23 +117,30 @@ def accept_many(
     texts = [encode_key(key) for key in keys]
     if not texts:
         return []
-    database = usable(connection)
     # Text sorts by code point, which is the byte order of its UTF-8.
     batch = Batch(tables, consumer, os.urandom(16), sorted(set(texts)))
-    deadline = time.monotonic() + wait
+    with OWN:
+        try:
+            taken, known = _take_parts(usable(connection), connection, batch, time.monotonic() + wait)
+        except DBAPIError as error:
+            explain(connection, tables.message, error)
+        if policy.known(connection) is None:
+            _agree(connection, policy, batch, taken)
+    return list(_verdicts(texts, taken, known))
+
+
+def _take_parts(
+    database: Database, connection: Connection, batch: Batch, deadline: float
+) -> tuple[set[str], set[str]]:
+    """The keys that are ours now, and those that had been taken before."""
     taken: set[str] = set()
     known: set[str] = set()
-    try:
-        for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
-            part = replace(batch, keys=batch.keys[start : start + _LARGEST_STATEMENT])
-            taken |= _take_all(database, connection, part, deadline)
-            left = [key for key in part.keys if key not in taken]
-            known |= database.find_many(connection, replace(batch, keys=left)).keys() if left else set()
-    except DBAPIError as error:
-        explain(connection, tables.message, error)
-    if policy.known(connection) is None:
-        _agree(connection, policy, batch, taken)
-    return list(_verdicts(texts, taken, known))
+    for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
+        part = replace(batch, keys=batch.keys[start : start + _LARGEST_STATEMENT])
+        taken |= _take_all(database, connection, part, deadline)
+        left = [key for key in part.keys if key not in taken]
+        known |= database.find_many(connection, replace(batch, keys=left)).keys() if left else set()
+    return taken, known
 
 
 def _take_all(database: Database, connection: Connection, batch: Batch, deadline: float) -> set[str]:

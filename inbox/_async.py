@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +13,7 @@ from . import _options
 from ._accept import accept, accept_many
 from ._async_calls import run
 from ._async_listener import AsyncListener
+from ._fault import OWN
 from ._keys import Key
 from ._outcome import Outcome
 from ._purge import Purged, purge
@@ -93,7 +94,10 @@ class AsyncInbox(Settings):
 
         transaction = self._begin(key, payload, message_time, _sleep)
         try:
-            async with _open(source) as handle:
+            async with AsyncExitStack() as stack:
+                handle: AsyncConnection | AsyncSession
+                with OWN:
+                    handle = await stack.enter_async_context(_open(source))
                 try:
                     await handle.run_sync(transaction.begin)
                     self._check_taken(transaction)
@@ -174,7 +178,8 @@ async def _connection(given: AsyncConnection | AsyncSession) -> AsyncConnection:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
     if isinstance(given, AsyncSession):
-        return await given.connection()
+        with OWN:
+            return await given.connection()
     if isinstance(given, AsyncConnection):
         return given
     raise InvalidOption(f"connection={type(given).__name__}: expected an AsyncConnection or an AsyncSession")

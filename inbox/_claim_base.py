@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from ._fault import is_own
 from ._hold import GivingUp, Hold, OnUnknown, describe
 from ._outcome import Outcome
 from ._stores import Status, Store
@@ -147,12 +148,12 @@ class ClaimBase:
 
     def _is_over(self, error: BaseException) -> bool:
         """Whether there is nothing to write about this error: the message is somebody else's, or is only
-        given back."""
+        given back, because it was interrupted or its store did not answer."""
         hold = self._held
         if isinstance(error, LeaseLost) and hold.lost:
             hold.lose()
             return True
-        if isinstance(error, Exception | GivingUp):
+        if isinstance(error, Exception | GivingUp) and not is_own(error):
             return False
         hold.release(error)
         return True

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from . import _events, _options
 from ._events import Event, EventKind, Hooks
+from ._fault import OWN
 from ._steps import Steps, checked_name
 from ._stores import (
     LONGEST_ERROR,
@@ -305,8 +306,9 @@ class Hold:
 
     def _fenced(self, change: Change, what: str) -> None:
         store = self._store
-        if store is None or self.call(lambda: store.write(self.held, change)):
-            return
+        with OWN:
+            if store is None or self.call(lambda: store.write(self.held, change)):
+                return
         self.emit(EventKind.FENCED_WRITE, error=what)
         self.lose()
         raise LeaseLost(f"key={self.held.key!r}: {what} was refused, the claim is somebody else's by now")

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from . import _options
 from ._accept import accept, accept_many
+from ._fault import OWN
 from ._keys import Key
 from ._listener import Listener
 from ._outcome import Outcome
@@ -224,16 +225,18 @@ class Inbox(Settings):
 
 
 def _open(source: Source) -> Connection | Session:
-    if isinstance(source, Engine):
-        return source.connect()
-    if isinstance(source, sessionmaker):
-        return source()
+    with OWN:
+        if isinstance(source, Engine):
+            return source.connect()
+        if isinstance(source, sessionmaker):
+            return source()
     raise InvalidOption(f"source={type(source).__name__}: expected an Engine or a sessionmaker")
 
 
 def _connection(given: Connection | Session) -> Connection:
     if isinstance(given, Session):
-        return given.connection()
+        with OWN:
+            return given.connection()
     if isinstance(given, Connection):
         return given
     raise InvalidOption(

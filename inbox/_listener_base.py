@@ -13,6 +13,7 @@ from typing import Any, Literal
 from . import _options
 from ._backoff import Backoff
 from ._decision import Action, Decision
+from ._fault import is_own
 from ._hold import describe
 from ._lanes import Batch, Job, Lanes
 from ._outcome import Outcome
@@ -154,7 +155,11 @@ class ListenerBase:
         if isinstance(outcome.error, LeaseLost):
             return Action.RETRY
         # Whoever knows when it is to come again counts its attempts.
-        is_hopeless = outcome.retry_after is None and isinstance(outcome.error, InvalidOption | InvalidResult)
+        is_hopeless = (
+            outcome.retry_after is None
+            and isinstance(outcome.error, InvalidOption | InvalidResult)
+            and not is_own(outcome.error)
+        )
         if outcome.verdict in _FOR_GOOD or is_hopeless:
             return Action.DEAD_LETTER
         if outcome.error is not None or outcome.verdict is Verdict.IN_FLIGHT:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ._codes import is_transient
+from . import _fault
 from ._verdict import Verdict
-from .errors import LeaseLost, PolicyConflict, TablesMissing
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +21,14 @@ class Outcome:
 
     @property
     def is_failure(self) -> bool:
-        """Whether this was a failure of the message's own that no inbox has counted: not one of the database
-        (`inbox.is_transient`, `TablesMissing`, `PolicyConflict`), no lost lease, and none of a message that
-        was claimed."""
+        """Whether this counts against the message: its handler's body raised, and no inbox has counted it.
+
+        What the inbox's own statements raise never counts, whatever it is: no connection, no tables, a full
+        or read-only server, a time limit, a lost lease. Nor does a deadlock or a lost connection in the body.
+        A constraint that is only violated at COMMIT does: the body has deferred it."""
         return (
             self.error is not None
             and self.verdict is Verdict.NEW
             and self.retry_after is None
-            and not isinstance(self.error, LeaseLost | PolicyConflict | TablesMissing)
-            and not is_transient(self.error)
+            and _fault.is_failure(self.error)
         )

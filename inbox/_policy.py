@@ -141,7 +141,7 @@ class Declaration:
             with database_of(connection).protected(connection):
                 return self._agree(connection, memo, place, is_new)
         except DBAPIError as error:
-            if _codes.is_lock_timeout(error):  # others are at it: ask again at the next message
+            if _codes.ends_wait(error):  # others are at it: ask again at the next message
                 return self.asked or Retention()
             if not _codes.is_denied(error):
                 explain(connection, self._tables.consumer, error)

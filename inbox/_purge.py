@@ -219,7 +219,7 @@ class _Run:
             try:
                 return on_connection(self.engine, transaction)
             except DBAPIError as error:
-                if pause is None or not _codes.is_transient(error):
+                if pause is None or not _codes.is_passing(error):
                     raise
             self.sleep(pause)
         raise AssertionError("pauses() ends with None")

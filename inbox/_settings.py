@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from . import _codes, _options
+from . import _options
 from ._accept import new_attempt
 from ._databases import Attempt
 from ._events import Event, EventKind, Hook, Hooks, describe
+from ._fault import is_worth_another_try
 from ._keys import Key, encode_key
 from ._policy import Declaration
 from ._refusal import OnRefusal, raise_refusal
@@ -72,7 +73,7 @@ class Settings:
 
     def _may_retry(self, error: Exception) -> bool:
         """Whether `handler` tries again. For a message in flight it has waited already."""
-        return _codes.is_transient(error) and not isinstance(error, NotTaken)
+        return is_worth_another_try(error) and not isinstance(error, NotTaken)
 
     def _tell_retry(self, key: Key, attempt: int, error: Exception) -> None:
         self.hooks(

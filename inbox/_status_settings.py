@@ -12,6 +12,7 @@ from . import _options
 from ._backoff import Backoff
 from ._claim_base import ClaimBase
 from ._events import OF_VERDICT, Event, Hook, Hooks
+from ._fault import OWN
 from ._hold import Hold
 from ._keys import Key, digest, encode_key
 from ._outcome import Outcome
@@ -102,7 +103,8 @@ class StatusSettings:
         try:
             if message_time is not None and self._is_too_old(message_time, request.key):
                 return self._refused(Outcome(Verdict.TOO_OLD), request.key)
-            answer: Answer = self._call(lambda: self.store.claim(request))
+            with OWN:
+                answer: Answer = self._call(lambda: self.store.claim(request))
         except StoreUnreachable:
             if self.unreachable == "raise":
                 raise
@@ -177,10 +179,11 @@ class StatusSettings:
     def _is_too_old(self, message_time: datetime, key: str) -> bool:
         """By the store's clock, which is only asked when the worker's own comes near the limit."""
         made = _options.aware("message_time", message_time)
-        kept = self.retention if self._policy is None else self.store.retention(self._policy)
-        if kept.surely_covers(made) or made >= self.store.now() - kept.duration:
-            return False
-        return self.store.find(self.consumer, key) is None
+        with OWN:
+            kept = self.retention if self._policy is None else self.store.retention(self._policy)
+            if kept.surely_covers(made) or made >= self.store.now() - kept.duration:
+                return False
+            return self.store.find(self.consumer, key) is None
 
 
 def _as_bytes(payload: Any) -> bytes | None:

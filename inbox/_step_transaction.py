@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from . import _codes
 from ._accept import usable
 from ._databases import database_of
+from ._fault import COMMIT, OWN
 from ._hold import Hold
 from ._steps import Steps
 from ._stores import SqlStore, Store
@@ -53,16 +54,19 @@ class StepTransaction:
             UnusableConnection: the connection is in AUTOCOMMIT mode.
         """
         self._handle = handle
-        handle.begin()
-        self._connection = handle.connection() if isinstance(handle, Session) else handle
-        try:
-            usable(self._connection)
-        except UnusableConnection as error:
-            raise UnusableConnection(
-                f"step={self._name!r}: {error}; give transact a source= with transactions"
-            ) from None
-        self._hold.is_locked = True
-        if self._store is not None and not self._store.lock(self._connection, self._hold.held, self._witness):
+        with OWN:
+            handle.begin()
+            self._connection = handle.connection() if isinstance(handle, Session) else handle
+            try:
+                usable(self._connection)
+            except UnusableConnection as error:
+                raise UnusableConnection(
+                    f"step={self._name!r}: {error}; give transact a source= with transactions"
+                ) from None
+            self._hold.is_locked = True
+            store, held = self._store, self._hold.held
+            is_locked = store is None or store.lock(self._connection, held, self._witness)
+        if not is_locked:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
 
@@ -78,11 +82,13 @@ class StepTransaction:
             self._handle.flush()
         self._record()
         try:
-            self._hold.call(self._handle.commit)
+            with COMMIT:
+                self._hold.call(self._handle.commit)
         except DBAPIError as error:
             if not _codes.breaks_connection(error):
                 raise
-            self._resolve(error)
+            with OWN:
+                self._resolve(error)
 
     def adopt(self, seconds: float) -> None:
         """It has committed."""
@@ -105,14 +111,16 @@ class StepTransaction:
     def _is_recorded(self) -> bool:
         """Whether the record has the step now; not if the transaction has been undone since it began."""
         self._sent = time.monotonic()
-        return self._store is None or self._store.record_step(
-            self._connection,
-            self._hold.held,
-            self._witness,
-            steps=self._steps.text(),
-            undos=self._steps.undos,
-            lease=self._hold.lease,
-        )
+        steps = self._steps.text()
+        with OWN:
+            return self._store is None or self._store.record_step(
+                self._connection,
+                self._hold.held,
+                self._witness,
+                steps=steps,
+                undos=self._steps.undos,
+                lease=self._hold.lease,
+            )
 
     def _resolve(self, error: DBAPIError) -> None:
         """Finish normally if the COMMIT did happen: the record has the witness then."""
@@ -142,7 +150,9 @@ def transact(
         began = time.monotonic()
         transaction = StepTransaction(hold, store if hold.is_protected else None, name, has_undo=has_undo)
         try:
-            with open_handle() as handle:
+            with OWN:
+                opened = open_handle()
+            with opened as handle:
                 try:
                     transaction.begin(handle)
                     transaction.end(body(handle))

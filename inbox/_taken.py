@@ -16,6 +16,7 @@ from sqlalchemy import Connection, event
 from . import _statements
 from ._accept import accept
 from ._databases import Attempt
+from ._fault import OWN
 from ._transaction import encode_result
 from ._verdict import Verdict
 from .errors import InvalidOption, TransactionEnded
@@ -90,7 +91,8 @@ def take(connection: Connection, /, attempt: Attempt, *, at_commit: bool = False
 
 def _store(connection: Connection, attempt: Attempt, text: str | None) -> int:
     parameters = attempt.where() | {"claim_": attempt.claim, "result_": text}
-    return connection.execute(_statements.store_result(attempt.tables), parameters).rowcount
+    with OWN:
+        return connection.execute(_statements.store_result(attempt.tables), parameters).rowcount
 
 
 def _keep(connection: Connection, attempt: Attempt, text: str | None) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from . import _codes, _statements
@@ -19,6 +19,7 @@ from ._accept import accept
 from ._connect import on_connection
 from ._databases import Attempt, Stored, database_of
 from ._events import OF_VERDICT, Event, EventKind, Hooks
+from ._fault import COMMIT, OWN
 from ._policy import Declaration
 from ._verdict import Verdict
 from .errors import CommitLost, InvalidResult, TransactionAborted, TransactionEnded
@@ -61,15 +62,16 @@ class Transaction:
     def begin(self, handle: Connection | Session) -> None:
         """Begin a transaction and take the message in it."""
         self._handle = handle
-        self._transaction: RootTransaction | SessionTransaction = handle.begin()
-        self.connection = handle.connection() if isinstance(handle, Session) else handle
-        self.verdict, stored = accept(
-            self.connection,
-            self._attempt,
-            wait=self._wait,
-            policy=self._policy,
-            message_time=self._message_time,
-        )
+        with OWN:
+            self._transaction: RootTransaction | SessionTransaction = handle.begin()
+            self.connection = handle.connection() if isinstance(handle, Session) else handle
+            self.verdict, stored = accept(
+                self.connection,
+                self._attempt,
+                wait=self._wait,
+                policy=self._policy,
+                message_time=self._message_time,
+            )
         if self.verdict is not Verdict.NEW:
             self._events.append(OF_VERDICT[self.verdict])
         if stored is not None and stored.result is not None:
@@ -91,11 +93,13 @@ class Transaction:
         if self.verdict is Verdict.NEW and self.result is not None:
             self._store_result()
         try:
-            self._handle.commit()
+            with COMMIT:
+                self._handle.commit()
         except DBAPIError as error:
             if not _codes.breaks_connection(error):
                 raise
-            self._resolve(error)
+            with OWN:
+                self._resolve(error)
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
@@ -119,7 +123,9 @@ class Transaction:
 
     def _check_not_aborted(self) -> None:
         written = self._attempt if self.verdict is Verdict.NEW else None
-        if database_of(self.connection).is_aborted(self.connection, written):
+        with OWN:
+            is_aborted = database_of(self.connection).is_aborted(self.connection, written)
+        if is_aborted:
             raise TransactionAborted(
                 "the body swallowed a database error that had aborted the transaction: nothing was written"
             )
@@ -127,7 +133,8 @@ class Transaction:
     def _store_result(self) -> None:
         attempt = self._attempt
         parameters = attempt.where() | {"claim_": attempt.claim, "result_": encode_result(self.result)}
-        updated = self.connection.execute(_statements.store_result(attempt.tables), parameters)
+        with OWN:
+            updated = self.connection.execute(_statements.store_result(attempt.tables), parameters)
         if updated.rowcount != 1:
             raise TransactionAborted("the inbox row is gone from the transaction: nothing was written")
 
@@ -150,7 +157,7 @@ class Transaction:
         for pause in pauses(_RECONNECTS):
             try:
                 return on_connection(engine, look)
-            except DBAPIError as error:
+            except SQLAlchemyError as error:
                 if pause is None or not _codes.is_transient(error):
                     raise CommitLost("the connection broke during COMMIT; its outcome is unknown") from error
             self._sleep(pause)

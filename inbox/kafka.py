@@ -41,8 +41,9 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
         partitions: of how many partitions messages run at once. Each runs `concurrency` of them (a listener's
             option), so let the engine's pool have the product of both.
         max_attempts: a message whose handler raises so often becomes a dead letter; None: never. It counts in
-            memory: a restart or a rebalance begins anew. Failures of the database do not count, nor do those
-            of messages claimed in status-table mode, whose inbox counts for itself (`Outcome.is_failure`).
+            memory: a restart or a rebalance begins anew. Errors of the inbox's own statements do not count,
+            nor do those of messages claimed in status-table mode, whose inbox counts for itself
+            (`Outcome.is_failure`).
         dead_letter: a topic, or a function of a `Delivery` and its `Decision` that puts the message away: it
             is acknowledged when that returns, and tried again when it raises. None: a dead letter blocks its
             partition, is tried again after the longest delay, and is reported as an error each time.

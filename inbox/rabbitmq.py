@@ -42,9 +42,9 @@ class RabbitConsumer:
         prefetch: how many messages RabbitMQ hands over before one is acknowledged; by default twice the
             listener's `concurrency`. More is faster with quick handlers, less is fairer with slow ones.
         declare: make the queue, durable and otherwise as the broker likes, if it is not there.
-        max_attempts: a message whose handler raises so often becomes a dead letter; None: never. Failures of
-            the database do not count, nor do those of messages claimed in status-table mode, whose inbox
-            counts for itself (`Outcome.is_failure`).
+        max_attempts: a message whose handler raises so often becomes a dead letter; None: never. Errors of
+            the inbox's own statements do not count, nor do those of messages claimed in status-table mode,
+            whose inbox counts for itself (`Outcome.is_failure`).
         reject_dead_letters: tell RabbitMQ with basic.reject, because the queue has a dead-letter exchange. If
             it has none, dead letters are lost.
         listener_options: as for `Listener`, but for `order`; by default `key` is the message's key, and

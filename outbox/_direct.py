@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from inbox import Action, AsyncListener, Decision, Listener, is_transient
+from inbox import Action, AsyncListener, Decision, Listener
 from inbox import Outcome as InboxOutcome
+from inbox._codes import is_passing
+from inbox._fault import is_own
 
 from . import _options
 from ._envelope import Envelope
@@ -63,7 +65,7 @@ class _Delivery(ABC):
             return Failed(decision.reason, 0.0)  # given back: it has not begun
         if outcome is None:
             return Unavailable(decision.reason)
-        if outcome.error is not None and is_transient(outcome.error):
+        if outcome.error is not None and (is_own(outcome.error) or is_passing(outcome.error)):
             return Unavailable(decision.reason, outcome.retry_after)
         if outcome.is_failure:
             self._failed(message)
@@ -107,10 +109,10 @@ class DirectDelivery(_Delivery):
         handlers: by topic. A message to another topic is refused.
         concurrency: how many run at once, in threads, each on a connection of its own.
         max_attempts: failures of the handler after which its message is refused, counted in memory: a restart
-            counts anew, and so does another process that takes the message over. Failures of the database do
-            not count (`inbox.Outcome.is_failure`), nor do those of messages that a `StatusInbox` has claimed:
-            it counts for itself, for good, and a message is refused when it is dead there, with its steps
-            undone.
+            counts anew, and so does another process that takes the message over. Errors of the inbox's own
+            statements do not count (`inbox.Outcome.is_failure`), nor do those of messages that a
+            `StatusInbox` has claimed: it counts for itself, for good, and a message is refused when it is
+            dead there, with its steps undone.
 
     Raises:
         InvalidOption: an argument cannot be used.

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
+from inbox._codes import is_passing
 from inbox._transaction import pauses
 from inbox._url import for_engine
 from inbox.errors import TransientError
@@ -53,7 +54,7 @@ def committed(engine: Engine, database: Database, settings: Settings, work: Call
                 connection.commit()
                 return result
         except (DBAPIError, TransientError) as error:
-            if pause is None or not is_transient(error):
+            if pause is None or not is_passing(error):
                 raise
         time.sleep(pause)
     raise AssertionError("pauses() ends with None")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy.exc import DBAPIError
 
-from inbox import is_transient
+from inbox._codes import is_passing
 from inbox._transaction import pauses
 from inbox.schema import tables
 
@@ -36,7 +36,7 @@ def _found(settings: Settings, keys: pa.StringArray) -> list[str]:
                 inbox = tables(settings.inbox_schema)
                 return list(database.found(connection, inbox, settings.consumer, ordered))
         except DBAPIError as error:
-            if pause is None or not is_transient(error):
+            if pause is None or not is_passing(error):
                 raise
         time.sleep(pause)
     raise AssertionError("pauses() ends with None")

@@ -39,8 +39,12 @@ class Database:
 
     def engine(self, **options: Any) -> Engine:
         """A new engine on this database, with the options of `sqlalchemy.create_engine`."""
+        return self.engine_at(self.url, **options)
+
+    def engine_at(self, url: URL, **options: Any) -> Engine:
+        """The same by another address of it, such as another account's."""
         connect_args = self._connect_args | options.pop("connect_args", {})
-        engine = create_engine(self.url, connect_args=connect_args, **options)
+        engine = create_engine(url, connect_args=connect_args, **options)
         self._engines.append(engine)
         return engine
 

@@ -139,7 +139,7 @@ class MySQL(Database):
             return None
 
     def _raise_unless_timed_out(self, connection: Connection, error: DBAPIError) -> None:
-        if not _codes.is_lock_timeout(error):
+        if not _codes.ends_wait(error):
             raise error
         if connection.execute(_ROLLS_BACK_ON_TIMEOUT).scalar_one():
             raise TransientError("innodb_rollback_on_timeout=ON has undone the transaction") from error

@@ -183,7 +183,7 @@ class PostgreSQL(Database):
             with connection.begin_nested():
                 taken = connection.execute(add_in_order(attempt.tables, lock), parameters).scalar_one()
         except DBAPIError as error:
-            if not _codes.is_lock_timeout(error):
+            if not _codes.ends_wait(error):
                 raise
             return None
         return set(taken or ())

@@ -64,7 +64,7 @@ class SQLite(Database):
             with _busy_timeout(connection, wait):
                 return connection.execute(add(tables), rows).rowcount
         except DBAPIError as error:
-            if not _codes.is_lock_timeout(error):
+            if not _codes.ends_wait(error):
                 raise
             if not was_begun:
                 # The driver's BEGIN came with this INSERT. What is read in it would keep the file locked for

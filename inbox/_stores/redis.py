@@ -1,6 +1,7 @@
 """Records of status-table mode in Redis: one hash a message, changed by scripts only."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -37,6 +38,10 @@ _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos")
 _TIMES = ("lease_until", "created_at", "updated_at")
 _BYTES = ("claim", "digest", "payload")
 _MICROSECOND = timedelta(microseconds=1)
+_CODES = "OOM|NOREPLICAS|MISCONF|BUSY|LOADING|MASTERDOWN|READONLY|CLUSTERDOWN|TRYAGAIN"
+_NOT_NOW = re.compile(rf"^(?:ERR Error running script .*? -|-)?({_CODES}) ")
+"""Answers of a server that is full or degraded begin with one of these words of its protocol. Before Redis 7
+one that meets with them inside a script puts its own words first."""
 
 
 class RedisStore(Store):
@@ -75,7 +80,9 @@ class RedisStore(Store):
             redis.exceptions.ReadOnlyError,
             redis.exceptions.ClusterDownError,
             redis.exceptions.TryAgainError,
+            redis.exceptions.OutOfMemoryError,
         )
+        self._errors = redis.exceptions.RedisError
         self._no_script = redis.exceptions.NoScriptError
 
     def __repr__(self) -> str:
@@ -181,11 +188,16 @@ class RedisStore(Store):
                     return self._called(self._client.evalsha(script.sha, 1, name, *arguments))
                 except self._no_script:
                     return self._called(self._client.eval(script.text, 1, name, *arguments))
-            except self._transient as error:
+            except self._errors as error:
+                if not self._is_transient(error):
+                    raise
                 if pause is None:
-                    raise StoreUnreachable(f"{self!r} did not answer: {type(error).__name__}") from error
+                    raise StoreUnreachable(f"{self!r} did not answer: {_reason(error)}") from error
             self._called(asyncio.sleep(pause)) if self.is_async else time.sleep(pause)
         raise AssertionError("tries() ends with None")
+
+    def _is_transient(self, error: Exception) -> bool:
+        return isinstance(error, self._transient) or _NOT_NOW.search(str(error)) is not None
 
     def _called(self, result: Any) -> Any:
         if not self.is_async:
@@ -205,6 +217,12 @@ class RedisStore(Store):
     def _name(self, consumer: str, key: str) -> bytes:
         """The length tells where the consumer ends, whatever is in it."""
         return f"{self._prefix}:{len(consumer)}:{consumer}:{key}".encode()
+
+
+def _reason(error: Exception) -> str:
+    """What to tell without what the script was given."""
+    code = _NOT_NOW.search(str(error))
+    return type(error).__name__ if code is None else code[1]
 
 
 def _parted(name: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, StaticPool
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from .. import _codes
 from .._connect import connected
@@ -195,11 +195,11 @@ class SqlStore(Store):
                         return work(connection)
                     except DBAPIError as error:
                         explain(connection, self.tables.status, error)
-            except DBAPIError as error:
+            except SQLAlchemyError as error:
                 if not _codes.is_transient(error):
                     raise
                 if pause is None:
-                    raise StoreUnreachable(f"{self!r} did not answer: {error.orig}") from error
+                    raise StoreUnreachable(f"{self!r} did not answer: {_reason(error)}") from error
             self._sleep(pause)
         raise AssertionError("tries() ends with None")
 
@@ -212,6 +212,11 @@ class SqlStore(Store):
             await_only(asyncio.sleep(seconds))
         else:
             time.sleep(seconds)
+
+
+def _reason(error: SQLAlchemyError) -> object:
+    """What the driver said, without the statement and its parameters."""
+    return error.orig if isinstance(error, DBAPIError) else error
 
 
 def _new(request: Request) -> dict[str, Any]:
