@@ -23,6 +23,10 @@ OPTIONS: dict[str, Any] = {
 """What every table of ours is made with."""
 
 
+_FOREIGN = "surrogateescape"
+"""What is not UTF-8, which only others write, does not keep anybody from reading the rest."""
+
+
 class Bytewise(TypeDecorator[str]):
     """Text that compares byte for byte, whatever the database's collation is."""
 
@@ -52,11 +56,11 @@ class Bytewise(TypeDecorator[str]):
 
 
 def _encoded(value: str | None) -> Any:
-    return None if value is None else value.encode()
+    return None if value is None else value.encode(errors=_FOREIGN)
 
 
 def _decoded(value: Any) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors=_FOREIGN) if isinstance(value, bytes) else value
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -12,6 +12,8 @@ WRONG_STATUS = 5
 """`retry`, `outbox drop` and so on: the message is not in a status in which this can be done."""
 MISSING = 6
 """`audit`: something that was committed is not sent, dead or not taken."""
+LATE = 7
+"""`outbox status --max-age`: a message has waited for longer than that."""
 INTERRUPTED = 130
 """Ctrl-C: what was committed so far stays."""
 
@@ -19,5 +21,5 @@ EXPLAINED = (
     "Exit codes: 0 done; 1 the database could not be reached or refused; 2 wrong usage; "
     "3 no such message (show, retry, drop and so on); 4 something is left to do (inbox purge, outbox drain); "
     "5 the message is not in a status in which this can be done (retry, drop and so on); 6 something is "
-    "missing (audit); 130 interrupted."
+    "missing (audit); 7 a message has waited for too long (outbox status --max-age); 130 interrupted."
 )

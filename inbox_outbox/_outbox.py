@@ -12,6 +12,7 @@ from inbox.errors import InvalidOption
 from outbox import MessageState, OutboxStatus, StoredMessage
 
 from ._connect import Json, Schema, Url, engine_at
+from ._exit import LATE
 from ._print import as_json, duration, grid, size
 from ._times import length
 
@@ -28,10 +29,15 @@ def status(
     exact: Annotated[
         bool, typer.Option("--exact", help="Count all messages, which reads the whole outbox.")
     ] = False,
+    max_age: Annotated[
+        str | None,
+        typer.Option(help="Exit code 7 if the oldest message is older than this, like 60s.", metavar="TIME"),
+    ] = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
     """Messages in each state, the age of the oldest, relays, and what is paused; "~" marks an estimate."""
+    longest = length("max-age", max_age)
     with engine_at(url, schema) as engine:
         if exact:
             found = outbox.status(engine, count_up_to=None, schema=schema)
@@ -41,6 +47,8 @@ def status(
         as_json(found)
     else:
         _print_status(found)
+    if longest is not None and (found.oldest_age or 0.0) > longest.total_seconds():
+        raise typer.Exit(LATE)
 
 
 def _print_status(found: OutboxStatus) -> None:
@@ -51,6 +59,11 @@ def _print_status(found: OutboxStatus) -> None:
         (*MessageState, "oldest", "buckets", "of no relay", "paused"),
         [(*shown.values(), age, str(found.buckets), str(found.unowned), ", ".join(found.paused) or "-")],
     )
+    if found.stray:
+        print(
+            f"{found.stray:,} of them are in buckets that do not exist: no relay will send them. "
+            "Some program that writes them has another number of buckets."
+        )
     if found.relays:
         grid(
             ("relay", "epoch", "buckets", "lease", "sending"),

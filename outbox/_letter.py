@@ -8,6 +8,10 @@ from typing import Any
 from ._envelope import Envelope
 
 
+class Unreadable(ValueError):
+    """A row that is no message: somebody else has written it, or has changed it."""
+
+
 @dataclass(slots=True, eq=False)
 class Letter:
     """One message of the table `outbox_message`, and how far it is."""
@@ -22,6 +26,8 @@ class Letter:
     """How many attempts ended without an answer."""
     state: str
     retry_at: datetime | None
+    damage: str | None = None
+    """Why it can never be sent, if the row cannot be read as a message."""
 
     @property
     def key(self) -> str | None:
@@ -52,7 +58,58 @@ def read(row: Any) -> Letter:
         state,
         retry_at,
     ) = row
-    named = json.loads(headers) if headers else {}
+    named, damage = {}, None
+    try:
+        if headers:
+            named = headers_of(headers)
+        # Each of a scan's rows comes by here: no more is asked than what nearly all of them pass.
+        if not (type(payload) is bytes or payload is None):
+            check_payload(payload)
+        if not (type(topic) is str and topic.isascii()):
+            _check_text("topic", topic)
+        if not (key is None or (type(key) is str and key.isascii())):
+            _check_text("key", key)
+    except Unreadable as error:
+        damage = str(error)
     envelope = Envelope(message_id, topic, key, payload or b"", content_type, named, attempts + 1, created_at)
     # Before the first attempt it is when a delayed message was due.
-    return Letter(envelope, size, bucket, sequence, unanswered, state, retry_at if attempts else None)
+    waits = retry_at if attempts else None
+    return Letter(envelope, size, bucket, sequence, unanswered, state, waits, damage)
+
+
+def headers_of(text: Any) -> dict[str, str]:
+    """Headers as they are stored.
+
+    Raises:
+        Unreadable: somebody else has written them.
+    """
+    try:
+        headers = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise Unreadable(f"its headers are not JSON: {error}") from None
+    if type(headers) is dict:
+        for value in headers.values():
+            if type(value) is not str:
+                break
+        else:
+            return headers
+    raise Unreadable("its headers are not a JSON object of strings")
+
+
+def check_payload(payload: Any) -> None:
+    """Refuse what is not bytes; None has not been read.
+
+    Raises:
+        Unreadable: somebody else has written it; SQLite stores whatever it is given.
+    """
+    if not isinstance(payload, bytes | None):
+        raise Unreadable(f"its payload is not bytes, but {type(payload).__name__}")
+
+
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str):
+        raise Unreadable(f"its {name} is not text, but {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Unreadable(f"its {name} is not UTF-8") from None

@@ -22,8 +22,10 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    type_coerce,
     update,
 )
+from sqlalchemy.types import NullType
 
 from inbox._columns import from_now
 from inbox.schema import utcnow
@@ -86,7 +88,9 @@ def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
     """What a relay reads of a message; the payload only up to some bytes: it may not leave yet."""
     c = tables.message.c
     size = func.length(c.payload, type_=Integer)
-    light = case((size <= bindparam("light", type_=Integer), c.payload), else_=null()).label("payload")
+    # As the driver has it: SQLAlchemy would stumble over what is not bytes, and with it over the whole scan.
+    payload = type_coerce(c.payload, NullType())
+    light = case((size <= bindparam("light", type_=Integer), payload), else_=null()).label("payload")
     named = ("id", "bucket", "topic", "key", "content_type", "headers", "created_at")
     progress = ("sequence", "attempts", "unanswered", "state", "retry_at")
     return [*(c[name] for name in named), light, size.label("size"), *(c[name] for name in progress)]
@@ -108,7 +112,9 @@ def progress(tables: OutboxTables) -> Select[Any]:
 def payloads(tables: OutboxTables) -> Select[Any, Any]:
     """The payloads of some messages."""
     c = tables.message.c
-    return select(c.sequence, c.payload).where(_these(tables.message))
+    return select(c.sequence, type_coerce(c.payload, NullType()).label("payload")).where(
+        _these(tables.message)
+    )
 
 
 @cache
@@ -282,7 +288,7 @@ def due(tables: OutboxTables) -> Select[Any]:
     some databases lock a row before they know its bucket, and so another relay's."""
     c = tables.delayed.c
     return (
-        select(*(c[name] for name in CONTENT), c.available_at.label("retry_at"))
+        select(c.id)
         .where(c.available_at <= _now(), _these(tables.delayed, "bucket"))
         .order_by(c.available_at, c.id)
         .limit(bindparam("limit", type_=Integer))
@@ -300,8 +306,12 @@ def next_due(tables: OutboxTables) -> Select[Any, Any]:
 
 @cache
 def add_due(tables: OutboxTables) -> Insert:
-    """A message that was delayed joins the others; it keeps when it was due."""
-    return insert(tables.message).inline().values(_bound(tables.message, *CONTENT, "retry_at"))
+    """Messages that were delayed join the others, in the order in which they leave; they keep when they were
+    due."""
+    c = tables.delayed.c
+    rows = select(*(c[name] for name in CONTENT), c.available_at)
+    rows = rows.where(_these(tables.delayed, "id")).order_by(c.available_at, c.id)
+    return insert(tables.message).from_select((*CONTENT, "retry_at"), rows)
 
 
 @cache

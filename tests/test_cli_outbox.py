@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, update
 
 import outbox
 from inbox import Inbox
@@ -231,3 +231,16 @@ def test_missing_tables(database: Database, command: str) -> None:
     done = inbox_outbox("outbox", command, *arguments, url=database.url)
     assert done.returncode == 1
     assert "`inbox-outbox migrate --url URL` makes it" in error(done)
+
+
+def test_status_as_a_probe(engine: Engine, run: Run) -> None:
+    """With `--max-age` the exit code is 7 once a message has waited for longer, and 0 before and without
+    one; messages in buckets that do not exist are in a line of their own."""
+    assert succeeded(run("outbox", "status", "--max-age", "0s"))
+    publish(engine, "a1", "a2")
+    assert succeeded(run("outbox", "status", "--max-age", "1h"))
+    late = run("outbox", "status", "--max-age", "0s", "--json")
+    assert (late.returncode, json.loads(late.stdout)["pending"]) == (7, 2)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(bucket=64))
+    assert "2 of them are in buckets that do not exist" in succeeded(run("outbox", "status"))

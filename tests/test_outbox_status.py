@@ -1,7 +1,7 @@
 """What operators see of the outbox: counts, relays and messages, on every database."""
 
 import pytest
-from sqlalchemy import Engine, insert, text
+from sqlalchemy import Engine, insert, text, update
 
 import outbox
 from outbox import MessageState, Outbox, OutboxStatus, Outcome, Refused, Relay, Unavailable, Unknown
@@ -260,3 +260,22 @@ def test_without_tables(database: Database) -> None:
     for look in (outbox.status, outbox.peek, outbox.is_drained):
         with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
             look(database.engine())
+
+
+def test_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
+    """They are counted, waiting and delayed ones: no relay sends them, and the outbox is drained all the
+    same."""
+    publish(engine, "a1", "b1", "c1")
+    publish(engine, "d1", delay=3_600)
+    with engine.begin() as connection:
+        for table, bucket, name in (
+            (TABLES.message, 99, b"a1"),
+            (TABLES.message, -1, b"b1"),
+            (TABLES.delayed, 64, b"d1"),
+        ):
+            connection.execute(update(table).where(table.c.payload == name).values(bucket=bucket))
+    assert outbox.status(engine).stray == 3
+    assert relay(engine, Recorder()) == 1
+    found = outbox.status(engine)
+    assert (found.stray, found.pending, found.delayed) == (3, 2, 1)
+    assert outbox.is_drained(engine)

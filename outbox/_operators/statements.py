@@ -232,6 +232,15 @@ def count_up_to(table: Table) -> Select[Any]:
 
 
 @cache
+def count_stray(table: Table, *, above: bool) -> Select[Any]:
+    """How many rows are in a bucket above the last one, or below 0, counted no further than to a limit."""
+    c = table.c
+    rows = select(literal(1).label("row")).select_from(table)
+    rows = rows.where(c.bucket > bindparam("highest", type_=Integer) if above else c.bucket < 0)
+    return select(func.count()).select_from(rows.limit(bindparam("limit", type_=Integer)).subquery())
+
+
+@cache
 def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
     """How many messages are in each state, and since when: of all, or of a few of one bucket's oldest."""
     c = tables.message.c
@@ -246,13 +255,15 @@ def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
 
 @cache
 def can_leave(tables: OutboxTables) -> Select[Any]:
-    """One message, if there is any, that is not held, not behind a held one of its key, and not paused."""
+    """One message, if there is any, that is not held, not behind a held one of its key, not paused, and in a
+    bucket that there is."""
     c, before = tables.message.c, tables.message.alias().c
     is_behind = exists(
         select(literal(1)).where(before.bucket == c.bucket, before.key == c.key, before.state == "held")
     )
     is_paused = exists(select(literal(1)).where(or_(tables.pause.c.topic == c.topic, _all_topics(tables))))
-    return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused).limit(1)
+    known = c.bucket.in_(select(tables.bucket.c.bucket))
+    return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused, known).limit(1)
 
 
 @cache

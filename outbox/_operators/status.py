@@ -57,6 +57,8 @@ class OutboxStatus:
     """Buckets that are no relay's: their messages wait."""
     paused: tuple[str, ...]
     """Topics; "*" is all of them."""
+    stray: int
+    """Messages in buckets that do not exist: no relay will ever send them. They are among the others."""
 
 
 def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | None = None) -> OutboxStatus:
@@ -117,6 +119,11 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
         buckets=len(owners),
         unowned=sum(row.epoch is None for row in owners),
         paused=tuple(sorted(connection.execute(_statements.paused(tables)).scalars())),
+        stray=_count_stray(
+            connection,
+            (tables.message,) if delayed_is_estimate else (tables.message, tables.delayed),
+            given={"highest": max((row.bucket for row in owners), default=-1), "limit": most or _NO_LIMIT},
+        ),
     )
 
 
@@ -153,6 +160,11 @@ def _count(connection: Connection, table: Table, most: int | None) -> tuple[int,
     if counted < limit:
         return counted, False
     return max(counted, supported(connection.dialect.name).estimate(connection, table)), True
+
+
+def _count_stray(connection: Connection, those: Iterable[Table], given: dict[str, int]) -> int:
+    questions = (statements.count_stray(table, above=above) for table in those for above in (True, False))
+    return sum(connection.execute(each, given).scalar_one() for each in questions)
 
 
 def _relay(row: Row[Any]) -> RelayStatus:

@@ -1,6 +1,5 @@
 """Messages as an operator sees them."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,6 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Row
+
+from .._letter import Unreadable, headers_of
 
 
 class MessageState(StrEnum):
@@ -67,7 +68,15 @@ class StoredMessage:
             attempts=found.get("attempts", 0),
             payload_bytes=row.payload_bytes,
             content_type=row.content_type,
-            headers=json.loads(row.headers) if row.headers else {},
+            headers=_headers(row.headers),
             created_at=row.created_at,
             **optional,
         )
+
+
+def _headers(text: Any) -> dict[str, str]:
+    """None where somebody else has written what cannot be read; the error of a dead letter says so."""
+    try:
+        return headers_of(text) if text else {}
+    except Unreadable:
+        return {}

@@ -13,7 +13,14 @@ class Batch:
     letters: list[Letter]
     """Messages to send, in this order."""
     exhausted: list[Letter]
-    """Messages that have had all their attempts, and nobody knows what became of them: dead letters."""
+    """Messages that are not sent any more: they cannot be read, or have had all their attempts, and nobody
+    knows what became of them. They become dead letters."""
+
+    def put_aside(self, damaged: list[Letter]) -> None:
+        """Send none of these. What their keys have besides is for a later batch: they may have to wait."""
+        names = {letter.name for letter in damaged}
+        self.letters[:] = [letter for letter in self.letters if letter.name not in names]
+        self.exhausted.extend(damaged)
 
 
 @dataclass(frozen=True, slots=True)

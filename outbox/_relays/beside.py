@@ -21,12 +21,12 @@ def move_due(connection: Connection, tables: OutboxTables, buckets: Sequence[int
     Only those of the relay's own buckets: two relays that moved messages of one key could swap them.
     """
     mine = {"these": buckets}
-    due = connection.execute(_statements.due(tables), mine | {"limit": _MOVED}).all()
+    due = list(connection.execute(_statements.due(tables), mine | {"limit": _MOVED}).scalars())
     if due:
+        connection.execute(_statements.add_due(tables), {"these": due})
         forget = _statements.forget_delayed(tables)
-        if connection.execute(forget, [{"id_": row.id} for row in due]).rowcount < len(due):
+        if connection.execute(forget, [{"id_": each} for each in due]).rowcount < len(due):
             raise Overtaken("somebody has dropped a delayed message that was about to be moved")
-        connection.execute(_statements.add_due(tables), [row._asdict() for row in due])
     if len(due) == _MOVED:
         return 0.0
     found = connection.execute(_statements.next_due(tables), mine).one()

@@ -14,7 +14,7 @@ from inbox._statements import clock
 
 from .. import _statements
 from .._databases import Scan, supported
-from .._letter import Letter
+from .._letter import Letter, Unreadable, check_payload
 from ..errors import WrongBucketCount
 from . import beside, members
 from .batch import Batch, Demand
@@ -184,15 +184,16 @@ class Core:
             # Before the lease was locked, an operator may have dropped what was found.
             batch = self._choose(connection, demand)
         if batch.letters:
-            self._load(connection, batch.letters)
+            self._load(connection, batch)
+        if batch.letters:
             self._solo_turn = batch.letters[0].unanswered < SOLO_AFTER
         if batch.letters or not report.is_empty:
             members.note(connection, self._tables, self.epoch, batch.letters)
         return batch
 
-    def _load(self, connection: Connection, letters: list[Letter]) -> None:
+    def _load(self, connection: Connection, batch: Batch) -> None:
         """Read payloads that were left where they were, and cut the batch where it becomes too large."""
-        total = 0
+        letters, total = batch.letters, 0
         for place, letter in enumerate(letters):
             total += letter.size
             if place and total > _LARGEST_BATCH:
@@ -202,7 +203,13 @@ class Core:
         if heavy:
             found = self._database.payloads(connection, self._tables, heavy)
             for letter in heavy:
-                letter.envelope = replace(letter.envelope, payload=found[letter.sequence])
+                try:
+                    check_payload(found[letter.sequence])
+                except Unreadable as error:
+                    letter.damage = str(error)
+                else:
+                    letter.envelope = replace(letter.envelope, payload=found[letter.sequence])
+            batch.put_aside([letter for letter in heavy if letter.damage is not None])
 
     def seconds_idle(self) -> float:
         """How long nothing has to be looked at, unless somebody publishes a message."""
@@ -267,7 +274,7 @@ class Core:
                 waits.append((letter, math.inf))
             elif letter.retry_at is not None and letter.retry_at > now:
                 waits.append((letter, (letter.retry_at - now).total_seconds()))
-            elif letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts:
+            elif letter.damage is not None or self._is_exhausted(letter):
                 batch.exhausted.append(letter)
             elif letter.envelope.topic in demand.rests and not _is_tried(letter, demand, tried):
                 waits.append((letter, demand.rests[letter.envelope.topic]))
@@ -281,6 +288,9 @@ class Core:
         if alone and (self._solo_turn or not batch.letters):
             return Batch([min(alone, key=attrgetter("unanswered"))], batch.exhausted)
         return Batch(batch.letters[: demand.limit], batch.exhausted)
+
+    def _is_exhausted(self, letter: Letter) -> bool:
+        return letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts
 
     def _block_all(self, waits: list[tuple[Letter, float]], leaving: set[str]) -> None:
         """Let keys wait, but for those of which an earlier message leaves before."""

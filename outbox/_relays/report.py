@@ -44,8 +44,8 @@ class Report:
     accepted: list[Letter] = field(default_factory=list)
     others: list[Answer] = field(default_factory=list)
     exhausted: list[Letter] = field(default_factory=list)
-    """Messages that are not sent again: they have had all their attempts, and nobody knows what became of
-    them."""
+    """Messages that are not sent any more: they cannot be read, or have had all their attempts, and nobody
+    knows what became of them."""
 
     @property
     def is_empty(self) -> bool:

@@ -53,7 +53,7 @@ class Settlement:
             else:
                 waits.append((answer, self._delay(answer)))
         for letter in report.exhausted:
-            self._put_away(connection, letter, _no_answer(letter.envelope.attempt - 1, letter.unanswered))
+            self._put_away(connection, letter, _exhausted(letter))
         if waits:
             connection.execute(_statements.wait(tables), [_wait(*each) for each in waits])
         return [(answer.letter, delay) for answer, delay in waits]
@@ -83,6 +83,13 @@ class Settlement:
 
 def _this(letter: Letter) -> dict[str, Any]:
     return {"bucket_": letter.bucket, "it": letter.sequence, "id_": letter.envelope.id}
+
+
+def _exhausted(letter: Letter) -> _End:
+    attempts = letter.envelope.attempt - 1
+    if letter.damage is not None:
+        return _End(attempts, letter.unanswered, "refused", reason(Refused(letter.damage)))
+    return _no_answer(attempts, letter.unanswered)
 
 
 def _no_answer(attempts: int, unanswered: int) -> _End:
