@@ -18,16 +18,25 @@ from ._keys import Key
 from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._settings import ATTEMPTS, Settings
+from ._sources import async_kinds, check_source, open_source
 from ._taken import Taken, take
 from ._transaction import pauses, roll_back
 from ._verdict import Verdict
-from ._work import Work
+from ._work import Work, handle_of
 from .errors import InvalidOption
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
 
-    AsyncSource = AsyncEngine | async_sessionmaker[AsyncSession]
+    AsyncHandle = AsyncConnection | AsyncSession | async_scoped_session[AsyncSession]
+    _Known = AsyncEngine | async_sessionmaker[AsyncSession] | async_scoped_session[AsyncSession]
+    AsyncSource = _Known | Callable[[], _Known]
 
 M = TypeVar("M")
 
@@ -41,7 +50,7 @@ class AsyncInbox(Settings):
 
     async def accept(
         self,
-        connection: AsyncConnection | AsyncSession,
+        connection: AsyncHandle,
         key: Key,
         payload: Any = None,
         *,
@@ -55,7 +64,7 @@ class AsyncInbox(Settings):
 
     async def take(
         self,
-        connection: AsyncConnection | AsyncSession,
+        connection: AsyncHandle,
         key: Key,
         payload: Any = None,
         *,
@@ -71,9 +80,7 @@ class AsyncInbox(Settings):
         asynchronous = await _connection(connection)
         return await asynchronous.run_sync(take, attempt, at_commit=True, **limits)
 
-    async def accept_many(
-        self, connection: AsyncConnection | AsyncSession, keys: Sequence[Key]
-    ) -> list[Verdict]:
+    async def accept_many(self, connection: AsyncHandle, keys: Sequence[Key]) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys."""
         asynchronous = await _connection(connection)
         return await asynchronous.run_sync(
@@ -97,7 +104,7 @@ class AsyncInbox(Settings):
             async with AsyncExitStack() as stack:
                 handle: AsyncConnection | AsyncSession
                 with OWN:
-                    handle = await stack.enter_async_context(_open(source))
+                    handle = await stack.enter_async_context(open_source(source, async_kinds()))
                 try:
                     await handle.run_sync(transaction.begin)
                     self._check_taken(transaction)
@@ -121,9 +128,8 @@ class AsyncInbox(Settings):
         attempts: int = ATTEMPTS,
     ) -> Callable[[Callable[[Any, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
         """Decorate `async body(connection, message)`: it runs once per key, in `transaction`."""
-        from sqlalchemy.ext.asyncio import AsyncEngine
-
         _options.count("attempts", attempts)
+        check_source(source, async_kinds())
 
         def decorate(body: Callable[[Any, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
             async def once(message: M) -> Outcome:
@@ -134,8 +140,7 @@ class AsyncInbox(Settings):
                     message_time=message_time and message_time(message),
                 ) as work:
                     if work.is_new:
-                        handle = work.connection if isinstance(source, AsyncEngine) else work.session
-                        work.result = await body(handle, message)
+                        work.result = await body(handle_of(work), message)
                 return Outcome(work.verdict, work.result)
 
             @functools.wraps(body)
@@ -164,25 +169,20 @@ class AsyncInbox(Settings):
         return await run(purge, engine.sync_engine, sleep=_sleep, **self._scope(), **options)
 
 
-def _open(source: AsyncSource) -> AsyncConnection | AsyncSession:
-    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+async def _connection(given: AsyncHandle) -> AsyncConnection:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-    if isinstance(source, AsyncEngine):
-        return source.connect()
-    if isinstance(source, async_sessionmaker):
-        return source()
-    raise InvalidOption(f"source={type(source).__name__}: expected an AsyncEngine or an async_sessionmaker")
-
-
-async def _connection(given: AsyncConnection | AsyncSession) -> AsyncConnection:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-
+    if isinstance(given, async_scoped_session):
+        given = given()
     if isinstance(given, AsyncSession):
         with OWN:
             return await given.connection()
     if isinstance(given, AsyncConnection):
         return given
-    raise InvalidOption(f"connection={type(given).__name__}: expected an AsyncConnection or an AsyncSession")
+    raise InvalidOption(
+        f"connection={type(given).__name__}: expected an AsyncConnection, an AsyncSession or "
+        "an async_scoped_session"
+    )
 
 
 def _sleep(seconds: float) -> None:

@@ -15,13 +15,20 @@ from sqlalchemy.util import await_only
 from ._async_calls import awaited, run
 from ._claim_base import ClaimBase, Undo
 from ._hold import OnUnknown
+from ._sources import async_kinds, open_source
 from ._step_transaction import sql_store, transact
-from .errors import InvalidOption
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
 
-    AsyncSource = AsyncEngine | async_sessionmaker[AsyncSession]
+    _Known = AsyncEngine | async_sessionmaker[AsyncSession] | async_scoped_session[AsyncSession]
+    AsyncSource = _Known | Callable[[], _Known]
 
 
 class AsyncClaim(ClaimBase):
@@ -63,13 +70,13 @@ class AsyncClaim(ClaimBase):
             name, undo: as for `step`.
             body: gets the AsyncConnection (or, from an async_sessionmaker, the AsyncSession) on which a
                 transaction has begun, and neither commits nor rolls back.
-            source: an AsyncEngine or an async_sessionmaker of the database that the store is in; None is the
-                store's own engine.
+            source: an AsyncEngine, async_sessionmaker or async_scoped_session of the database that the store
+                is in, or a function that returns one; None is the store's own engine.
         """
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         hold, store = self._held, sql_store(self._store)
-        handle = _handle(AsyncEngine(store.engine) if source is None else source)
+        handle = open_source(AsyncEngine(store.engine) if source is None else source, async_kinds())
         await run(
             transact,
             hold,
@@ -80,16 +87,6 @@ class AsyncClaim(ClaimBase):
             has_undo=undo is not None,
         )
         return self._finished(name, undo and awaited(undo))
-
-
-def _handle(source: AsyncSource) -> AsyncConnection | AsyncSession:
-    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
-
-    if isinstance(source, AsyncEngine):
-        return source.connect()
-    if isinstance(source, async_sessionmaker):
-        return source()
-    raise InvalidOption(f"source={type(source).__name__}: expected an AsyncEngine or an async_sessionmaker")
 
 
 def _begun(handle: AsyncConnection | AsyncSession) -> Connection | Session:

@@ -5,7 +5,8 @@ from typing import Any
 
 from ._claim_base import ClaimBase, Undo
 from ._hold import OnUnknown
-from ._step_transaction import Source, opener, sql_store, transact
+from ._sources import Source
+from ._step_transaction import opener, sql_store, transact
 
 
 class Claim(ClaimBase):
@@ -61,8 +62,8 @@ class Claim(ClaimBase):
             name, undo: as for `step`.
             body: gets the Connection (or, from a sessionmaker, the Session) on which a transaction has begun,
                 and neither commits nor rolls back.
-            source: an Engine or a sessionmaker of the database that the store is in; None is the store's own
-                engine.
+            source: an Engine, sessionmaker or scoped_session of the database that the store is in, or a
+                function that returns one; None is the store's own engine.
 
         Raises:
             TransactionAborted: the body swallowed a database error; nothing was written.

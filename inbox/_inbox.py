@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session
 
 from . import _options
 from ._accept import accept, accept_many
@@ -18,14 +18,15 @@ from ._listener import Listener
 from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._settings import ATTEMPTS, Settings
+from ._sources import SYNC, Source, check_source, open_source
 from ._taken import Taken, take
 from ._transaction import pauses, roll_back
 from ._verdict import Verdict
-from ._work import Work
+from ._work import Work, handle_of
 from .errors import InvalidOption
 
 M = TypeVar("M")
-Source = Engine | sessionmaker[Session]
+Handle = Connection | Session | scoped_session[Session]
 
 
 class Inbox(Settings):
@@ -56,7 +57,7 @@ class Inbox(Settings):
 
     def accept(
         self,
-        connection: Connection | Session,
+        connection: Handle,
         key: Key,
         payload: Any = None,
         *,
@@ -70,7 +71,7 @@ class Inbox(Settings):
         and do not commit: it may have undone the transaction already.
 
         Args:
-            connection: a Connection or an ORM Session, not in AUTOCOMMIT mode.
+            connection: a Connection, an ORM Session or a scoped_session, not in AUTOCOMMIT mode.
             key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
@@ -89,7 +90,7 @@ class Inbox(Settings):
 
     def take(
         self,
-        connection: Connection | Session,
+        connection: Handle,
         key: Key,
         payload: Any = None,
         *,
@@ -104,7 +105,7 @@ class Inbox(Settings):
         attempt = self._attempt(key, payload)
         return take(_connection(connection), attempt, **self._limits(message_time))
 
-    def accept_many(self, connection: Connection | Session, keys: Sequence[Key]) -> list[Verdict]:
+    def accept_many(self, connection: Handle, keys: Sequence[Key]) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys in one statement;
         verdict i belongs to key i.
 
@@ -134,7 +135,9 @@ class Inbox(Settings):
         if it did.
 
         Args:
-            source: an Engine (then `work.connection`) or a sessionmaker (then also `work.session`).
+            source: an Engine (then `work.connection`); a sessionmaker or a scoped_session (then also
+                `work.session`); or a function without arguments that returns one of these, for what is made
+                later. It is called for each message. A scoped_session must not be in a transaction.
             key, payload, message_time: as for `accept`.
 
         Raises:
@@ -147,7 +150,7 @@ class Inbox(Settings):
         """
         transaction = self._begin(key, payload, message_time)
         try:
-            with _open(source) as handle:
+            with open_source(source, SYNC) as handle:
                 try:
                     transaction.begin(handle)
                     self._check_taken(transaction)
@@ -172,18 +175,19 @@ class Inbox(Settings):
     ) -> Callable[[Callable[[Any, M], Any]], Callable[[M], Outcome]]:
         """Decorate `body(connection, message)`: it runs once per key, in `transaction`.
 
-        With a sessionmaker the body gets the Session instead. What it returns (a JSON value) is stored with
-        the row and is the `Outcome.result` of every duplicate. When the decorated function returns,
-        acknowledge the message: it raises what `transaction` raises. Transient errors are retried in a new
-        transaction, at most `attempts` times in all; the last one is raised. `MessageInFlight` is not retried
-        here, because this call has waited for the other transaction already.
+        With a sessionmaker or a scoped_session the body gets the Session instead. What it returns (a JSON
+        value) is stored with the row and is the `Outcome.result` of every duplicate. When the decorated
+        function returns, acknowledge the message: it raises what `transaction` raises. Transient errors are
+        retried in a new transaction, at most `attempts` times in all; the last one is raised.
+        `MessageInFlight` is not retried here, because this call has waited for the other transaction already.
 
         Args:
-            source: an Engine or a sessionmaker.
+            source: as for `transaction`; what cannot be one is refused here.
             key, payload, message_time: functions of the message.
             attempts: how often one message is tried.
         """
         _options.count("attempts", attempts)
+        check_source(source, SYNC)
 
         def decorate(body: Callable[[Any, M], Any]) -> Callable[[M], Outcome]:
             def once(message: M) -> Outcome:
@@ -194,8 +198,7 @@ class Inbox(Settings):
                     message_time=message_time and message_time(message),
                 ) as work:
                     if work.is_new:
-                        handle = work.connection if isinstance(source, Engine) else work.session
-                        work.result = body(handle, message)
+                        work.result = body(handle_of(work), message)
                 return Outcome(work.verdict, work.result)
 
             @functools.wraps(body)
@@ -224,22 +227,15 @@ class Inbox(Settings):
         return purge(engine, **self._scope(), **options)
 
 
-def _open(source: Source) -> Connection | Session:
-    with OWN:
-        if isinstance(source, Engine):
-            return source.connect()
-        if isinstance(source, sessionmaker):
-            return source()
-    raise InvalidOption(f"source={type(source).__name__}: expected an Engine or a sessionmaker")
-
-
-def _connection(given: Connection | Session) -> Connection:
+def _connection(given: Handle) -> Connection:
+    if isinstance(given, scoped_session):
+        given = given()
     if isinstance(given, Session):
         with OWN:
             return given.connection()
     if isinstance(given, Connection):
         return given
     raise InvalidOption(
-        f"connection={type(given).__name__}: expected a Connection or a Session; for an Engine there is "
-        "transaction(), for asynchronous connections AsyncInbox"
+        f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; for an "
+        "Engine there is transaction(), for asynchronous connections AsyncInbox"
     )

@@ -3,17 +3,19 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from . import _codes
 from ._accept import usable
 from ._databases import database_of
 from ._fault import COMMIT, OWN
 from ._hold import Hold
+from ._sources import SYNC, Source, check_source, open_source
 from ._steps import Steps
 from ._stores import SqlStore, Store
 from ._transaction import roll_back
@@ -26,8 +28,6 @@ from .errors import (
     TransactionEnded,
     UnusableConnection,
 )
-
-Source = Engine | sessionmaker[Session]
 
 
 class StepTransaction:
@@ -179,10 +179,7 @@ def opener(source: Source) -> Callable[[], Connection | Session]:
     """What opens a Connection or a Session.
 
     Raises:
-        InvalidOption: neither an engine nor a sessionmaker.
+        InvalidOption: it is no source.
     """
-    if isinstance(source, Engine):
-        return source.connect
-    if isinstance(source, sessionmaker):
-        return source
-    raise InvalidOption(f"source={type(source).__name__}: expected an Engine or a sessionmaker")
+    check_source(source, SYNC)
+    return partial(open_source, source, SYNC)

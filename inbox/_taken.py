@@ -7,13 +7,12 @@ in an assignment: there the result is written when the transaction commits, righ
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
 
-from . import _statements
+from . import _failed_commit, _statements
 from ._accept import accept
 from ._databases import Attempt
 from ._fault import OWN
@@ -98,22 +97,12 @@ def _store(connection: Connection, attempt: Attempt, text: str | None) -> int:
 def _keep(connection: Connection, attempt: Attempt, text: str | None) -> None:
     if connection not in _waiting:
         _waiting[connection] = {}
-        for moment in ("commit", "commit_twophase"):
-            event.listen(connection, moment, _at_commit)
-        event.listen(connection, "prepare_twophase", _write_waiting)
+        for moment in ("commit", "prepare_twophase", "commit_twophase"):
+            event.listen(connection, moment, _write_waiting)
         for moment in ("rollback", "rollback_twophase"):
             event.listen(connection, moment, _forget)
+    _failed_commit.watch(connection)
     _waiting[connection][attempt.claim] = (attempt, text)
-
-
-def _at_commit(connection: Connection, *_: object) -> None:
-    try:
-        _write_waiting(connection)
-    except BaseException as error:
-        # SQLAlchemy takes the transaction for ended as soon as its COMMIT raises, and the server does not
-        # know of it yet: the next borrower of the connection would commit what it has written.
-        _roll_back(connection, error)
-        raise
 
 
 def _write_waiting(connection: Connection, *_: object) -> None:
@@ -123,15 +112,6 @@ def _write_waiting(connection: Connection, *_: object) -> None:
         claim = next(iter(waiting))
         _store(connection, *waiting[claim])
         del waiting[claim]
-
-
-def _roll_back(connection: Connection, error: BaseException) -> None:
-    """On the server; a connection that cannot is closed."""
-    if isinstance(error, Exception):
-        with suppress(Exception):
-            connection.connection.rollback()
-            return
-    connection.invalidate(error)
 
 
 def _forget(connection: Connection, *_: object) -> None:

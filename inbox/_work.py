@@ -58,3 +58,8 @@ class Work(Generic[C, S]):
         if not self.is_new:
             raise InvalidOption(f"work.result: only a new message gets a result, this one is {self.verdict}")
         self._transaction.result = normalised(value)
+
+
+def handle_of(work: Work[C, S]) -> C | S:
+    """What a handler's body is given: the session, or the connection where there is none."""
+    return work.connection if work._session is None else work._session  # noqa: SLF001 - of this module

@@ -246,7 +246,7 @@ async def _aborted(connection: AsyncConnection) -> None:
 async def test_what_cannot_be_a_source(migrated: Database) -> None:
     """A synchronous engine is refused."""
     async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
-        with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine or an async_sess"):
+        with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):
             await claim.transact("pay", paid, source=migrated.engine())  # type: ignore[arg-type]
 
 
