@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, text
 from tests.database import Database
 
 ACCOUNT = "unprivileged"
-Outage = Callable[[Database], AbstractContextManager[None]]
+Limit = Callable[[Database], URL]
 
 
 def impatient(database: Database, seconds: float = 0.3) -> URL:

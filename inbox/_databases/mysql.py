@@ -8,12 +8,12 @@ is put aside for a moment. Both count in whole seconds, and only MariaDB knows 0
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, CursorResult, func, literal_column, text
+from sqlalchemy import Connection, CursorResult, TextClause, func, literal_column, text
 from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -32,10 +32,6 @@ T = TypeVar("T")
 _IN_TRANSACTION = 1
 """The protocol's flag SERVER_STATUS_IN_TRANS."""
 
-_PUT_ASIDE = text(
-    "SET @inbox_lock_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
-)
-_PUT_BACK = text("SET SESSION innodb_lock_wait_timeout = @inbox_lock_wait")
 _IS_READ_ONLY = text("SELECT @@global.read_only")
 _ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
 _SIZE = text(
@@ -145,7 +141,7 @@ class MySQL(Database):
             raise TransientError("innodb_rollback_on_timeout=ON has undone the transaction") from error
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
-        with _lock_wait(connection, wait):
+        with _no_time_limit(connection), _lock_wait(connection, wait):
             row = connection.execute(
                 _statements.find_locked(attempt.tables),
                 attempt.where(),
@@ -194,17 +190,37 @@ def _went_in(answer: CursorResult[Any]) -> bool:
     return answer.lastrowid == 0
 
 
-@contextmanager
-def _lock_wait(connection: Connection, wait: float) -> Iterator[None]:
+def _lock_wait(connection: Connection, wait: float) -> AbstractContextManager[None]:
     lowest = 0 if _is_mariadb(connection) else 1
-    connection.execute(_PUT_ASIDE, {"wait": max(lowest, math.ceil(wait))})
+    return _setting(connection, "innodb_lock_wait_timeout", max(lowest, math.ceil(wait)))
+
+
+def _no_time_limit(connection: Connection) -> AbstractContextManager[None]:
+    """For a transaction of our own on a connection that goes back to the application's pool."""
+    return _setting(connection, "max_statement_time" if _is_mariadb(connection) else "max_execution_time", 0)
+
+
+@contextmanager
+def _setting(connection: Connection, name: str, value: int) -> Iterator[None]:
+    """The session's own setting is put aside inside the block."""
+    connection.execute(_put_aside(name), {"value": value})
     try:
         yield
     except DBAPIError as error:
         if not _codes.breaks_connection(error):
-            connection.execute(_PUT_BACK)
+            connection.execute(_put_back(name))
         raise
-    connection.execute(_PUT_BACK)
+    connection.execute(_put_back(name))
+
+
+@cache
+def _put_aside(name: str) -> TextClause:
+    return text(f"SET @inbox_{name} = @@{name}, SESSION {name} = :value")
+
+
+@cache
+def _put_back(name: str) -> TextClause:
+    return text(f"SET SESSION {name} = @inbox_{name}")
 
 
 def _snapshot_too_old() -> TransientError:

@@ -46,6 +46,7 @@ from ._database import Attempt, Batch, Database, Stored
 _IDLE, _INERROR = 0, 3
 _COLUMNS = tuple(_statements.ROW)
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
+_NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
 _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
 
@@ -195,6 +196,7 @@ class PostgreSQL(Database):
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
         names = {"consumer": attempt.consumer, "key": attempt.key, "timeout": _milliseconds(wait)}
+        connection.execute(_NO_TIME_LIMIT)
         connection.execute(wait_for_key(attempt.tables), names)
         return self.find(connection, attempt)
 
