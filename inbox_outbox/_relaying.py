@@ -9,6 +9,7 @@ import typer
 
 import outbox
 
+from . import _secrets
 from ._brokers import EXPECTED, publisher_at
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import UNFINISHED
@@ -47,6 +48,15 @@ Dead = Annotated[AfterDead, typer.Option(help="Whether the messages behind a dea
 KeepSent = Annotated[
     str | None, typer.Option(help="Keep a record of what was sent for this time, for audit.", metavar="TIME")
 ]
+ListenUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="INBOX_OUTBOX_LISTEN_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="PostgreSQL's own address, where --url is a pooler's: the relay is woken there.",
+    ),
+]
 
 
 def relay(
@@ -61,11 +71,12 @@ def relay(
     max_attempts: MaxAttempts = 16,
     after_dead: Dead = AfterDead.CONTINUE,
     keep_sent: KeepSent = None,
+    listen_url: ListenUrl = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
     """Take messages to a broker, until SIGTERM or Ctrl-C: then finish the batch that is on its way."""
-    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent)
+    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url)
     timeout = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, timeout) as publisher:
         done = run(engine, publisher, options | {"schema": schema})
@@ -90,12 +101,13 @@ def drain(
     max_attempts: MaxAttempts = 16,
     after_dead: Dead = AfterDead.CONTINUE,
     keep_sent: KeepSent = None,
+    listen_url: ListenUrl = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
     """Take messages to a broker until none is left that can leave; exit code 4 if some are left, because they
     are held or paused, or the time is over."""
-    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent)
+    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url)
     limit = length("timeout", timeout)
     send_limit = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
@@ -121,8 +133,11 @@ def _options(
     max_attempts: int,
     after_dead: AfterDead,
     keep_sent: str | None,
+    listen_url: str | None,
 ) -> dict[str, Any]:
     """What a `Relay` is told."""
+    if listen_url is not None:
+        _secrets.remember_in(listen_url)
     return {
         "name": name,
         "lease": length("lease", lease),
@@ -131,6 +146,7 @@ def _options(
         "max_attempts": max_attempts,
         "after_dead": after_dead.value,
         "keep_sent": length("keep-sent", keep_sent),
+        "listen_url": listen_url,
     }
 
 

@@ -1,9 +1,11 @@
 """Keeps passwords out of messages, whoever wrote the message."""
 
+import contextlib
 import re
 from urllib.parse import quote, quote_plus
 
-from sqlalchemy import URL
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 _STRUCK_OUT = "***"
 _IN_QUERY = ("password", "passwd", "sslpassword")
@@ -20,6 +22,12 @@ def remember(address: URL) -> None:
     for password in plain:
         for text in (password,) if isinstance(password, str) else password or ():
             _known.update(filter(None, (text, quote(text, safe=""), quote_plus(text), repr(text)[1:-1])))
+
+
+def remember_in(text: str) -> None:
+    """The same for an address that has not been read yet; one that nobody can read holds none to know."""
+    with contextlib.suppress(ArgumentError, ValueError):
+        remember(make_url(text))
 
 
 def strike_out(message: str) -> str:

@@ -37,6 +37,8 @@ class SideConnection:
         pool._invoke_creator = checked  # noqa: SLF001
         self.connection = Engine(pool, engine.dialect, engine.url).connect()
         self.driver: Any = self.connection.connection.driver_connection
+        self.server_process: int | None = None
+        """The session's process on the server, once somebody has asked."""
         self._dbapi: Any = self.connection.connection.dbapi_connection
         self.connection.detach()  # or SQLAlchemy logs an error if a loop is closed while this is open
 

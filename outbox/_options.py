@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from inbox import _options as inbox_options
+from inbox import _url
 from inbox import errors as inbox_errors
 from inbox._keys import LONGEST_KEY
 
@@ -41,6 +42,7 @@ count = _ours(inbox_options.count)
 flag = _ours(inbox_options.flag)
 aware = _ours(inbox_options.aware)
 consumer = _ours(inbox_options.consumer)
+database_url = _ours(_url.database_url)
 
 
 def text(option: str, value: object, longest: int) -> str:

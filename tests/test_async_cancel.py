@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from inbox import AsyncInbox, AsyncStatusInbox, SqlStore
 from outbox import AsyncRelay, Outbox
 from outbox._relays.async_ears import AsyncEars, TaskBell
+from outbox._relays.line import Line
 from tests.cancelled import Cancelling
 from tests.database import Database
 from tests.outbox_publishers import TABLES, AsyncRecorder, count
@@ -40,7 +41,7 @@ async def listen(engine: AsyncEngine) -> None:
     if engine.dialect.name == "postgresql":
         bell = TaskBell()
         bell.listen()
-        ears = AsyncEars(engine, None, bell)
+        ears = AsyncEars(engine, None, bell, Line(engine.sync_engine, None))
         with suppress(TimeoutError):
             await asyncio.wait_for(ears._listen(), 0.1)
 

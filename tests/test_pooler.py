@@ -165,7 +165,7 @@ def test_purge(pooled: Database) -> None:
         connection.execute(text("UPDATE inbox_message SET accepted_at = accepted_at - interval '30 days'"))
         connection.execute(text("UPDATE inbox_status SET updated_at = updated_at - interval '30 days'"))
     assert inbox.purge(engine).rows == 3
-    assert inbox.status(engine) == []
+    assert [each.rows for each in inbox.status(engine)] == [0, 0]
 
 
 def test_migrations(pooled: Database) -> None:
@@ -213,6 +213,20 @@ def test_the_command_line(pooled: Database) -> None:
         assert as_json(in_this_process("outbox", "status", "--json", "--url", url))["pending"] == 12
     done = in_this_process("outbox", "status", "--url", url.replace("none", "never"))
     assert error(done) == "url: prepare_threshold: expected a whole number or none"
+
+
+def test_the_command_line_s_relay(pooled: Database) -> None:
+    """`--listen-url` is checked before anything is done, and its password not shown."""
+    options = [
+        "--to",
+        "amqp://127.0.0.1:1",
+        "--url",
+        off(pooled.url),
+        "--listen-url",
+        "mysql://user:pass-word@host/shop",
+    ]
+    done = in_this_process("outbox", "drain", *options)
+    assert error(done) == "listen_url: mysql+pymysql: only PostgreSQL wakes relays, through psycopg"
 
 
 def off(url: URL) -> str:

@@ -171,6 +171,10 @@ def test_any_retry_after_can_be_stored(engine: Engine, retry_after: Any) -> None
         ({"lease": 0.5}, "lease=0.5"),
         ({"lease": "30"}, "lease='30'"),
         ({"lease": timedelta(days=2)}, "lease="),
+        ({"listen_url": 5}, "listen_url=int: expected an address"),
+        ({"listen_url": "here"}, "listen_url: expected something like postgresql://"),
+        ({"listen_url": "mysql://u:secret@h/d"}, "listen_url: mysql+pymysql: only PostgreSQL"),
+        ({"listen_url": "postgresql+asyncpg://u:secret@h/d"}, "listen_url: postgresql+asyncpg: only"),
         ({"poll": -1}, "poll=-1"),
         ({"max_attempts": 0}, "max_attempts=0"),
         ({"backoff": 3}, "backoff=3"),
@@ -216,6 +220,12 @@ def test_what_can_be_an_engine() -> None:
     for wrong in (None, "sqlite://", ANYWHERE):
         with pytest.raises(InvalidOption, match="engine="):
             AsyncRelay(wrong, AsyncRecorder())  # type: ignore[arg-type]
+
+
+def test_listening_where_there_is_nothing_to_hear() -> None:
+    """Only PostgreSQL notifies."""
+    with pytest.raises(InvalidOption, match="listen_url: the engine's database is sqlite"):
+        Relay(create_engine("sqlite://"), Recorder(), listen_url="postgresql://h/d")
 
 
 @pytest.mark.parametrize("lease", [4, 5])

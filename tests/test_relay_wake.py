@@ -6,7 +6,8 @@ Looking by itself is put off for longer than a test takes, so that only a wake-u
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.outbox_publishers import (
     publish,
 )
 from tests.status_workers import wait_until, workers
-from tests.together import Task
+from tests.together import Task, in_a_loop
 
 NEVER = 3_600
 SOON = 60
@@ -132,6 +133,48 @@ def test_one_connection_for_everything(postgres: Database) -> None:
         assert not driver.autocommit
 
 
+@pytest.mark.usefixtures("never_looks")
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_relay_behind_a_pooler(pooled: Database, postgres: Database, kind: str) -> None:
+    """With the server's own address as `listen_url` it is woken by commits of others behind the pooler."""
+    with (
+        _elsewhere(pooled) as engine,
+        _relay(kind, pooled, poll=NEVER, lease=2 * NEVER, listen_url=postgres.url) as publisher,
+    ):
+        _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_pooler_that_swallows_notifications(
+    pooled: Database, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Behind it a relay notices that it hears nothing, says so once and what to do, and polls; no session
+    goes on listening."""
+    with _elsewhere(pooled) as engine, _relay(kind, pooled, poll=0.1) as publisher:
+        wait_until(lambda: bool(caplog.records))
+        publish(engine, "a1")
+        wait_until(lambda: len(publisher.accepted) == 1)
+    (record,) = caplog.records
+    assert record.message == (
+        "no wake-up from other processes, so the relay polls: a notification did not arrive at "
+        f"{pooled.url.host}:{pooled.url.port} within 2 s, which is a pooler: give the server's own address "
+        "as listen_url"
+    )
+    with ExitStack() as opened:
+        connections = [opened.enter_context(pooled.engine().connect()) for _ in range(4)]
+        channels = text("SELECT pg_listening_channels()")
+        assert [connection.scalars(channels).all() for connection in connections] == [[]] * 4
+
+
+def test_the_address_of_another_database(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """A `listen_url` on which the relay's own notification does not arrive is no use: the log says so."""
+    elsewhere = postgres.url.set(database="postgres")
+    with _relay("thread", postgres, listen_url=elsewhere):
+        wait_until(lambda: bool(caplog.records))
+    (record,) = caplog.records
+    assert record.message.endswith("within 5 s: is it the relay's database?")
+
+
 def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
     """The wake-up is a hint that may come before the messages can be seen: a relay that has found nothing
     finds them when it looks the next time."""
@@ -170,6 +213,29 @@ def _until_many_arrive(publish_there: Callable[[str], object], arrived: Callable
         patience = time.monotonic() + 1
         while arrived() < published and time.monotonic() < patience:
             time.sleep(0.01)
+
+
+@contextmanager
+def _relay(kind: str, database: Database, **options: Any) -> Iterator[Recorder]:
+    """While the block runs, so does a relay in a thread, or in a loop."""
+    if kind == "thread":
+        publisher = Recorder()
+        with _running(Relay(database.engine(), publisher, **options)):
+            yield publisher
+    else:
+        asynchronous = AsyncRecorder()
+        make = partial(AsyncRelay, publisher=asynchronous, **options)
+        with in_a_loop(database.async_engine, make, AsyncRelay.run):
+            yield asynchronous
+
+
+@contextmanager
+def _elsewhere(database: Database) -> Iterator[Engine]:
+    """An engine that rings no bell of this process, because its address reads differently."""
+    url = database.url.update_query_dict({"application_name": "elsewhere"})
+    other = Database(database.server, url, prepare_threshold=None)
+    yield other.engine()
+    other.dispose()
 
 
 @contextmanager

@@ -59,14 +59,16 @@ class Task(Generic[T]):
 
 @contextmanager
 def in_a_loop(
-    database: URL, make: Callable[[AsyncEngine], S], run: Callable[[S], Awaitable[None]]
+    database: URL | Callable[[], AsyncEngine],
+    make: Callable[[AsyncEngine], S],
+    run: Callable[[S], Awaitable[None]],
 ) -> Iterator[S]:
     """While the block runs, so does what `make` has made, in another thread's loop and with an engine of its
     own; what `run` raises comes out."""
     made: SimpleQueue[S] = SimpleQueue()
 
     async def scenario() -> None:
-        engine = create_async_engine(database)
+        engine = create_async_engine(database) if isinstance(database, URL) else database()
         try:
             consumer = make(engine)
             made.put(consumer)

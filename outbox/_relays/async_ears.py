@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 from typing import TYPE_CHECKING
 
 from .. import _bells
-from .._beside import SharedConnection, SideConnection, driver_connections
+from .._beside import SideConnection
 from .base import Bell
-from .ears import BURST, RETRY, listen, may_listen
+from .ears import BURST, Complaint
+from .line import Line
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
-
-_log = logging.getLogger("outbox.wake")
 
 
 class TaskBell(Bell):
@@ -53,16 +52,17 @@ class TaskBell(Bell):
 class AsyncEars:
     """Rings a relay's bell whenever messages are committed, as an asynchronous context manager."""
 
-    def __init__(self, engine: AsyncEngine, schema: str | None, bell: TaskBell) -> None:
+    def __init__(self, engine: AsyncEngine, schema: str | None, bell: TaskBell, line: Line) -> None:
         self._engine = engine
         self._schema = schema
         self._bell = bell
+        self._line = line
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
         self._bell.listen()
         _bells.hang((self._engine.url, self._schema), self._bell.ring)
-        if may_listen(self._engine.sync_engine):
+        if self._line.can_be:
             self._task = asyncio.create_task(self._run())
 
     async def __aexit__(self, *failure: object) -> None:
@@ -72,26 +72,31 @@ class AsyncEars:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
+        complaint = Complaint()
         while True:
             try:
                 await self._listen()
-            except SharedConnection as error:
-                _log.warning("no wake-up from other processes: %s", error)
-                return
             except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
-                _log.warning("no wake-up from other processes for now: %s", type(error).__name__)
-                await asyncio.sleep(RETRY)
+                await asyncio.sleep(complaint.about(error))
 
     async def _listen(self) -> None:
         from sqlalchemy.util import greenlet_spawn
 
-        engine = self._engine.sync_engine
-        used = await greenlet_spawn(driver_connections, engine)
-        side = await greenlet_spawn(SideConnection, engine, used)
+        side = await greenlet_spawn(self._line.open)
         try:
-            await greenlet_spawn(listen, side)
-            async for notification in side.driver.notifies():
-                if notification.payload == (self._schema or ""):
-                    self._bell.ring()
+            proof = await greenlet_spawn(self._line.prove)
+            if not await self._hear(side, self._line.patience(side), proof):
+                raise await greenlet_spawn(self._line.not_heard, side)
+            await self._hear(side, None, None)
         finally:
             await greenlet_spawn(side.close)
+
+    async def _hear(self, side: SideConnection, seconds: float | None, proof: str | None) -> bool:
+        """Ring for so many seconds; True as soon as the proof was heard."""
+        async with contextlib.aclosing(side.driver.notifies(timeout=seconds)) as notifications:
+            async for notification in notifications:
+                if notification.payload == proof:
+                    return True
+                if notification.payload == (self._schema or ""):
+                    self._bell.ring()
+        return False

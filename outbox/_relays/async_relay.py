@@ -49,7 +49,7 @@ class AsyncRelay(RelayBase):
         from sqlalchemy.util import greenlet_spawn
 
         await greenlet_spawn(self._check)
-        ears = AsyncEars(self._async_engine, self._settings.tables.message.schema, self._ear)
+        ears = AsyncEars(self._async_engine, self._settings.tables.message.schema, self._ear, self._line)
         async with ears, self._beating():
             await greenlet_spawn(self._run)
 

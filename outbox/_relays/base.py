@@ -27,6 +27,7 @@ from ..errors import InvalidOption, OutboxError
 from .batch import Batch, waves
 from .beside import Overtaken
 from .core import Core, LeaseLost
+from .line import Line
 from .report import Report
 from .sending import Pace, Sending
 from .settings import Settings
@@ -73,6 +74,9 @@ class RelayBase(ABC):
                 f"publisher={type(publisher).__name__}: {type(self).__name__} needs {kind} one"
             )
         self._publisher = publisher
+        if self._settings.listen_url is not None and engine.dialect.name != "postgresql":
+            raise InvalidOption(f"listen_url: the engine's database is {engine.dialect.name}")
+        self._line = Line(engine, self._settings.listen_url)
         self._core = Core(self._settings, engine.dialect.name)
         self._engine = engine.execution_options(isolation_level=self._core.own_isolation)
         self._pace = Pace(self._settings.batch)

@@ -2,15 +2,17 @@
 
 import contextlib
 import logging
+import math
 import queue
 import threading
+import time
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from .. import _bells
-from .._beside import SharedConnection, SideConnection, driver_connections, shares_connections
-from .._wake import CHANNEL
+from .._beside import SharedConnection
 from .base import Bell
+from .line import LATER, Line, NotHeard
 
 _log = logging.getLogger("outbox.wake")
 
@@ -47,16 +49,17 @@ class ThreadBell(Bell):
 class Ears:
     """Rings a relay's bell whenever messages are committed, as a context manager."""
 
-    def __init__(self, engine: Engine, schema: str | None, bell: ThreadBell) -> None:
+    def __init__(self, engine: Engine, schema: str | None, bell: ThreadBell, line: Line) -> None:
         self._engine = engine
         self._schema = schema
         self._bell = bell
+        self._line = line
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
         _bells.hang((self._engine.url, self._schema), self._bell.ring)
-        if may_listen(self._engine):
+        if self._line.can_be:
             self._thread = threading.Thread(target=self._run, name="outbox listen", daemon=True)
             self._thread.start()
 
@@ -67,32 +70,38 @@ class Ears:
             self._thread.join(_GOODBYE)
 
     def _run(self) -> None:
+        complaint = Complaint()
         while not self._closed.is_set():
             try:
                 self._listen()
-            except SharedConnection as error:
-                _log.warning("no wake-up from other processes: %s", error)
-                return
             except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
-                _log.warning("no wake-up from other processes for now: %s", type(error).__name__)
-                self._closed.wait(RETRY)
+                self._closed.wait(complaint.about(error))
 
     def _listen(self) -> None:
-        with contextlib.closing(SideConnection(self._engine, driver_connections(self._engine))) as side:
-            listen(side)
+        with contextlib.closing(self._line.open()) as side:
+            proof, end = self._line.prove(), time.monotonic() + self._line.patience(side)
             while not self._closed.is_set():
                 for notification in side.driver.notifies(timeout=_TURN, stop_after=1):
-                    if notification.payload == (self._schema or ""):
+                    if notification.payload == proof:
+                        end = math.inf
+                    elif notification.payload == (self._schema or ""):
                         self._bell.ring()
+                if time.monotonic() > end:
+                    raise self._line.not_heard(side)
 
 
-def may_listen(engine: Engine) -> bool:
-    """Whether there is something to hear, on a connection of one's own."""
-    dialect = engine.dialect
-    return dialect.name == "postgresql" and dialect.driver == "psycopg" and not shares_connections(engine)
+class Complaint:
+    """Says why nothing is heard, and when to try again."""
 
+    def __init__(self) -> None:
+        self._has_said = False
 
-def listen(side: SideConnection) -> None:
-    """From now on, hear of commits on this connection."""
-    side.connection.execute(text(f"LISTEN {CHANNEL}"))
-    side.connection.commit()
+    def about(self, error: Exception) -> float:
+        """Log it; seconds to wait. What does not pass by itself is said once."""
+        if not isinstance(error, NotHeard | SharedConnection):
+            _log.warning("no wake-up from other processes for now: %s", type(error).__name__)
+            return RETRY
+        if not self._has_said:
+            _log.warning("no wake-up from other processes, so the relay polls: %s", error)
+            self._has_said = True
+        return LATER

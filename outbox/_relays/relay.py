@@ -45,6 +45,8 @@ class Relay(RelayBase):
         after_dead: "continue" lets the messages behind a dead letter go on; "hold" keeps its key waiting
             until an operator has decided.
         keep_sent: how long to keep a record of what was sent, for the audit; None keeps none.
+        listen_url: PostgreSQL's own address, where the engine's is that of a pooler in transaction mode: only
+            there can a relay be woken by other processes.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -79,7 +81,8 @@ class Relay(RelayBase):
         Goes on while the database is away, and while the broker is. Raises as `run_once`.
         """
         self._check()
-        with Ears(self._engine, self._settings.tables.message.schema, self._ear), self._beating():
+        ears = Ears(self._engine, self._settings.tables.message.schema, self._ear, self._line)
+        with ears, self._beating():
             self._run()
 
     @contextmanager

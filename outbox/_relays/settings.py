@@ -5,6 +5,8 @@ import socket
 from datetime import timedelta
 from typing import Any, Literal
 
+from sqlalchemy import URL
+
 from inbox import Backoff
 
 from .. import _options
@@ -34,6 +36,7 @@ class Settings:
         backoff: Backoff | None = None,
         after_dead: AfterDead = "continue",
         keep_sent: float | timedelta | None = None,
+        listen_url: str | URL | None = None,
     ) -> None:
         if not callable(getattr(publisher, "send", None)):
             raise InvalidOption(f"publisher={type(publisher).__name__}: expected something with send(batch)")
@@ -51,12 +54,27 @@ class Settings:
         self.backoff = backoff or Backoff()
         self.holds = _options.one_of("after_dead", after_dead, ("continue", "hold")) == "hold"
         self.keep_sent = None if keep_sent is None else _options.seconds("keep_sent", keep_sent)
+        self.listen_url = None if listen_url is None else _listen_url(listen_url)
         self.timeout = _timeout(publisher, self.lease)
 
     @property
     def tend_every(self) -> float:
         """Seconds between looks at everything but messages: leases, other relays, what is due."""
         return min(1.0, self.lease / 4)
+
+
+def _listen_url(given: object) -> URL:
+    """The address, without its password in any error."""
+    if not isinstance(given, str | URL):
+        raise InvalidOption(f"listen_url={type(given).__name__}: expected an address of the database")
+    text = given if isinstance(given, str) else given.render_as_string(hide_password=False)
+    try:
+        url = _options.database_url(text)
+    except InvalidOption as error:
+        raise InvalidOption(f"listen_{error}") from None
+    if url.drivername != "postgresql+psycopg":
+        raise InvalidOption(f"listen_url: {url.drivername}: only PostgreSQL wakes relays, through psycopg")
+    return url
 
 
 def _timeout(publisher: Any, lease: float) -> float | None:
