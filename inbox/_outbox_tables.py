@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Index,
@@ -29,6 +30,9 @@ BUCKETS = 64
 LONGEST_TOPIC = 249
 """Bytes of UTF-8 in a topic, at most: as many as Kafka takes."""
 
+LONGEST_ID = 128
+"""Characters in a message's id, at most."""
+
 MESSAGE_RULES = {
     "known": "state IN ('pending', 'unknown', 'held')",
     "attempts": "unanswered >= 0 AND attempts >= unanswered",
@@ -51,6 +55,7 @@ class OutboxTables:
     bucket: Table
     relay: Table
     pause: Table
+    ids: Table
 
 
 class _BucketFirst(PrimaryKeyConstraint):
@@ -77,11 +82,22 @@ def outbox_tables(metadata: MetaData) -> OutboxTables:
         _bucket(metadata),
         _relay(metadata),
         _pause(metadata),
+        _ids(metadata),
     )
 
 
 def _number() -> BigInteger:
     return BigInteger().with_variant(Integer, "sqlite")
+
+
+def _id() -> Column[str]:
+    """A message's id. (SQLite does not look at the length.)"""
+    return Column("id", Bytewise(LONGEST_ID).with_variant(String(36), "sqlite"), nullable=False)
+
+
+def _own_id() -> Column[bool]:
+    """Whether the id is the producer's own and stands in `outbox_id`; NULL if not."""
+    return Column("own_id", Boolean)
 
 
 def _content() -> list[Column[Any]]:
@@ -103,13 +119,14 @@ def _message(metadata: MetaData) -> Table:
         metadata,
         Column("bucket", SmallInteger, nullable=False),
         Column("sequence", _number(), autoincrement=True, nullable=False),
-        Column("id", String(36), nullable=False),
+        _id(),
         *_content(),
         Column("attempts", Integer, nullable=False, server_default="0"),
         Column("unanswered", Integer, nullable=False, server_default="0"),
         Column("state", String(7), nullable=False, server_default="pending"),
         Column("retry_at", UtcDateTime),
         Column("error", long_text()),
+        _own_id(),
         _BucketFirst("sequence", name="outbox_message_pkey"),
         sqlite_autoincrement=True,  # a number that came again would let an old relay delete a new message
         **OPTIONS,
@@ -131,10 +148,11 @@ def _delayed(metadata: MetaData) -> Table:
     delayed = Table(
         "outbox_delayed",
         metadata,
-        Column("id", String(36), nullable=False),
+        _id(),
         Column("available_at", UtcDateTime, nullable=False),
         Column("bucket", SmallInteger, nullable=False),
         *_content(),
+        _own_id(),
         PrimaryKeyConstraint("id", name="outbox_delayed_pkey"),
         **OPTIONS,
     )
@@ -147,13 +165,14 @@ def _dead(metadata: MetaData) -> Table:
     dead = Table(
         "outbox_dead",
         metadata,
-        Column("id", String(36), nullable=False),
+        _id(),
         Column("bucket", SmallInteger, nullable=False),
         *_content(),
         Column("attempts", Integer, nullable=False),
         Column("outcome", String(7), nullable=False),
         Column("error", long_text(), nullable=False),
         Column("dead_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        _own_id(),
         PrimaryKeyConstraint("id", name="outbox_dead_pkey"),
         **OPTIONS,
     )
@@ -168,11 +187,12 @@ def _sent(metadata: MetaData) -> Table:
     sent = Table(
         "outbox_sent",
         metadata,
-        Column("id", String(36), nullable=False),
+        _id(),
         Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
         Column("key", Bytewise(512)),
         Column("created_at", UtcDateTime, nullable=False),
         Column("sent_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        _own_id(),
         PrimaryKeyConstraint("id", name="outbox_sent_pkey"),
         **OPTIONS,
     )
@@ -222,3 +242,8 @@ def _pause(metadata: MetaData) -> Table:
         PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
         **OPTIONS,
     )
+
+
+def _ids(metadata: MetaData) -> Table:
+    """Ids of the producers' own, each for as long as the outbox knows its message, wherever that is."""
+    return Table("outbox_id", metadata, _id(), PrimaryKeyConstraint("id", name="outbox_id_pkey"), **OPTIONS)

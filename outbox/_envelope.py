@@ -10,7 +10,8 @@ class Envelope:
     """One message on its way out, the same in every attempt but for `attempt`."""
 
     id: str
-    """Drawn when the message was published; every send repeats it. A UUID, as text, that grows with time."""
+    """Drawn when the message was published, a UUID that grows with time, or given by the producer; every send
+    repeats it."""
     topic: str
     key: str | None
     """Messages of one key go out in the order in which they were published."""

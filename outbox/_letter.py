@@ -26,6 +26,8 @@ class Letter:
     """How many attempts ended without an answer."""
     state: str
     retry_at: datetime | None
+    has_own_id: bool = False
+    """Whether the producer gave it its id."""
     damage: str | None = None
     """Why it can never be sent, if the row cannot be read as a message."""
 
@@ -57,6 +59,7 @@ def read(row: Any) -> Letter:
         unanswered,
         state,
         retry_at,
+        own_id,
     ) = row
     named, damage = {}, None
     try:
@@ -74,7 +77,7 @@ def read(row: Any) -> Letter:
     envelope = Envelope(message_id, topic, key, payload or b"", content_type, named, attempts + 1, created_at)
     # Before the first attempt it is when a delayed message was due.
     waits = retry_at if attempts else None
-    return Letter(envelope, size, bucket, sequence, unanswered, state, waits, damage)
+    return Letter(envelope, size, bucket, sequence, unanswered, state, waits, bool(own_id), damage)
 
 
 def headers_of(text: Any) -> dict[str, str]:

@@ -17,6 +17,7 @@ class Message:
     delay: float | timedelta | None = None
     available_at: datetime | None = None
     content_type: str | None = None
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,8 @@ class Draft:
     """The row's columns, but for the bucket."""
     due: float | datetime | None
     """When it may leave: seconds from when it is written, a point in time, or None for at once."""
+
+    @property
+    def has_own_id(self) -> bool:
+        """Whether the producer gave it its id."""
+        return "own_id" in self.row

@@ -8,6 +8,7 @@ from inbox import _options as inbox_options
 from inbox import _url
 from inbox import errors as inbox_errors
 from inbox._keys import LONGEST_KEY
+from inbox._outbox_tables import LONGEST_ID
 
 from ._message import Message
 from .errors import InvalidMessage, InvalidOption
@@ -63,6 +64,15 @@ def text(option: str, value: object, longest: int) -> str:
 def topic(value: object) -> str:
     """1 to 249 bytes of UTF-8."""
     return text("topic", value, LONGEST_TOPIC)
+
+
+def message_id(value: object) -> str:
+    """1 to 128 printable ASCII characters: what every broker can carry."""
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_ID:
+        raise InvalidMessage(f"id={value!r:.80}: expected 1 to {LONGEST_ID} printable ASCII characters")
+    if not (value.isascii() and value.isprintable()):
+        raise InvalidMessage(f"id={value!r:.80}: expected printable ASCII characters")
+    return str.__str__(value)
 
 
 def key(value: object) -> str | None:

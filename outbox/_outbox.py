@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,14 +19,13 @@ from inbox._accept import usable
 from inbox._session import bind_of, connection_of
 
 from . import _options, _statements, _wake
-from ._context import cloud_event, trace_context
 from ._databases import supported
-from ._ids import new_id
+from ._drafts import Drafts
 from ._message import Draft, Message
 from ._missing import explained
-from ._serializer import Serializer, checked, serialize
+from ._serializer import Serializer
 from ._staging import stage
-from .errors import InvalidMessage, InvalidOption, UnusableConnection, WrongBucketCount
+from .errors import InvalidOption, UnusableConnection, WrongBucketCount
 from .schema import tables
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
@@ -74,10 +72,9 @@ class Outbox:
     ) -> None:
         self.schema = schema
         self.tables = tables(schema)
-        self._serialize: Serializer = serialize if serializer is None else checked(serializer)
-        self._largest_payload = _options.count("largest_payload", largest_payload)
-        self._trace = _options.flag("trace", trace)
-        self._source = None if cloudevents is None else _options.text("cloudevents", cloudevents, 2_000)
+        self._drafts = Drafts(
+            serializer=serializer, largest_payload=largest_payload, trace=trace, cloudevents=cloudevents
+        )
         self._wakes = _options.flag("wake", wake)
         self._buckets = None if buckets is None else _options.count("buckets", buckets)
 
@@ -93,6 +90,7 @@ class Outbox:
         available_at: datetime | None = None,
         content_type: str | None = None,
         *,
+        id: str | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> str: ...
     @overload
@@ -107,6 +105,7 @@ class Outbox:
         available_at: datetime | None = None,
         content_type: str | None = None,
         *,
+        id: str | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> Awaitable[str]: ...
     def publish(
@@ -120,6 +119,7 @@ class Outbox:
         available_at: datetime | None = None,
         content_type: str | None = None,
         *,
+        id: str | None = None,  # noqa: A002 - what it is called everywhere
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> Any:
         """In the caller's transaction on `connection`, write a message: it leaves if and only if that
@@ -139,11 +139,14 @@ class Outbox:
             delay: seconds or `timedelta` before it may leave. Its place behind others of its key is that of
             then. available_at: the same as a point in time, with its time zone. content_type: what the
             payload is, if not what the serializer says.
+            id: a message id of your own, 1 to 128 printable ASCII characters. As long as the outbox knows it,
+                another message with this id adds nothing: while the first one waits, is delayed or is dead,
+                and then for the relay's `keep_sent`. None: a new one is drawn.
             bind_arguments: for a Session with several binds, what its `get_bind` is asked; None asks for the
                 bind of the outbox's table.
 
         Returns:
-            The message's id, which every send repeats.
+            The message's id, which every send repeats: the given one also if nothing was added.
 
         Raises:
             InvalidMessage: an argument breaks a limit, or cannot be stored.
@@ -154,8 +157,8 @@ class Outbox:
             WrongBucketCount: the database has another number of buckets.
             TablesMissing: the tables have not been made.
         """
-        message = Message(topic, payload, key, headers or {}, delay, available_at, content_type)
-        draft = self._draft(message, self._trace_headers())
+        message = Message(topic, payload, key, headers or {}, delay, available_at, content_type, id)
+        [draft] = self._drafts.of([message])
         written = self._hand_over(connection, [draft], bind_arguments)
         return _after(written, draft.row["id"])
 
@@ -189,38 +192,9 @@ class Outbox:
 
         Raises: as `publish`, before anything is written.
         """
-        trace = self._trace_headers()
-        drafts = [self._draft(_options.message(each), trace) for each in messages]
+        drafts = self._drafts.of(messages)
         written = self._hand_over(connection, drafts, bind_arguments)
         return _after(written, [draft.row["id"] for draft in drafts])
-
-    def _trace_headers(self) -> dict[str, str]:
-        return trace_context() if self._trace else {}
-
-    def _draft(self, message: Message, trace: dict[str, str]) -> Draft:
-        topic, key = _options.topic(message.topic), _options.key(message.key)
-        payload, content_type = self._serialize(message.payload)
-        if len(payload) > self._largest_payload:
-            raise InvalidMessage(
-                f"payload of {len(payload):,} bytes: at most largest_payload={self._largest_payload:,}"
-            )
-        message_id = new_id()
-        if message.content_type is not None:
-            content_type = message.content_type
-        headers = trace
-        if self._source is not None:
-            headers = headers | cloud_event(self._source, message_id, topic, key)
-        if message.headers:
-            headers = headers | _options.headers(message.headers)
-        row = {
-            "id": message_id,
-            "topic": topic,
-            "key": key,
-            "payload": payload,
-            "content_type": _options.text("content_type", content_type, 255),
-            "headers": _encoded(headers) if headers else None,
-        }
-        return Draft(row, _options.due(message.delay, message.available_at))
 
     def _hand_over(
         self, connection: Any, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None
@@ -282,6 +256,8 @@ class Outbox:
     def _insert(self, connection: Connection, drafts: list[Draft]) -> None:
         """Write rows; the database numbers them in this order."""
         try:
+            if any(draft.has_own_id for draft in drafts):
+                drafts = self._new(connection, drafts)
             at_once = [draft.row for draft in drafts if draft.due is None]
             if at_once:
                 supported(connection.dialect.name).add(connection, self.tables, at_once)
@@ -292,10 +268,22 @@ class Outbox:
                     if draft.due is not None and isinstance(draft.due, float) is from_clock
                 ]
                 if later:
-                    statement = _statements.add_delayed(self.tables, from_clock=from_clock)
+                    names = _statements.columns(later)
+                    statement = _statements.add_delayed(self.tables, names, from_clock=from_clock)
                     connection.execute(statement, later)
         except DBAPIError as error:
             explained(connection, self.tables, error)
+
+    def _new(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
+        """Without those whose own ids are in use already; the first of an id counts."""
+        ids = sorted({draft.row["id"] for draft in drafts if draft.has_own_id})
+        unused = supported(connection.dialect.name).take_ids(connection, self.tables, ids)
+        new: list[Draft] = []
+        for draft in drafts:
+            if not draft.has_own_id or draft.row["id"] in unused:
+                unused.discard(draft.row["id"])
+                new.append(draft)
+        return new
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and any(draft.due is None for draft in drafts):
@@ -342,14 +330,6 @@ def _our_errors() -> Iterator[None]:
         raise UnusableConnection(str(error).replace("inbox", "outbox")) from None
     except inbox_errors.InvalidOption as error:
         raise InvalidOption(str(error)) from None
-
-
-def _encoded(headers: dict[str, str]) -> str:
-    text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
-    size = len(text.encode())
-    if size > _options.LARGEST_HEADERS:
-        raise InvalidMessage(f"headers of {size:,} bytes: expected at most {_options.LARGEST_HEADERS:,}")
-    return text
 
 
 def _after(written: Awaitable[None] | None, result: Any) -> Any:

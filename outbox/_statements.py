@@ -1,5 +1,6 @@
 """The statements that mean the same on every database: pure, built once, executed elsewhere."""
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -35,8 +36,15 @@ from .schema import OutboxTables
 COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type", "headers")
 """What a new message's row is made of; the rest are the database's defaults."""
 
-CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers", "created_at")
+OWN_COLUMNS = (*COLUMNS, "own_id")
+"""The same where ids are the producer's own."""
+
+CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers", "created_at", "own_id")
 """What a message keeps wherever it is moved to."""
+
+
+SENT = ("id", "topic", "key", "created_at", "own_id")
+"""What is kept of a message that has left."""
 
 
 def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
@@ -64,18 +72,29 @@ def _this(tables: OutboxTables) -> ColumnElement[bool]:
     return and_(place, c.id == bindparam("id_", type_=c.id.type))
 
 
+def columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What some new rows are made of."""
+    return OWN_COLUMNS if any("own_id" in row for row in rows) else COLUMNS
+
+
 @cache
-def add(tables: OutboxTables) -> Insert:
+def add(tables: OutboxTables, names: tuple[str, ...] = COLUMNS) -> Insert:
     """A message, in the caller's transaction."""
-    return insert(tables.message).inline().values(_bound(tables.message, *COLUMNS))
+    return insert(tables.message).inline().values(_bound(tables.message, *names))
 
 
 @cache
-def add_delayed(tables: OutboxTables, *, from_clock: bool) -> Insert:
+def add_delayed(tables: OutboxTables, names: tuple[str, ...], *, from_clock: bool) -> Insert:
     """A message for later: so many seconds from now by the database's clock, or at a point in time."""
     due = _seconds("due") if from_clock else bindparam("due", type_=tables.delayed.c.available_at.type)
-    values = _bound(tables.delayed, *COLUMNS) | {"available_at": due}
+    values = _bound(tables.delayed, *names) | {"available_at": due}
     return insert(tables.delayed).inline().values(values)
+
+
+@cache
+def free_ids(tables: OutboxTables) -> Delete:
+    """Ids of the producers' own that may be used again."""
+    return delete(tables.ids).where(_these(tables.ids, "id"))
 
 
 @cache
@@ -92,7 +111,7 @@ def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
     payload = type_coerce(c.payload, NullType())
     light = case((size <= bindparam("light", type_=Integer), payload), else_=null()).label("payload")
     named = ("id", "bucket", "topic", "key", "content_type", "headers", "created_at")
-    progress = ("sequence", "attempts", "unanswered", "state", "retry_at")
+    progress = ("sequence", "attempts", "unanswered", "state", "retry_at", "own_id")
     return [*(c[name] for name in named), light, size.label("size"), *(c[name] for name in progress)]
 
 
@@ -144,9 +163,8 @@ def forget(tables: OutboxTables) -> Delete:
 @cache
 def keep_sent(tables: OutboxTables) -> Insert:
     """A record of messages that the broker has, taken from their rows."""
-    names = ("id", "topic", "key", "created_at")
-    rows = select(*(tables.message.c[name] for name in names)).where(_these(tables.message))
-    return insert(tables.sent).from_select(names, rows)
+    rows = select(*(tables.message.c[name] for name in SENT)).where(_these(tables.message))
+    return insert(tables.sent).from_select(SENT, rows)
 
 
 @cache
@@ -325,7 +343,7 @@ def old_sent(tables: OutboxTables) -> Select[Any]:
     """Some of the oldest records of what was sent before so many seconds."""
     c = tables.sent.c
     old = c.sent_at < select(_seconds("age")).scalar_subquery()
-    return select(c.id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
+    return select(c.id, c.own_id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
 
 
 @cache

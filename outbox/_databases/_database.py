@@ -80,7 +80,13 @@ class Database:
 
     def add(self, connection: Connection, tables: OutboxTables, rows: list[dict[str, Any]]) -> None:
         """Insert messages, numbered in their order."""
-        connection.execute(_statements.add(tables), rows)
+        names = _statements.columns(rows)
+        connection.execute(_statements.add(tables, names), completed(rows, names))
+
+    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+        """Which of some ids, in byte order, nobody uses; from now on they are in use. It waits for open
+        transactions that use one of them."""
+        raise NotImplementedError
 
     def prepare(self, connection: Connection) -> None:
         """Before a scan in a transaction that has not renewed the lease."""
@@ -138,6 +144,11 @@ class Database:
                 connection.execute(_statements.keep_sent(tables), {"these": part})
             connection.execute(_statements.forget(tables), {"these": part})
 
+    def free_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
+        """Let producers use ids again, those of messages that are gone."""
+        for part in parts(ids):
+            connection.execute(_statements.free_ids(tables), {"these": part})
+
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
         """Who may yet commit a low sequence; None where nobody can tell, so that every scan begins at the
         oldest message.
@@ -160,6 +171,13 @@ class Database:
     def estimate(self, connection: Connection, table: Table) -> int:
         """About how many rows a table has; where an index can be counted, exactly so many."""
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def completed(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The same rows, each with all columns."""
+    if len(names) == len(_statements.COLUMNS):
+        return rows
+    return [dict.fromkeys(names) | row for row in rows]
 
 
 def waits(rows: Iterable[Any]) -> dict[int, float]:

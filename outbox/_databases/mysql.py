@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, select, text
+from sqlalchemy import Connection, Select, bindparam, insert, select, text
+from sqlalchemy.exc import IntegrityError
 
 from .. import _statements
 from .._letter import Letter
@@ -20,10 +21,22 @@ from ._database import Database, Found, Scan, parts
 
 _FORGET = text(
     "DELETE message FROM"
-    " JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(36) PATH '$[1]')) AS given"
+    " JSON_TABLE(:these, '$[*]' COLUMNS (sequence BIGINT PATH '$[0]', id VARCHAR(128) PATH '$[1]')) AS given"
     " STRAIGHT_JOIN outbox_message AS message FORCE INDEX (PRIMARY) ON message.sequence = given.sequence"
     " WHERE CAST(message.id AS BINARY) = CAST(given.id AS BINARY)"
 )
+
+_FREE_IDS = text(
+    "DELETE used FROM JSON_TABLE(:these, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS given"
+    " STRAIGHT_JOIN outbox_id AS used FORCE INDEX (PRIMARY) ON used.id = CAST(given.id AS BINARY)"
+)
+
+
+@cache
+def used_ids(tables: OutboxTables) -> Select[Any]:
+    """Which of some ids are in use, as far as the transaction sees it: this locks nothing."""
+    c = tables.ids.c
+    return select(c.id).where(c.id.in_(bindparam("ids", expanding=True)))
 
 
 @cache
@@ -51,3 +64,31 @@ class MySQL(Database):
                 connection.execute(_statements.keep_sent(tables), {"these": sequences})
             these = [(letter.sequence, letter.envelope.id) for letter in part]
             connection.execute(_FORGET, {"these": json.dumps(these)})
+
+    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+        # An INSERT that finds an id keeps its row locked until the transaction ends, and a relay that is to
+        # delete it has to wait. So only ids that are not seen are inserted.
+        taken: set[str] = set()
+        for part in parts(ids):
+            used = set(connection.execute(used_ids(tables), {"ids": part}).scalars())
+            taken |= self._take_unused(connection, tables, [each for each in part if each not in used])
+        return taken
+
+    def _take_unused(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+        """In halves, down to those that somebody has taken in the meantime: one statement inserts all or
+        none."""
+        if not ids:
+            return set()
+        try:
+            connection.execute(insert(tables.ids).values([{"id": each} for each in ids]))
+        except IntegrityError:
+            if len(ids) == 1:
+                return set()
+            half = len(ids) // 2
+            halves = ids[:half], ids[half:]
+            return set().union(*(self._take_unused(connection, tables, each) for each in halves))
+        return set(ids)
+
+    def free_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
+        for part in parts(ids):
+            connection.execute(_FREE_IDS, {"these": json.dumps(part)})

@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Connection,
     Delete,
-    Insert,
     Integer,
     LargeBinary,
     Select,
@@ -32,13 +32,14 @@ from sqlalchemy import (
     column,
     delete,
     func,
-    insert,
     literal,
     select,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, array
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, Insert, array, insert
+from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import TypeEngine
 
 from .. import _statements
 from .._letter import Letter, read
@@ -50,7 +51,7 @@ from .postgresql_numbers import array_of, name_of
 
 _MANY, _MOST = 10, 5_000
 """Messages from which on, and up to which, one statement inserts all."""
-_IN_JSON = tuple(name for name in _statements.COLUMNS if name != "payload")
+_NOT_TEXT: dict[str, type[TypeEngine[Any]]] = {"bucket": SmallInteger, "own_id": Boolean}
 _OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _SCANNING = dict.fromkeys(_OFF, "off") | {"TimeZone": "UTC"}
 """The planner reads tables by their indexes; and psycopg has nothing to convert."""
@@ -82,21 +83,29 @@ def renew(tables: OutboxTables) -> Update:
 
 
 @cache
-def add_many(tables: OutboxTables) -> Insert:
+def add_many(tables: OutboxTables, names: tuple[str, ...]) -> Insert:
     """Many messages, numbered in their order: the payloads in one piece, cut by the server, and the rest as
     JSON, which both ends handle many times faster than an array for each column."""
     given = (
         func.json_to_recordset(cast(bindparam("rows", type_=Text), JSON))
         .table_valued(
-            *(column(name, SmallInteger if name == "bucket" else Text) for name in _IN_JSON),
+            *(column(name, _NOT_TEXT.get(name, Text)) for name in names),
             *(column(name, Integer) for name in ("place", "start", "size")),
             name="given",
         )
         .render_derived(with_types=True)
     )
     payload = func.substring(bindparam("payloads", type_=LargeBinary), given.c.start, given.c.size)
-    rows = select(*(given.c[name] for name in _IN_JSON), payload).order_by(given.c.place)
-    return insert(tables.message).from_select((*_IN_JSON, "payload"), rows)
+    rows = select(*(given.c[name] for name in names), payload).order_by(given.c.place)
+    return insert(tables.message).from_select((*names, "payload"), rows)
+
+
+@cache
+def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
+    """Ids that nobody uses."""
+    given = func.json_array_elements_text(cast(bindparam("ids", type_=Text), JSON)).column_valued("given")
+    taken = insert(tables.ids).from_select(["id"], select(given)).on_conflict_do_nothing()
+    return taken.returning(tables.ids.c.id)
 
 
 @cache
@@ -126,12 +135,12 @@ def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any
     return select(*found.c).select_from(places.join(found, true())).limit(limit)
 
 
-def _in_pieces(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _in_pieces(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, Any]:
     """The parameters of `add_many`."""
     described, start = [], 1
     for place, row in enumerate(rows):
         size = len(row["payload"])
-        named = {name: row[name] for name in _IN_JSON}
+        named = {name: row.get(name) for name in names}
         described.append(named | {"place": place, "start": start, "size": size})
         start += size
     return {
@@ -144,6 +153,14 @@ def _array(values: Iterable[int | str]) -> str:
     """An array as the server reads it, of numbers or ids: many times faster than to hand each to the
     driver."""
     return f"{{{','.join(map(str, values))}}}"
+
+
+def _id_of(letter: Letter) -> str:
+    """As part of an array; a producer may have given it any characters."""
+    name = letter.envelope.id
+    if '"' in name or "\\" in name:
+        name = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{name}"'
 
 
 def _of(letters: Sequence[Letter]) -> list[tuple[int, int]]:
@@ -198,9 +215,8 @@ def forget(tables: OutboxTables) -> Delete:
 @cache
 def record_sent(tables: OutboxTables) -> Insert:
     """Messages that have left, and a record of them."""
-    names = ("id", "topic", "key", "created_at")
-    gone = forget(tables).returning(*(tables.message.c[name] for name in names)).cte("gone")
-    return insert(tables.sent).from_select(names, select(*gone.c))
+    gone = forget(tables).returning(*(tables.message.c[name] for name in _statements.SENT)).cte("gone")
+    return insert(tables.sent).from_select(_statements.SENT, select(*gone.c))
 
 
 class PostgreSQL(Database):
@@ -210,8 +226,13 @@ class PostgreSQL(Database):
         if len(rows) < _MANY:
             super().add(connection, tables, rows)
         else:
+            names = tuple(name for name in _statements.columns(rows) if name != "payload")
             for start in range(0, len(rows), _MOST):
-                connection.execute(add_many(tables), _in_pieces(rows[start : start + _MOST]))
+                pieces = _in_pieces(rows[start : start + _MOST], names)
+                connection.execute(add_many(tables, names), pieces)
+
+    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+        return {row.id for row in connection.execute(take_ids(tables), {"ids": json.dumps(ids)})}
 
     def prepare(self, connection: Connection) -> None:
         connection.execute(prepare())
@@ -256,7 +277,7 @@ class PostgreSQL(Database):
     def forget(
         self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
     ) -> None:
-        given = _places(_of(letters)) | {"ids": _array(letter.envelope.id for letter in letters)}
+        given = _places(_of(letters)) | {"ids": _array(map(_id_of, letters))}
         connection.execute(record_sent(tables) if keep_sent else forget(tables), given)
 
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:

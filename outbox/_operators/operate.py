@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from inbox._statements import clock
 
 from .. import _options, _statements
+from .._databases import supported
 from .._outbox import bucket_of
 from ..errors import InvalidOption, MessageNotFound, WrongState
 from ..schema import OutboxTables, tables
@@ -209,12 +210,18 @@ def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> Messa
             table = all_tables.dead if state is MessageState.DEAD else all_tables.delayed
             if connection.execute(statements.drop_aside(table), {"id_": message_id}).rowcount != 1:
                 raise _changed(message_id)
-            return state
-        _check_not_sending(connection, all_tables, found)
-        _change(connection, statements.drop(all_tables), found)
+        else:
+            _check_not_sending(connection, all_tables, found)
+            _change(connection, statements.drop(all_tables), found)
+        _free(connection, all_tables, [found.id])
         return state
 
     return transact(engine, all_tables, delete)
+
+
+def _free(connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
+    """Producers may use these ids again, if they were their own."""
+    supported(connection.dialect.name).free_ids(connection, tables, ids)
 
 
 def _check_not_sending(connection: Connection, tables: OutboxTables, message: Row[Any]) -> None:
@@ -255,6 +262,7 @@ def purge_dead(
         these = list(connection.execute(old, given).scalars())
         if not these:
             return 0
+        _free(connection, all_tables, these)
         return int(connection.execute(statements.forget_dead(all_tables), {"these": these}).rowcount)
 
     deleted = 0

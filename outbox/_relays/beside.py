@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from .. import _statements
+from .._databases import Database
 from ..schema import OutboxTables
 
 _MOVED = 1_000
@@ -33,11 +34,14 @@ def move_due(connection: Connection, tables: OutboxTables, buckets: Sequence[int
     return math.inf if found.due is None else max(0.0, (found.due - found.now).total_seconds())
 
 
-def forget_sent(connection: Connection, tables: OutboxTables, keep: float | None) -> float:
+def forget_sent(
+    connection: Connection, database: Database, tables: OutboxTables, keep: float | None
+) -> float:
     """Delete the oldest records of what was sent; 0 if there may be more to delete at once."""
     if keep is None:
         return math.inf
-    old = list(connection.execute(_statements.old_sent(tables), {"age": -keep, "limit": _MOVED}).scalars())
+    old = connection.execute(_statements.old_sent(tables), {"age": -keep, "limit": _MOVED}).all()
     if old:
-        connection.execute(_statements.forget_sent(tables), {"these": old})
+        connection.execute(_statements.forget_sent(tables), {"these": [row.id for row in old]})
+        database.free_ids(connection, tables, [row.id for row in old if row.own_id])
     return 0.0 if len(old) == _MOVED else math.inf

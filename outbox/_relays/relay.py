@@ -44,7 +44,8 @@ class Relay(RelayBase):
         backoff: when a message is sent again.
         after_dead: "continue" lets the messages behind a dead letter go on; "hold" keeps its key waiting
             until an operator has decided.
-        keep_sent: how long to keep a record of what was sent, for the audit; None keeps none.
+        keep_sent: how long to keep a record of what was sent, for the audit and for ids that producers give
+            themselves; None keeps none.
         listen_url: PostgreSQL's own address, where the engine's is that of a pooler in transaction mode: only
             there can a relay be woken by other processes.
 

@@ -43,6 +43,9 @@ class Settlement:
         if report.accepted:
             keep = self._settings.keep_sent is not None
             self._database.forget(connection, tables, report.accepted, keep_sent=keep)
+            if not keep:
+                own = [letter.envelope.id for letter in report.accepted if letter.has_own_id]
+                self._database.free_ids(connection, tables, own)
         waits: list[tuple[Answer, float]] = []
         for answer in report.others:
             if isinstance(answer.outcome, Refused):

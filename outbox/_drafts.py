@@ -1,0 +1,72 @@
+"""Messages checked and serialised, before any of them is written."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from . import _options
+from ._context import cloud_event, trace_context
+from ._ids import new_id
+from ._message import Draft, Message
+from ._serializer import Serializer, checked, serialize
+from .errors import InvalidMessage
+
+
+class Drafts:
+    """What an outbox makes of messages; the arguments are its own.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    def __init__(
+        self, *, serializer: Serializer | None, largest_payload: int, trace: bool, cloudevents: str | None
+    ) -> None:
+        self._serialize: Serializer = serialize if serializer is None else checked(serializer)
+        self._largest_payload = _options.count("largest_payload", largest_payload)
+        self._trace = _options.flag("trace", trace)
+        self._source = None if cloudevents is None else _options.text("cloudevents", cloudevents, 2_000)
+
+    def of(self, messages: Iterable[Message]) -> list[Draft]:
+        """One for each message.
+
+        Raises:
+            InvalidMessage: one of them breaks a limit, or cannot be stored.
+        """
+        trace = trace_context() if self._trace else {}
+        return [self._draft(_options.message(each), trace) for each in messages]
+
+    def _draft(self, message: Message, trace: dict[str, str]) -> Draft:
+        topic, key = _options.topic(message.topic), _options.key(message.key)
+        payload, content_type = self._serialize(message.payload)
+        if len(payload) > self._largest_payload:
+            raise InvalidMessage(
+                f"payload of {len(payload):,} bytes: at most largest_payload={self._largest_payload:,}"
+            )
+        message_id = new_id() if message.id is None else _options.message_id(message.id)
+        if message.content_type is not None:
+            content_type = message.content_type
+        headers = trace
+        if self._source is not None:
+            headers = headers | cloud_event(self._source, message_id, topic, key)
+        if message.headers:
+            headers = headers | _options.headers(message.headers)
+        row: dict[str, Any] = {
+            "id": message_id,
+            "topic": topic,
+            "key": key,
+            "payload": payload,
+            "content_type": _options.text("content_type", content_type, 255),
+            "headers": _encoded(headers) if headers else None,
+        }
+        if message.id is not None:
+            row["own_id"] = True
+        return Draft(row, _options.due(message.delay, message.available_at))
+
+
+def _encoded(headers: dict[str, str]) -> str:
+    text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
+    size = len(text.encode())
+    if size > _options.LARGEST_HEADERS:
+        raise InvalidMessage(f"headers of {size:,} bytes: expected at most {_options.LARGEST_HEADERS:,}")
+    return text

@@ -1,0 +1,257 @@
+"""Messages with ids of the producer's own: publishing one again adds nothing while the outbox knows it."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from outbox import Message, MessageState, Outbox, Refused, Relay, drop, peek, purge_dead, retry
+from outbox.errors import InvalidMessage
+from tests import accounts
+from tests.database import Database
+from tests.outbox_publishers import Recorder
+from tests.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
+from tests.test_outbox_async import run
+from tests.together import Task, together, wait_until_blocked
+
+OUTBOX = Outbox()
+STRANGE = ["a", "A", "a ", " a", "{a,b}", 'say "hi"', "back\\slash", "'; --", "%s", "x" * 128, "NULL"]
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database on which savepoints may be used."""
+    return beginning_early(migrated)
+
+
+def publish(engine: Engine, text: str, id: str = "order-1", **options: Any) -> str:  # noqa: A002
+    """In a transaction of its own."""
+    with engine.begin() as connection:
+        return OUTBOX.publish(connection, TOPIC, text, id=id, **options)
+
+
+def refuse(engine: Engine, **options: Any) -> None:
+    """Let what waits die."""
+    recorder = Recorder(lambda _: Refused("no"))
+    Relay(engine, recorder, **options).run_once()
+
+
+@every_way
+def test_publishing_again_adds_nothing(engine: Engine, way: Way) -> None:
+    """In the same transaction, in the same batch, and in a later one; the first is the one that leaves."""
+    with way(engine) as handle:
+        assert OUTBOX.publish(handle, TOPIC, "1", id="a") == "a"
+        assert OUTBOX.publish(handle, TOPIC, "never", id="a") == "a"
+        many = [("2", "b"), ("never", "a"), ("never", "b"), ("3", None), ("4", "c")]
+        ids = OUTBOX.publish_many(handle, [Message(TOPIC, text, "k", id=each) for text, each in many])
+        assert [*ids[:3], ids[4]] == ["b", "a", "b", "c"]
+    with way(engine) as handle:
+        assert OUTBOX.publish(handle, TOPIC, "never", id="c") == "c"
+        OUTBOX.publish(handle, TOPIC, "5", "k", id="d")
+    left = relayed(engine)
+    assert sorted(each.payload.decode() for each in left) == ["1", "2", "3", "4", "5"]
+    assert {each.id for each in left} - {"a", "b", "c", "d"} == {ids[3]}
+    assert [each.payload for each in left if each.key] == [b"2", b"3", b"4", b"5"]
+
+
+def be_delayed(engine: Engine) -> None:
+    publish(engine, "first", delay=3_600)
+
+
+def be_dead(engine: Engine) -> None:
+    publish(engine, "first")
+    refuse(engine)
+
+
+def be_held(engine: Engine) -> None:
+    publish(engine, "first", key="k")
+    refuse(engine, after_dead="hold")
+
+
+def be_revived(engine: Engine) -> None:
+    be_dead(engine)
+    retry(engine, "order-1")
+
+
+def be_sent(engine: Engine) -> None:
+    publish(engine, "first")
+    assert texts(engine, keep_sent=3_600) == ["first"]
+
+
+@pytest.mark.parametrize("be", [be_delayed, be_dead, be_held, be_revived, be_sent])
+def test_wherever_the_message_is(engine: Engine, be: Callable[[Engine], None]) -> None:
+    """The id is in use while its message is delayed, dead, held, retried, or kept as sent."""
+    be(engine)
+    before = [*peek(engine), *peek(engine, state="dead"), *peek(engine, state="delayed")]
+    assert publish(engine, "never") == "order-1"
+    with engine.begin() as connection:
+        OUTBOX.publish_many(connection, [Message(TOPIC, "never", id="order-1")] * 20)
+        OUTBOX.publish(connection, TOPIC, "never", delay=1, id="order-1")
+    after = [*peek(engine), *peek(engine, state="dead"), *peek(engine, state="delayed")]
+    assert after == before
+    assert len(before) == (be is not be_sent)
+
+
+def leave(engine: Engine) -> None:
+    assert texts(engine) == ["first"]
+
+
+def leave_the_record(engine: Engine) -> None:
+    assert texts(engine, keep_sent=0.001) == ["first"]
+    assert texts(engine, keep_sent=0.001) == []
+
+
+def be_dropped(engine: Engine) -> None:
+    assert drop(engine, "order-1") is MessageState.PENDING
+
+
+def be_dropped_when_dead(engine: Engine) -> None:
+    refuse(engine)
+    assert drop(engine, "order-1") is MessageState.DEAD
+
+
+def be_purged(engine: Engine) -> None:
+    refuse(engine)
+    assert purge_dead(engine, 0) == 1
+
+
+@pytest.mark.parametrize("go", [leave, leave_the_record, be_dropped, be_dropped_when_dead, be_purged])
+def test_when_the_message_is_gone(engine: Engine, go: Callable[[Engine], None]) -> None:
+    """The id may be used again once the outbox does not know it any more."""
+    publish(engine, "first")
+    go(engine)
+    publish(engine, "second")
+    publish(engine, "never")
+    assert texts(engine) == ["second"]
+
+
+@every_way
+def test_what_is_rolled_back_uses_no_id(engine: Engine, way: Way) -> None:
+    """A transaction or a savepoint that is rolled back takes the use of the id with it."""
+    with pytest.raises(ZeroDivisionError):
+        break_off(way, engine, lambda handle: OUTBOX.publish(handle, TOPIC, "never", id="a"))
+    with way(engine) as handle:
+        OUTBOX.publish(handle, TOPIC, "before")
+        savepoint = handle.begin_nested()
+        OUTBOX.publish(handle, TOPIC, "never", id="a")
+        savepoint.rollback()
+        OUTBOX.publish(handle, TOPIC, "ever", id="a")
+    assert sorted(texts(engine)) == ["before", "ever"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("kind", ["connection", "session"])
+def test_two_at_the_same_time(migrated: Database, end: str, kind: str) -> None:
+    """The second waits for the first: it adds nothing if that commits, and its own message if not."""
+
+    def second() -> None:
+        handle: Any = migrated.engine().connect() if kind == "connection" else Session(migrated.engine())
+        with handle:
+            OUTBOX.publish(handle, TOPIC, "second", id="a")
+            handle.commit()
+
+    with migrated.engine().connect() as connection:
+        OUTBOX.publish(connection, TOPIC, "first", id="a")
+        task = Task(second)
+        wait_until_blocked(migrated.engine())
+        getattr(connection, end)()
+    task.result()
+    assert texts(migrated.engine()) == (["first"] if end == "commit" else ["second"])
+
+
+def test_many_at_the_same_time(migrated: Database) -> None:
+    """Of all who publish the same ids in batches of any order, exactly one adds each, and none deadlocks."""
+    ids = [f"order-{number}" for number in range(30)]
+
+    def work(number: int) -> None:
+        engine = migrated.engine()
+        turned = ids[number * 5 :] + ids[: number * 5]
+        for start in range(0, len(turned), 15):
+            with Session(engine) as session, session.begin():
+                part = turned[start : start + 15]
+                OUTBOX.publish_many(session, [Message(TOPIC, "x", id=each) for each in part])
+
+    together([lambda number=number: work(number) for number in range(4)])  # type: ignore[misc]
+    assert Counter(each.id for each in relayed(migrated.engine())) == Counter(ids)
+
+
+@pytest.mark.parametrize("size", [1, 20])
+@pytest.mark.parametrize("keep_sent", [None, 0.001])
+def test_ids_of_any_characters(engine: Engine, size: int, keep_sent: float | None) -> None:
+    """Ids compare byte for byte, and what a broker has taken is deleted, whatever is in them."""
+    for rounds in range(2):
+        with engine.begin() as connection:
+            for start in range(0, len(STRANGE), size):
+                part = STRANGE[start : start + size]
+                OUTBOX.publish_many(connection, [Message(TOPIC, str(rounds), id=each) for each in part])
+        left = relayed(engine, keep_sent=keep_sent)
+        assert Counter(each.id for each in left) == Counter(STRANGE)
+        assert relayed(engine, keep_sent=keep_sent) == []
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "Ä", "a\nb", "a\0", "\x7f", 7, b"a", ("a",)], ids=repr)
+def test_bad_ids(postgres: Database, given: Any) -> None:
+    """They are refused by name, before anything is written."""
+    with postgres.engine().begin() as connection:
+        with pytest.raises(InvalidMessage, match=r"^id="):
+            OUTBOX.publish(connection, TOPIC, "never", id=given)
+        with pytest.raises(InvalidMessage, match=r"^id="):
+            OUTBOX.publish_many(connection, [Message(TOPIC, "never"), Message(TOPIC, "never", id=given)])
+    assert texts(postgres.engine()) == []
+
+
+def test_messages_without_an_id_of_their_own_cost_nothing(engine: Engine) -> None:
+    """Neither the producer nor the relay looks for the ids of other messages."""
+    seen: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        seen.append(statement)
+
+    with engine.begin() as connection:
+        OUTBOX.publish_many(connection, [Message(TOPIC, "x")] * 20)
+        OUTBOX.publish(connection, TOPIC, "x", delay=0.001)
+    while len(relayed(engine, keep_sent=0.001)) > 0:
+        pass
+    assert [each for each in seen if "INSERT INTO outbox_message" in each]
+    assert [each for each in seen if "outbox_id" in each] == []
+
+
+def test_open_transactions_do_not_hold_up_the_relay(migrated: Database) -> None:
+    """One that has published another id, and one that has published the same id again, stay open while the
+    relay sends the message and lets its id go."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer at a time")
+    engine = migrated.engine()
+    publish(engine, "first", id="a")
+    with engine.connect() as other, engine.connect() as again:
+        OUTBOX.publish(other, TOPIC, "other", id="b")
+        OUTBOX.publish(again, TOPIC, "never", id="a")
+        assert texts(engine) == ["first"]
+        publish(engine, "second", id="a")
+        other.commit()
+        again.commit()
+    assert sorted(texts(engine)) == ["other", "second"]
+
+
+def test_async(migrated: Database) -> None:
+    """The same with asynchronous connections and sessions."""
+    accounts.make(migrated.engine())
+
+    async def work(engine: AsyncEngine) -> None:
+        for text in ("first", "never"):
+            async with engine.begin() as connection:
+                await OUTBOX.publish(connection, TOPIC, text, id="a")
+            async with AsyncSession(engine) as session:
+                many = [Message(TOPIC, text, id=each) for each in ("a", "b", "b")]
+                assert await OUTBOX.publish_many(session, many) == ["a", "b", "b"]
+                await session.commit()
+
+    run(migrated, work)
+    assert sorted(texts(migrated.engine())) == ["first", "first"]
