@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from . import _statements
-from ._databases import Attempt, Batch, Database, Stored, database_of
+from ._databases import Attempt, Batch, Database, Found, Stored, database_of
 from ._fault import OWN
 from ._keys import Key, digest, encode_key
 from ._missing import explain
@@ -26,6 +26,25 @@ _LARGEST_STATEMENT = 5_000
 _HALVING = 5.0
 """Seconds after the wait for finding out which keys of a batch are in flight; then all that are left count
 as such, which is always safe. (MySQL waits a whole second for each that is.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Many messages to take: digest i and time i belong to key i."""
+
+    keys: Sequence[str]
+    digests: Sequence[bytes | None] | None
+    times: Sequence[datetime | None] | None
+
+    def to_take(self, old: set[int]) -> tuple[set[str], dict[str, bytes | None] | None]:
+        """The keys of those that are not too old, and the digest with which each comes first."""
+        if self.digests is None and not old:
+            return set(self.keys), None
+        fresh: dict[str, bytes | None] = {}
+        for index, key in enumerate(self.keys):
+            if index not in old:
+                fresh.setdefault(key, None if self.digests is None else self.digests[index])
+        return set(fresh), None if self.digests is None else fresh
 
 
 def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attempt:
@@ -76,9 +95,11 @@ def accept(
 
 
 def _judge(attempt: Attempt, stored: Stored) -> Verdict:
-    if attempt.digest is not None and stored.digest is not None and attempt.digest != stored.digest:
-        return Verdict.MISMATCH
-    return Verdict.DUPLICATE
+    return Verdict.MISMATCH if _differs(attempt.digest, stored.digest) else Verdict.DUPLICATE
+
+
+def _differs(given: bytes | None, stored: bytes | None) -> bool:
+    return given is not None and stored is not None and given != stored
 
 
 def _agree(
@@ -108,38 +129,63 @@ def accept_many(
     connection: Connection,
     tables: Tables,
     consumer: str,
-    keys: Sequence[Key],
+    messages: Messages,
     *,
     wait: float,
     policy: Declaration,
 ) -> list[Verdict]:
-    """Take many messages in the transaction on this connection; verdict i belongs to key i."""
-    texts = [encode_key(key) for key in keys]
-    if not texts:
+    """Take many messages in the transaction on this connection; verdict i belongs to message i."""
+    if not messages.keys:
         return []
-    # Text sorts by code point, which is the byte order of its UTF-8.
-    batch = Batch(tables, consumer, os.urandom(16), sorted(set(texts)))
     with OWN:
+        database = usable(connection)
         try:
-            taken, known = _take_parts(usable(connection), connection, batch, time.monotonic() + wait)
+            old = _too_old(database, connection, policy, messages.times)
+            fresh, digests = messages.to_take(old)
+            # Text sorts by code point, which is the byte order of its UTF-8.
+            batch = Batch(tables, consumer, os.urandom(16), sorted(fresh), digests)
+            taken, known = _take_parts(database, connection, batch, time.monotonic() + wait)
+            if others := sorted({messages.keys[index] for index in old} - fresh):
+                known |= database.find_many(connection, replace(batch, keys=others))
         except DBAPIError as error:
             explain(connection, tables.message, error)
         if policy.known(connection) is None:
             _agree(connection, policy, batch, taken)
-    return list(_verdicts(texts, taken, known))
+    return list(_verdicts(messages, old, taken, known))
+
+
+def _too_old(
+    database: Database,
+    connection: Connection,
+    policy: Declaration,
+    times: Sequence[datetime | None] | None,
+) -> set[int]:
+    """Which messages are: by the database's clock, asked once if the worker's own comes near the limit."""
+    if times is None:
+        return set()
+    retention = policy.retention(connection)
+    doubtful = [
+        (index, each)
+        for index, each in enumerate(times)
+        if each is not None and not retention.surely_covers(each)
+    ]
+    if not doubtful:
+        return set()
+    horizon = database.now(connection) - retention.duration
+    return {index for index, each in doubtful if each < horizon}
 
 
 def _take_parts(
     database: Database, connection: Connection, batch: Batch, deadline: float
-) -> tuple[set[str], set[str]]:
+) -> tuple[set[str], dict[str, Found]]:
     """The keys that are ours now, and those that had been taken before."""
     taken: set[str] = set()
-    known: set[str] = set()
+    known: dict[str, Found] = {}
     for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
         part = replace(batch, keys=batch.keys[start : start + _LARGEST_STATEMENT])
         taken |= _take_all(database, connection, part, deadline)
         left = [key for key in part.keys if key not in taken]
-        known |= database.find_many(connection, replace(batch, keys=left)).keys() if left else set()
+        known |= database.find_many(connection, replace(batch, keys=left)) if left else {}
     return taken, known
 
 
@@ -158,11 +204,18 @@ def _take_all(database: Database, connection: Connection, batch: Batch, deadline
     )
 
 
-def _verdicts(texts: Sequence[str], taken: set[str], known: set[str]) -> Iterator[Verdict]:
-    seen: set[str] = set()
-    for text in texts:
-        if text in known or (text in taken and text in seen):
-            yield Verdict.DUPLICATE
+def _verdicts(
+    messages: Messages, old: set[int], taken: set[str], known: dict[str, Found]
+) -> Iterator[Verdict]:
+    stored = {key: row.digest for key, row in known.items()}
+    for index, key in enumerate(messages.keys):
+        digest = None if messages.digests is None else messages.digests[index]
+        if key in stored:
+            yield Verdict.MISMATCH if _differs(digest, stored[key]) else Verdict.DUPLICATE
+        elif index in old:
+            yield Verdict.TOO_OLD
+        elif key in taken:
+            stored[key] = digest
+            yield Verdict.NEW
         else:
-            yield Verdict.NEW if text in taken else Verdict.IN_FLIGHT
-        seen.add(text)
+            yield Verdict.IN_FLIGHT

@@ -80,11 +80,19 @@ class AsyncInbox(Settings):
         asynchronous = await _connection(connection)
         return await asynchronous.run_sync(take, attempt, at_commit=True, **limits)
 
-    async def accept_many(self, connection: AsyncHandle, keys: Sequence[Key]) -> list[Verdict]:
+    async def accept_many(
+        self,
+        connection: AsyncHandle,
+        keys: Sequence[Key],
+        payloads: Sequence[Any] | None = None,
+        *,
+        message_times: Sequence[datetime | None] | None = None,
+    ) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys."""
+        messages = self._messages(keys, payloads, message_times)
         asynchronous = await _connection(connection)
         return await asynchronous.run_sync(
-            accept_many, self.tables, self.consumer, keys, wait=self.wait, policy=self._policy
+            accept_many, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy
         )
 
     @asynccontextmanager

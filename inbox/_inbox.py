@@ -105,17 +105,31 @@ class Inbox(Settings):
         attempt = self._attempt(key, payload)
         return take(_connection(connection), attempt, **self._limits(message_time))
 
-    def accept_many(self, connection: Handle, keys: Sequence[Key]) -> list[Verdict]:
+    def accept_many(
+        self,
+        connection: Handle,
+        keys: Sequence[Key],
+        payloads: Sequence[Any] | None = None,
+        *,
+        message_times: Sequence[datetime | None] | None = None,
+    ) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys in one statement;
         verdict i belongs to key i.
 
         Keys are inserted in byte order, so that batches which share keys cannot deadlock. A key that
-        repeats inside the batch is `NEW` the first time and `DUPLICATE` after. `wait` bounds each
-        wait for another transaction; past it the keys in flight are `IN_FLIGHT`, the others have their
-        verdicts. Raises as `accept` does.
+        repeats inside the batch is `NEW` the first time and `DUPLICATE` after, or `MISMATCH` if it comes with
+        another payload. `wait` bounds each wait for another transaction; past it the keys in flight are
+        `IN_FLIGHT`, the others have their verdicts. Raises as `accept` does.
+
+        Args:
+            connection: as for `accept`.
+            keys: any number of keys.
+            payloads: payload i belongs to key i; None has none.
+            message_times: time i belongs to key i.
         """
+        messages = self._messages(keys, payloads, message_times)
         return accept_many(
-            _connection(connection), self.tables, self.consumer, keys, wait=self.wait, policy=self._policy
+            _connection(connection), self.tables, self.consumer, messages, wait=self.wait, policy=self._policy
         )
 
     @contextmanager

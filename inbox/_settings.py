@@ -1,22 +1,22 @@
 """What the synchronous and the asynchronous inbox have in common."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from . import _options
-from ._accept import new_attempt
+from ._accept import Messages, new_attempt
 from ._databases import Attempt
 from ._events import Event, EventKind, Hook, Hooks, describe
 from ._fault import is_worth_another_try
-from ._keys import Key, encode_key
+from ._keys import Key, digest, encode_key
 from ._policy import Declaration
 from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
 from ._transaction import Transaction
 from ._verdict import Verdict
-from .errors import NotTaken
+from .errors import InvalidOption, NotTaken
 from .schema import tables
 
 ATTEMPTS = 12
@@ -88,6 +88,18 @@ class Settings:
 
     def _scope(self) -> dict[str, Any]:
         return {"consumer": self.consumer, "retention": self._policy.asked, "schema": self.schema}
+
+    def _messages(
+        self, keys: Sequence[Key], payloads: Sequence[Any] | None, times: Sequence[datetime | None] | None
+    ) -> Messages:
+        for option, given in (("payloads", payloads), ("message_times", times)):
+            if given is not None and len(given) != len(keys):
+                raise InvalidOption(f"{option}: {len(given)} for {len(keys)} keys, expected one for each")
+        return Messages(
+            [encode_key(key) for key in keys],
+            None if payloads is None else [digest(payload) for payload in payloads],
+            None if times is None else [_time(each) for each in times],
+        )
 
     def _limits(self, message_time: datetime | None) -> dict[str, Any]:
         return {"wait": self.wait, "policy": self._policy, "message_time": _time(message_time)}

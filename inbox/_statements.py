@@ -64,10 +64,10 @@ def find_locked(tables: Tables) -> Select[Any]:
 
 @cache
 def find_many(tables: Tables) -> Select[Any]:
-    """Which of some keys are there, and whose claim wrote them."""
+    """Which of some keys are there, whose claim wrote them, and their digests."""
     c = tables.message.c
     keys: BindParameter[Any] = bindparam("keys", expanding=True)
-    return select(c.key, c.claim).where(c.consumer == bindparam("consumer_"), c.key.in_(keys))
+    return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key.in_(keys))
 
 
 @cache

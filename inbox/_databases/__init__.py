@@ -3,12 +3,12 @@
 from sqlalchemy import Connection
 
 from ..errors import UnsupportedDatabase
-from ._database import Attempt, Batch, Database, Stored
+from ._database import Attempt, Batch, Database, Found, Stored
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
-__all__ = ["Attempt", "Batch", "Database", "Stored", "database_of", "supported"]
+__all__ = ["Attempt", "Batch", "Database", "Found", "Stored", "database_of", "supported"]
 
 _DATABASES: dict[str, Database] = {
     "postgresql": PostgreSQL(),

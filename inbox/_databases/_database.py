@@ -1,11 +1,11 @@
 """What the inbox needs of a database, with the portable way of doing it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -47,10 +47,15 @@ class Batch:
     claim: bytes
     keys: Sequence[str]
     """Distinct, in byte order: batches that meet their common keys in the same order cannot deadlock."""
+    digests: Mapping[str, bytes | None] | None = None
+    """By key; None if no payloads were given."""
 
     def rows(self) -> list[dict[str, Any]]:
         """The parameters of an INSERT for each."""
-        return [Attempt(self.tables, self.consumer, key, self.claim, None).row() for key in self.keys]
+        digests = self.digests or {}
+        return [
+            Attempt(self.tables, self.consumer, key, self.claim, digests.get(key)).row() for key in self.keys
+        ]
 
     def where(self) -> dict[str, Any]:
         """The parameters of a WHERE on these keys."""
@@ -64,6 +69,13 @@ class Stored:
     claim: bytes
     digest: bytes | None
     result: str | None
+
+
+class Found(NamedTuple):
+    """The row of a key of a batch."""
+
+    claim: bytes
+    digest: bytes | None
 
 
 class Database(ABC):
@@ -132,10 +144,10 @@ class Database(ABC):
         row = connection.execute(_statements.find(attempt.tables), attempt.where()).one_or_none()
         return None if row is None else Stored(*row)
 
-    def find_many(self, connection: Connection, batch: Batch) -> dict[str, bytes]:
-        """Which of the keys are there, and whose claim wrote them."""
+    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
+        """Which of the keys are there."""
         rows = connection.execute(_statements.find_many(batch.tables), batch.where())
-        return {row.key: row.claim for row in rows}
+        return {key: Found(claim, digest) for key, claim, digest in rows}
 
     def now(self, connection: Connection) -> datetime:
         """The database's clock."""

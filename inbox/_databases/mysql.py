@@ -24,7 +24,7 @@ from .. import _codes, _statements
 from .._statements import Aging
 from ..errors import TransientError, UnsupportedDatabase, UnusableConnection
 from ..schema import Tables
-from ._database import Attempt, Batch, Database, Stored
+from ._database import Attempt, Batch, Database, Found, Stored
 
 AnyInsert = TypeVar("AnyInsert", bound=Insert)
 T = TypeVar("T")
@@ -115,9 +115,9 @@ class MySQL(Database):
         found = super().find_many(connection, batch)
         if len(found) < len(batch.keys):
             raise _snapshot_too_old()
-        return {key for key, claim in found.items() if claim == batch.claim}
+        return {key for key, row in found.items() if row.claim == batch.claim}
 
-    def find_many(self, connection: Connection, batch: Batch) -> dict[str, bytes]:
+    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
         find_many = super().find_many
         return self._without_waiting(connection, lambda: find_many(connection, batch)) or {}
 

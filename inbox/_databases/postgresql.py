@@ -17,12 +17,15 @@ from zlib import crc32
 from sqlalchemy import (
     Connection,
     Executable,
+    LargeBinary,
     Select,
+    Subquery,
     Text,
     any_,
     bindparam,
     case,
     cast,
+    column,
     delete,
     false,
     func,
@@ -40,7 +43,7 @@ from .. import _codes, _statements
 from .._statements import Aging
 from ..errors import UnsupportedDatabase
 from ..schema import Tables
-from ._database import Attempt, Batch, Database, Stored
+from ._database import Attempt, Batch, Database, Found, Stored
 
 # psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
@@ -66,7 +69,7 @@ def add_at_once(tables: Tables) -> Insert:
 
 
 @cache
-def add_in_order(tables: Tables, lock: Literal["key", "batch"]) -> Select[Any]:
+def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests: bool = False) -> Select[Any]:
     """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and
     answers which keys went in. The ORDER BY makes sure that the guard has run before the first row is
     written, and that two batches meet their common keys in the same order, so that none deadlocks."""
@@ -80,13 +83,13 @@ def add_in_order(tables: Tables, lock: Literal["key", "batch"]) -> Select[Any]:
         func.set_config("lock_timeout", bindparam("timeout", type_=Text), literal(True)).label("during"),
         held.label("held"),
     ).cte("guard")
-    keys = _given_keys()
+    keys = _given_keys_and_digests() if with_digests else _given_keys()
     rows = (
         select(
             bindparam("consumer", type_=c.consumer.type),
             keys.c.key,
             bindparam("claim", type_=c.claim.type),
-            bindparam("digest", type_=c.digest.type),
+            keys.c.digest if with_digests else bindparam("digest", type_=c.digest.type),
         )
         .select_from(guard.join(keys, literal(True)))
         .order_by(keys.c.key.collate("C"))
@@ -140,7 +143,7 @@ def find_many(tables: Tables) -> Select[Any]:
     """Which of some keys are there: one parameter, so that the statement is the same for any number."""
     c = tables.message.c
     keys = func.array(select(_given_keys().c.key).scalar_subquery())
-    return select(c.key, c.claim).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
+    return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
 
 
 def _given_keys() -> TableValuedAlias:
@@ -149,7 +152,17 @@ def _given_keys() -> TableValuedAlias:
     return func.json_array_elements_text(keys).table_valued("key", name="given").render_derived()
 
 
-def _as_json(keys: Sequence[str]) -> str:
+def _given_keys_and_digests() -> Subquery:
+    """The same with a digest beside each key, in hexadecimal or null."""
+    pairs = func.json_array_elements(cast(bindparam("keys", type_=Text), JSON)).table_valued(
+        column("pair", JSON), name="given"
+    )
+    pair = pairs.render_derived().c.pair
+    digest = func.decode(pair[1].as_string(), "hex", type_=LargeBinary)
+    return select(pair[0].as_string().label("key"), digest.label("digest")).subquery()
+
+
+def _as_json(keys: Sequence[object]) -> str:
     return json.dumps(keys, ensure_ascii=False)
 
 
@@ -168,31 +181,37 @@ class PostgreSQL(Database):
 
     def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
         prototype = Attempt(batch.tables, batch.consumer, "", batch.claim, None)
-        return self._take_patiently(connection, prototype, "batch", batch.keys, wait)
+        if batch.digests is None:
+            return self._take_patiently(connection, prototype, "batch", batch.keys, wait)
+        pairs = [(key, digest and digest.hex()) for key in batch.keys for digest in [batch.digests.get(key)]]
+        return self._take_patiently(connection, prototype, "batch", pairs, wait, with_digests=True)
 
     def _take_patiently(
         self,
         connection: Connection,
         attempt: Attempt,
         lock: Literal["key", "batch"],
-        keys: Sequence[str],
+        keys: Sequence[object],
         wait: float,
+        *,
+        with_digests: bool = False,
     ) -> set[str] | None:
         """The keys that are ours now; None if the wait ran out."""
         parameters = attempt.row() | {"keys": _as_json(keys), "timeout": _milliseconds(wait)}
         try:
             with connection.begin_nested():
-                taken = connection.execute(add_in_order(attempt.tables, lock), parameters).scalar_one()
+                statement = add_in_order(attempt.tables, lock, with_digests=with_digests)
+                taken = connection.execute(statement, parameters).scalar_one()
         except DBAPIError as error:
             if not _codes.ends_wait(error):
                 raise
             return None
         return set(taken or ())
 
-    def find_many(self, connection: Connection, batch: Batch) -> dict[str, bytes]:
+    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
         parameters = batch.where() | {"keys": _as_json(batch.keys)}
         rows = connection.execute(find_many(batch.tables), parameters)
-        return {row.key: row.claim for row in rows}
+        return {key: Found(claim, digest) for key, claim, digest in rows}
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
         names = {"consumer": attempt.consumer, "key": attempt.key, "timeout": _milliseconds(wait)}

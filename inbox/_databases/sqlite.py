@@ -52,7 +52,7 @@ class SQLite(Database):
         if self._add(connection, batch.tables, batch.rows(), wait) is None:
             return None
         found = self.find_many(connection, batch)
-        return {key for key, claim in found.items() if claim == batch.claim}
+        return {key for key, row in found.items() if row.claim == batch.claim}
 
     def _add(
         self, connection: Connection, tables: Tables, rows: list[dict[str, Any]], wait: float
