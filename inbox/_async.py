@@ -7,7 +7,11 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from . import _options
 from ._accept import accept, accept_many
@@ -17,10 +21,11 @@ from ._fault import OWN
 from ._keys import Key
 from ._outcome import Outcome
 from ._purge import Purged, purge
+from ._session import BindArguments, bind_of, check_no_session, connection_of
 from ._settings import ATTEMPTS, Settings
 from ._sources import async_kinds, check_source, open_source
 from ._taken import Taken, take
-from ._transaction import pauses, roll_back
+from ._transaction import Transaction, pauses, roll_back
 from ._verdict import Verdict
 from ._work import Work, handle_of
 from .errors import InvalidOption
@@ -39,6 +44,7 @@ if TYPE_CHECKING:  # at run time only once it is used: without greenlet the impo
     AsyncSource = _Known | Callable[[], _Known]
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 
 class AsyncInbox(Settings):
@@ -55,11 +61,11 @@ class AsyncInbox(Settings):
         payload: Any = None,
         *,
         message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> Verdict:
         """In the caller's transaction on `connection`, take the message with this key."""
         attempt, limits = self._attempt(key, payload), self._limits(message_time)
-        asynchronous = await _connection(connection)
-        verdict, _ = await asynchronous.run_sync(accept, attempt, **limits)
+        verdict, _ = await self._on(connection, bind_arguments, partial(accept, attempt=attempt, **limits))
         return verdict
 
     async def take(
@@ -69,6 +75,7 @@ class AsyncInbox(Settings):
         payload: Any = None,
         *,
         message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> Taken:
         """In the caller's transaction on `connection`, take the message with this key.
 
@@ -77,8 +84,8 @@ class AsyncInbox(Settings):
         is sent as SQL text stores no result.
         """
         attempt, limits = self._attempt(key, payload), self._limits(message_time)
-        asynchronous = await _connection(connection)
-        return await asynchronous.run_sync(take, attempt, at_commit=True, **limits)
+        work = partial(take, attempt=attempt, at_commit=True, **limits)
+        return await self._on(connection, bind_arguments, work)
 
     async def accept_many(
         self,
@@ -87,13 +94,17 @@ class AsyncInbox(Settings):
         payloads: Sequence[Any] | None = None,
         *,
         message_times: Sequence[datetime | None] | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys."""
         messages = self._messages(keys, payloads, message_times)
-        asynchronous = await _connection(connection)
-        return await asynchronous.run_sync(
-            accept_many, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy
-        )
+
+        def work(given: Connection) -> list[Verdict]:
+            return accept_many(
+                given, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy
+            )
+
+        return await self._on(connection, bind_arguments, work)
 
     @asynccontextmanager
     async def transaction(
@@ -103,11 +114,12 @@ class AsyncInbox(Settings):
         payload: Any = None,
         *,
         message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> AsyncIterator[Work[AsyncConnection, AsyncSession]]:
         """Begin a transaction, take the message, run the block, commit: all of it or nothing."""
         from sqlalchemy.ext.asyncio import AsyncSession
 
-        transaction = self._begin(key, payload, message_time, _sleep)
+        transaction = self._begin(key, payload, message_time, bind_arguments, _sleep)
         try:
             async with AsyncExitStack() as stack:
                 handle: AsyncConnection | AsyncSession
@@ -117,7 +129,7 @@ class AsyncInbox(Settings):
                     await handle.run_sync(transaction.begin)
                     self._check_taken(transaction)
                     session = handle if isinstance(handle, AsyncSession) else None
-                    yield Work(transaction, await _connection(handle), session)
+                    yield Work(transaction, await _connection(handle, transaction), session)
                     await handle.run_sync(lambda _: transaction.commit())
                 except BaseException:
                     await handle.run_sync(roll_back)
@@ -133,6 +145,7 @@ class AsyncInbox(Settings):
         key: Callable[[Any], Key],
         payload: Callable[[Any], Any] | None = None,
         message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
         attempts: int = ATTEMPTS,
     ) -> Callable[[Callable[[Any, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
         """Decorate `async body(connection, message)`: it runs once per key, in `transaction`."""
@@ -146,6 +159,7 @@ class AsyncInbox(Settings):
                     key(message),
                     payload and payload(message),
                     message_time=message_time and message_time(message),
+                    bind_arguments=bind_arguments,
                 ) as work:
                     if work.is_new:
                         work.result = await body(handle_of(work), message)
@@ -176,21 +190,37 @@ class AsyncInbox(Settings):
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
         return await run(purge, engine.sync_engine, sleep=_sleep, **self._scope(), **options)
 
+    async def _on(
+        self, given: AsyncHandle, bind_arguments: BindArguments | None, work: Callable[[Connection], T]
+    ) -> T:
+        """What the work returns on the connection that the row goes to."""
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-async def _connection(given: AsyncHandle) -> AsyncConnection:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+        def on_session(session: Session) -> T:
+            with OWN:
+                connection = connection_of(session, bind_of(session, self.tables.message, bind_arguments))
+            return work(connection)
 
-    if isinstance(given, async_scoped_session):
-        given = given()
-    if isinstance(given, AsyncSession):
-        with OWN:
-            return await given.connection()
-    if isinstance(given, AsyncConnection):
-        return given
-    raise InvalidOption(
-        f"connection={type(given).__name__}: expected an AsyncConnection, an AsyncSession or "
-        "an async_scoped_session"
-    )
+        if isinstance(given, async_scoped_session):
+            given = given()
+        if isinstance(given, AsyncSession):
+            return await given.run_sync(on_session)
+        if isinstance(given, AsyncConnection):
+            check_no_session(bind_arguments)
+            return await given.run_sync(work)
+        raise InvalidOption(
+            f"connection={type(given).__name__}: expected an AsyncConnection, an AsyncSession or "
+            "an async_scoped_session"
+        )
+
+
+async def _connection(handle: AsyncConnection | AsyncSession, transaction: Transaction) -> AsyncConnection:
+    """The one that the transaction is on."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    if isinstance(handle, AsyncSession):
+        return await handle.connection(bind_arguments={"bind": transaction.bind})
+    return handle
 
 
 def _sleep(seconds: float) -> None:

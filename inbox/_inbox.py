@@ -17,6 +17,7 @@ from ._keys import Key
 from ._listener import Listener
 from ._outcome import Outcome
 from ._purge import Purged, purge
+from ._session import BindArguments, bind_of, check_no_session, connection_of
 from ._settings import ATTEMPTS, Settings
 from ._sources import SYNC, Source, check_source, open_source
 from ._taken import Taken, take
@@ -62,6 +63,7 @@ class Inbox(Settings):
         payload: Any = None,
         *,
         message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> Verdict:
         """In the caller's transaction on `connection`, take the message with this key.
 
@@ -76,6 +78,10 @@ class Inbox(Settings):
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
             message_time: when the message was made; older than the retention is `TOO_OLD`.
+            bind_arguments: for a Session with several binds, what its `get_bind` is asked, as by
+                `Session.execute`; None asks for the bind by which it writes to the inbox's table. If the
+                session writes to another database as well, its commit raises `UnusableConnection` before
+                anything is committed, unless it has `twophase=True`.
 
         Raises:
             InvalidKey: the key breaks the rules.
@@ -86,7 +92,8 @@ class Inbox(Settings):
             PolicyConflict: the consumer's stored policy is another one; nothing was taken.
         """
         attempt = self._attempt(key, payload)
-        return accept(_connection(connection), attempt, **self._limits(message_time))[0]
+        given = self._on(connection, bind_arguments)
+        return accept(given, attempt, **self._limits(message_time))[0]
 
     def take(
         self,
@@ -95,6 +102,7 @@ class Inbox(Settings):
         payload: Any = None,
         *,
         message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> Taken:
         """In the caller's transaction on `connection`, take the message with this key, as `accept` does.
 
@@ -103,7 +111,7 @@ class Inbox(Settings):
         `accept`; it answers with a verdict, and never commits, rolls back or aborts.
         """
         attempt = self._attempt(key, payload)
-        return take(_connection(connection), attempt, **self._limits(message_time))
+        return take(self._on(connection, bind_arguments), attempt, **self._limits(message_time))
 
     def accept_many(
         self,
@@ -112,6 +120,7 @@ class Inbox(Settings):
         payloads: Sequence[Any] | None = None,
         *,
         message_times: Sequence[datetime | None] | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> list[Verdict]:
         """In the caller's transaction on `connection`, take all messages with these keys in one statement;
         verdict i belongs to key i.
@@ -126,11 +135,11 @@ class Inbox(Settings):
             keys: any number of keys.
             payloads: payload i belongs to key i; None has none.
             message_times: time i belongs to key i.
+            bind_arguments: as for `accept`.
         """
         messages = self._messages(keys, payloads, message_times)
-        return accept_many(
-            _connection(connection), self.tables, self.consumer, messages, wait=self.wait, policy=self._policy
-        )
+        given = self._on(connection, bind_arguments)
+        return accept_many(given, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy)
 
     @contextmanager
     def transaction(
@@ -140,6 +149,7 @@ class Inbox(Settings):
         payload: Any = None,
         *,
         message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
     ) -> Iterator[Work[Connection, Session]]:
         """Begin a transaction, take the message, run the block, commit: all of it or nothing.
 
@@ -152,17 +162,18 @@ class Inbox(Settings):
             source: an Engine (then `work.connection`); a sessionmaker or a scoped_session (then also
                 `work.session`); or a function without arguments that returns one of these, for what is made
                 later. It is called for each message. A scoped_session must not be in a transaction.
-            key, payload, message_time: as for `accept`.
+            key, payload, message_time, bind_arguments: as for `accept`.
 
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch` or `MessageTooOld`; the block does not run. With
                 `on_refusal="return"` it does run, and `work.verdict` says so.
             TransactionAborted: the block swallowed a database error; nothing was written.
             TransactionEnded: the block committed or rolled back by itself.
+            UnusableConnection: the session has written to two databases; nothing was committed on either.
             CommitLost: the connection broke during COMMIT, and nothing was written.
             InvalidResult: `work.result` is not JSON.
         """
-        transaction = self._begin(key, payload, message_time)
+        transaction = self._begin(key, payload, message_time, bind_arguments)
         try:
             with open_source(source, SYNC) as handle:
                 try:
@@ -185,6 +196,7 @@ class Inbox(Settings):
         key: Callable[[Any], Key],
         payload: Callable[[Any], Any] | None = None,
         message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
         attempts: int = ATTEMPTS,
     ) -> Callable[[Callable[[Any, M], Any]], Callable[[M], Outcome]]:
         """Decorate `body(connection, message)`: it runs once per key, in `transaction`.
@@ -198,6 +210,7 @@ class Inbox(Settings):
         Args:
             source: as for `transaction`; what cannot be one is refused here.
             key, payload, message_time: functions of the message.
+            bind_arguments: as for `accept`.
             attempts: how often one message is tried.
         """
         _options.count("attempts", attempts)
@@ -210,6 +223,7 @@ class Inbox(Settings):
                     key(message),
                     payload and payload(message),
                     message_time=message_time and message_time(message),
+                    bind_arguments=bind_arguments,
                 ) as work:
                     if work.is_new:
                         work.result = body(handle_of(work), message)
@@ -240,16 +254,17 @@ class Inbox(Settings):
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
         return purge(engine, **self._scope(), **options)
 
-
-def _connection(given: Handle) -> Connection:
-    if isinstance(given, scoped_session):
-        given = given()
-    if isinstance(given, Session):
-        with OWN:
-            return given.connection()
-    if isinstance(given, Connection):
-        return given
-    raise InvalidOption(
-        f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; for an "
-        "Engine there is transaction(), for asynchronous connections AsyncInbox"
-    )
+    def _on(self, given: Handle, bind_arguments: BindArguments | None) -> Connection:
+        """The connection that the row goes to."""
+        if isinstance(given, scoped_session):
+            given = given()
+        if isinstance(given, Session):
+            with OWN:
+                return connection_of(given, bind_of(given, self.tables.message, bind_arguments))
+        if isinstance(given, Connection):
+            check_no_session(bind_arguments)
+            return given
+        raise InvalidOption(
+            f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; for "
+            "an Engine there is transaction(), for asynchronous connections AsyncInbox"
+        )

@@ -19,6 +19,9 @@ from . import _failed_commit
 from ._databases import supported
 from .errors import InvalidOption, UnsupportedDatabase, UnusableConnection
 
+BindArguments = Mapping[str, Any]
+"""What a Session with several binds is asked, as by `Session.execute`."""
+
 
 @dataclass(slots=True, weakref_slot=True)
 class _Kept:
@@ -38,7 +41,7 @@ _listening: list[bool] = []
 
 
 def bind_of(
-    session: Session, table: Table, bind_arguments: Mapping[str, Any] | None = None
+    session: Session, table: Table, bind_arguments: BindArguments | None = None
 ) -> Engine | Connection:
     """The bind by which the session writes to this table; ask once, it may be drawn by lot.
 
@@ -67,6 +70,29 @@ def connection_of(
     if not session.twophase:
         _keep(session, connection, error)
     return connection
+
+
+def check_no_session(bind_arguments: BindArguments | None) -> None:
+    """A Connection is bound already.
+
+    Raises:
+        InvalidOption: `bind_arguments` were given.
+    """
+    if bind_arguments is not None:
+        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
+
+
+def is_aborted(session: Session) -> bool:
+    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections."""
+    transaction = session.get_transaction()
+    return transaction is not None and any(map(_is_aborted, _connections(transaction)))
+
+
+def _is_aborted(connection: Connection) -> bool:
+    try:
+        return supported(connection.dialect.name).is_aborted(connection, None)
+    except UnsupportedDatabase:
+        return False
 
 
 def _keep(session: Session, connection: Connection, error: type[UnusableConnection]) -> None:

@@ -14,6 +14,7 @@ from ._keys import Key, digest, encode_key
 from ._policy import Declaration
 from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
+from ._session import BindArguments
 from ._transaction import Transaction
 from ._verdict import Verdict
 from .errors import InvalidOption, NotTaken
@@ -56,6 +57,7 @@ class Settings:
         key: Key,
         payload: Any,
         message_time: datetime | None,
+        bind_arguments: BindArguments | None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> Transaction:
         return Transaction(
@@ -63,6 +65,7 @@ class Settings:
             wait=self.wait,
             policy=self._policy,
             message_time=_time(message_time),
+            bind_arguments=bind_arguments,
             sleep=sleep,
         )
 

@@ -15,6 +15,7 @@ from ._accept import usable
 from ._databases import database_of
 from ._fault import COMMIT, OWN
 from ._hold import Hold
+from ._session import bind_of, connection_of, is_aborted
 from ._sources import SYNC, Source, check_source, open_source
 from ._steps import Steps
 from ._stores import SqlStore, Store
@@ -56,7 +57,7 @@ class StepTransaction:
         self._handle = handle
         with OWN:
             handle.begin()
-            self._connection = handle.connection() if isinstance(handle, Session) else handle
+            self._connection = self._connected(handle)
             try:
                 usable(self._connection)
             except UnusableConnection as error:
@@ -70,11 +71,19 @@ class StepTransaction:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
 
+    def _connected(self, handle: Connection | Session) -> Connection:
+        if not isinstance(handle, Session):
+            return handle
+        if self._store is None:
+            return handle.connection()
+        return connection_of(handle, bind_of(handle, self._store.tables.status))
+
     def end(self, result: Any) -> None:
         """Record the step, and commit.
 
         Raises:
             TransactionEnded, TransactionAborted, CommitLost: as for the exactly-once path.
+            UnusableConnection: the session has written to two databases; nothing was committed on either.
             InvalidResult: the result is not JSON, or too large.
         """
         self._steps = self._hold.steps.done(self._name, result, has_undo=self._has_undo)
@@ -102,7 +111,9 @@ class StepTransaction:
         database = database_of(self._connection)
         if not self._connection.in_transaction() or database.is_ended(self._connection):
             raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back by itself")
-        if database.is_aborted(self._connection, None) or not self._is_recorded():
+        session = self._handle if isinstance(self._handle, Session) else None
+        is_lost = is_aborted(session) if session else database.is_aborted(self._connection, None)
+        if is_lost or not self._is_recorded():
             raise TransactionAborted(
                 f"step={self._name!r}: the body swallowed a database error that had aborted the transaction: "
                 "nothing was written"

@@ -21,6 +21,7 @@ from ._databases import Attempt, Stored, database_of
 from ._events import OF_VERDICT, Event, EventKind, Hooks
 from ._fault import COMMIT, OWN
 from ._policy import Declaration
+from ._session import BindArguments, bind_of, check_no_session, connection_of, is_aborted
 from ._verdict import Verdict
 from .errors import CommitLost, InvalidResult, TransactionAborted, TransactionEnded
 
@@ -42,12 +43,14 @@ class Transaction:
         wait: float,
         policy: Declaration,
         message_time: datetime | None,
+        bind_arguments: BindArguments | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._attempt = attempt
         self._wait = wait
         self._policy = policy
         self._message_time = message_time
+        self._bind_arguments = bind_arguments
         self._sleep = sleep
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
@@ -64,7 +67,7 @@ class Transaction:
         self._handle = handle
         with OWN:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
-            self.connection = handle.connection() if isinstance(handle, Session) else handle
+            self.connection = self._connection(handle)
             self.verdict, stored = accept(
                 self.connection,
                 self._attempt,
@@ -77,12 +80,20 @@ class Transaction:
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
 
+    def _connection(self, handle: Connection | Session) -> Connection:
+        if isinstance(handle, Session):
+            self.bind = bind_of(handle, self._attempt.tables.message, self._bind_arguments)
+            return connection_of(handle, self.bind)
+        check_no_session(self._bind_arguments)
+        return handle
+
     def commit(self) -> None:
         """Commit what the body did, or raise because it did not commit.
 
         Raises:
             TransactionAborted: the transaction cannot commit; it was rolled back.
             TransactionEnded: the body ended it.
+            UnusableConnection: the session has written to two databases, which do not commit together.
             CommitLost: the connection broke during COMMIT, and it did not happen.
             InvalidResult: the result is not JSON, or too large.
         """
@@ -124,8 +135,8 @@ class Transaction:
     def _check_not_aborted(self) -> None:
         written = self._attempt if self.verdict is Verdict.NEW else None
         with OWN:
-            is_aborted = database_of(self.connection).is_aborted(self.connection, written)
-        if is_aborted:
+            is_lost = database_of(self.connection).is_aborted(self.connection, written)
+        if is_lost or (isinstance(self._handle, Session) and is_aborted(self._handle)):
             raise TransactionAborted(
                 "the body swallowed a database error that had aborted the transaction: nothing was written"
             )

@@ -1,12 +1,11 @@
 """Sessions with several databases: messages go where the session writes, or nothing is committed."""
 
 import asyncio
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Delete, Engine, Update, insert, select, text
+from sqlalchemy import Engine, insert, select, text
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -18,50 +17,12 @@ from tests import accounts
 from tests.accounts import Account
 from tests.database import Database
 from tests.published import TOPIC, texts
-from tests.services import Server
+from tests.several_databases import balance, other, recipe, replica
+
+__all__ = ["other", "replica"]
 
 OUTBOX = Outbox()
 POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
-
-
-@pytest.fixture
-def other(migrated: Database, server: Server) -> Iterator[Database]:
-    """A second database of the same kind, without our tables; both have accounts."""
-    database = Database(server, server.new_database())
-    for each in (migrated, database):
-        accounts.make(each.engine())
-    yield database
-    database.close()
-
-
-def balance(database: Database) -> int:
-    """What was committed there."""
-    return accounts.total(database.engine())
-
-
-def recipe(leader: Engine, followers: list[Engine]) -> type[Session]:
-    """As SQLAlchemy's manual has it, in "Custom Vertical Partitioning"."""
-
-    class RoutingSession(Session):
-        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Engine:
-            if self._flushing or isinstance(clause, Update | Delete):
-                return leader
-            return random.choice(followers)
-
-    return RoutingSession
-
-
-@pytest.fixture
-def replica(other: Database) -> Iterator[Database]:
-    """A database that answers as a replica does; PostgreSQL and SQLite tell what was written by itself."""
-    if other.url.get_backend_name() != "mysql":
-        yield other
-        return
-    engine = other.engine(isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:  # it has the right to write all the same
-        connection.execute(text("SET GLOBAL read_only = ON"))
-        yield other
-        connection.execute(text("SET GLOBAL read_only = OFF"))
 
 
 def test_a_session_that_reads_from_replicas(migrated: Database, replica: Database) -> None:
