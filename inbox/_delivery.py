@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
+
+MaybeNone: TypeAlias = Any
+"""What is None only for those who consume tombstones: nobody else has to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,8 @@ class Delivery:
     """The message's id: the outbox's, else the broker's. A producer that resends makes a new one."""
     topic: str
     key: str | None
-    payload: bytes
+    payload: bytes | MaybeNone
+    """None is a tombstone of Kafka."""
     content_type: str
     headers: Mapping[str, str]
     attempt: int

@@ -116,7 +116,7 @@ def _print_messages(found: list[StoredMessage]) -> None:
                 each.key or "-",
                 _state(each, now),
                 str(each.attempts),
-                size(each.payload_bytes),
+                size(each.payload_bytes) if each.content_type else "tombstone",
                 duration(now - each.created_at),
                 each.error or "-",
             )

@@ -38,14 +38,12 @@ class Drafts:
 
     def _draft(self, message: Message, trace: dict[str, str]) -> Draft:
         topic, key = _options.topic(message.topic), _options.key(message.key)
-        payload, content_type = self._serialize(message.payload)
+        payload, content_type = self._payload(message)
         if len(payload) > self._largest_payload:
             raise InvalidMessage(
                 f"payload of {len(payload):,} bytes: at most largest_payload={self._largest_payload:,}"
             )
         message_id = new_id() if message.id is None else _options.message_id(message.id)
-        if message.content_type is not None:
-            content_type = message.content_type
         headers = trace
         if self._source is not None:
             headers = headers | cloud_event(self._source, message_id, topic, key)
@@ -56,12 +54,29 @@ class Drafts:
             "topic": topic,
             "key": key,
             "payload": payload,
-            "content_type": _options.text("content_type", content_type, 255),
+            "content_type": content_type,
             "headers": _encoded(headers) if headers else None,
         }
         if message.id is not None:
             row["own_id"] = True
         return Draft(row, _options.due(message.delay, message.available_at))
+
+    def _payload(self, message: Message) -> tuple[bytes, str]:
+        """The payload's bytes and content type, which is empty if it is a tombstone."""
+        if message.payload is None:
+            return _tombstone(message)
+        payload, content_type = self._serialize(message.payload)
+        if message.content_type is not None:
+            content_type = message.content_type
+        return payload, _options.text("content_type", content_type, 255)
+
+
+def _tombstone(message: Message) -> tuple[bytes, str]:
+    if message.key is None:
+        raise InvalidMessage("payload=None, key=None: a tombstone deletes what its key had, and needs one")
+    if message.content_type is not None:
+        raise InvalidMessage(f"payload=None, content_type={message.content_type!r:.80}: expected None")
+    return b"", ""
 
 
 def _encoded(headers: dict[str, str]) -> str:

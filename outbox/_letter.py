@@ -74,7 +74,8 @@ def read(row: Any) -> Letter:
             _check_text("key", key)
     except Unreadable as error:
         damage = str(error)
-    envelope = Envelope(message_id, topic, key, payload or b"", content_type, named, attempts + 1, created_at)
+    body = (payload or b"") if content_type else None  # as `Draft` says it of tombstones
+    envelope = Envelope(message_id, topic, key, body, content_type, named, attempts + 1, created_at)
     # Before the first attempt it is when a delayed message was due.
     waits = retry_at if attempts else None
     return Letter(envelope, size, bucket, sequence, unanswered, state, waits, bool(own_id), damage)

@@ -25,7 +25,8 @@ class Draft:
     """One message, checked and serialised: what a row is made of."""
 
     row: dict[str, Any]
-    """The row's columns, but for the bucket."""
+    """The row's columns, but for the bucket. A tombstone has no bytes and an empty content type, which no
+    other message has."""
     due: float | datetime | None
     """When it may leave: seconds from when it is written, a point in time, or None for at once."""
 

@@ -132,7 +132,8 @@ class Outbox:
             connection: a Connection, an ORM Session or a `scoped_session`, not in AUTOCOMMIT mode; await the
                 result for an AsyncConnection, an AsyncSession or an `async_scoped_session`.
             topic: where to: 1 to 249 bytes of UTF-8.
-            payload: bytes, text, or what JSON can hold, dataclasses and pydantic models included.
+            payload: bytes, text, or what JSON can hold, dataclasses and pydantic models included. None is a
+                tombstone, for brokers that have them (Kafka), and needs a key.
             key: messages of one key leave in the order in which they were written, and by default it is the
                 consumer's business key; 1 to 512 bytes of UTF-8. None: no order is kept.
             headers: text by name.

@@ -31,8 +31,6 @@ def serialize(payload: Any) -> tuple[bytes, str]:
         return bytes(payload), "application/octet-stream"
     if isinstance(payload, str):
         return _utf8(payload), "text/plain; charset=utf-8"
-    if payload is None:
-        raise InvalidMessage("payload=None: expected bytes, str, or what JSON can hold")
     return _utf8(_json(payload)), "application/json"
 
 

@@ -165,11 +165,9 @@ def _note(
 
 def _produce(producer: Producer, envelope: Envelope, on_delivery: Any) -> None:
     # Without a timestamp of its own: a message that waited long would be past the topic's retention at once.
-    own = {
-        "outbox-id": envelope.id,
-        "content-type": envelope.content_type,
-        "outbox-created-at": envelope.created_at.isoformat(),
-    }
+    own = {"outbox-id": envelope.id, "outbox-created-at": envelope.created_at.isoformat()}
+    if envelope.payload is not None:
+        own["content-type"] = envelope.content_type
     producer.produce(
         envelope.topic,
         envelope.payload,

@@ -1,12 +1,14 @@
 """What a KafkaPublisher hands to Kafka, and what it says of each message."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
 
+from inbox._brokers.kafka_record import delivery_of
 from outbox import Accepted, AsyncPublisher, Envelope, Publisher, Refused, Unavailable
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
@@ -57,6 +59,21 @@ def test_without_a_key(topics: Topics) -> None:
     publisher(topics).send([envelope(topic, "a")])
     (record,) = topics.log(topic)
     assert record.key() is None
+
+
+def test_tombstones(topics: Topics) -> None:
+    """A message without a payload has the value null, which deletes its key from a compacted topic; one of no
+    bytes does not. A consumer is told the same."""
+    topic = topics.new()
+    batch = [envelope(topic, "", "a"), envelope(topic, "", "a")]
+    batch[0] = replace(batch[0], payload=None, content_type="")
+    assert list(publisher(topics).send(batch)) == [Accepted()] * 2
+    records = topics.log(topic)
+    assert [record.value() for record in records] == [None, b""]
+    assert "content-type" not in dict(records[0].headers() or [])
+    told = [delivery_of(record, attempt=1) for record in records]
+    assert [(each.payload, each.content_type) for each in told] == [(None, ""), (b"", "text/plain")]
+    assert [each.id for each in told] == [each.id for each in batch]
 
 
 def test_a_waiting_message_is_not_old(topics: Topics) -> None:

@@ -15,9 +15,10 @@ from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from sqlalchemy import Connection
 
-from outbox import Message, Outbox
+from outbox import Message, Outbox, Refused, Relay, peek, retry_all
 from outbox.errors import InvalidMessage, InvalidOption
 from tests.database import Database
+from tests.outbox_publishers import Recorder
 from tests.published import TOPIC, relayed
 
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
@@ -164,7 +165,6 @@ for _ in range(100_000):
     DEEP = [DEEP]
 
 UNFIT: dict[str, tuple[Any, str]] = {
-    "nothing": (None, "payload=None"),
     "a lone surrogate": ("a\ud800", "not Unicode"),
     "a lone surrogate in JSON": ({"a": "\ud800"}, "not Unicode"),
     "not a number": ({"a": float("nan")}, "payload of type dict"),
@@ -191,6 +191,33 @@ def test_what_has_no_bytes_is_refused(postgres: Database, payload: Any, told: st
             Outbox().publish(connection, TOPIC, payload)
         Outbox().publish(connection, TOPIC, "a")
     assert [message.payload for message in relayed(engine)] == [b"a"]
+
+
+@pytest.mark.parametrize("many", [1, 20])
+def test_tombstones(migrated: Database, many: int) -> None:
+    """None is a tombstone wherever the message is; no bytes are something else, whatever the serializer."""
+    engine, recorder = migrated.engine(), Recorder(lambda _: Refused("no"))
+    outbox = Outbox(serializer=lambda payload: (bytes(payload), "x/y"))
+    with engine.begin() as connection:
+        outbox.publish_many(connection, [Message(TOPIC, None, f"{number}") for number in range(many)])
+        outbox.publish(connection, TOPIC, b"", key="empty")
+        outbox.publish(connection, TOPIC, None, key="delayed", delay=0.001)
+    assert {each.content_type for each in peek(engine, many)} == {""}
+    Relay(engine, recorder).run_once()
+    retry_all(engine, "dead")
+    assert {each.key: (each.payload, each.content_type) for each in relayed(engine)} == {
+        **{f"{number}": (None, "") for number in range(many)},
+        "empty": (b"", "x/y"),
+        "delayed": (None, ""),
+    }
+
+
+@pytest.mark.parametrize("given", [{"key": None}, {"key": "k", "content_type": "text/plain"}], ids=str)
+def test_a_tombstone_has_a_key_and_nothing_else(postgres: Database, given: dict[str, Any]) -> None:
+    """It deletes what its key had, and has no content of any type."""
+    with postgres.engine().begin() as connection, pytest.raises(InvalidMessage, match="payload=None, "):
+        Outbox().publish(connection, TOPIC, None, **given)
+    assert relayed(postgres.engine()) == []
 
 
 def test_a_payload_may_change_afterwards(postgres: Database) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -192,6 +193,16 @@ def test_what_amqp_cannot_say_is_refused(queues: Queues) -> None:
     queue = queues.new()
     outcomes = send_once(queues.url, [envelope(queue, "1", **{"x" * 300: ""}), envelope(queue, "2")])
     assert kinds(outcomes) == [Refused, Accepted]
+    assert queues.bodies(queue) == ["2"]
+
+
+def test_a_tombstone_is_refused(queues: Queues) -> None:
+    """RabbitMQ has none, so such a message is a dead letter, and says why."""
+    queue = queues.new()
+    tombstone = replace(envelope(queue, "1"), payload=None, content_type="")
+    outcomes = send_once(queues.url, [tombstone, envelope(queue, "2")])
+    assert kinds(outcomes) == [Refused, Accepted]
+    assert "tombstone" in reason(outcomes[0])
     assert queues.bodies(queue) == ["2"]
 
 

@@ -21,13 +21,13 @@ def delivery_of(record: Message, attempt: int) -> Delivery:
     """
     headers = {name: _text(value) for name, value in headers_of(record)}
     own = {name: headers.pop(name, None) for name in (_ID, _CONTENT_TYPE, _CREATED_AT)}
-    key = record.key()
+    key, value = record.key(), record.value()
     return Delivery(
         id=own[_ID] or f"{record.topic()}-{record.partition()}-{record.offset()}",
         topic=str(record.topic()),
         key=None if key is None else _text(key),
-        payload=record.value() or b"",
-        content_type=own[_CONTENT_TYPE] or _BYTES,
+        payload=value,
+        content_type=own[_CONTENT_TYPE] or ("" if value is None else _BYTES),
         headers=headers,
         attempt=attempt,
         created_at=_created_at(own[_CREATED_AT], record),

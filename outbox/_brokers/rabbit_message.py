@@ -20,6 +20,8 @@ def properties_of(envelope: Envelope) -> Basic.Properties:
     Raises:
         ValueError: AMQP cannot carry it.
     """
+    if envelope.payload is None:
+        raise ValueError("it is a tombstone (payload=None), which RabbitMQ does not have")
     own: dict[str, str] = {
         "outbox-created-at": envelope.created_at.isoformat(),
         "x-deduplication-header": envelope.id,

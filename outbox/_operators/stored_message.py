@@ -41,6 +41,7 @@ class StoredMessage:
     """How often it was sent, since somebody last let it begin anew."""
     payload_bytes: int
     content_type: str
+    """Empty for a tombstone."""
     headers: Mapping[str, str]
     created_at: datetime
     """When it was published, by the database's clock."""
