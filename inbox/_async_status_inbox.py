@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ._async_calls import begin, checkpoint, run, uninterrupted
 from ._async_claim import AsyncClaim
-from ._async_heartbeat import Heartbeat
+from ._async_heartbeat import Heartbeat, LoopHeartbeats
 from ._async_listener import AsyncListener
 from ._claim_base import outcome_of
 from ._hold import GivingUp, Hold
@@ -33,7 +33,15 @@ class AsyncStatusInbox(StatusSettings):
     """
 
     _is_async = True
+    _beats: LoopHeartbeats | None = None
     _call = staticmethod(uninterrupted)
+
+    @property
+    def _heartbeats(self) -> LoopHeartbeats:
+        """This event loop's own."""
+        if self._beats is None or not self._beats.is_here:
+            self._beats = LoopHeartbeats(self._schedule())
+        return self._beats
 
     @asynccontextmanager
     async def claim(
@@ -65,7 +73,7 @@ class AsyncStatusInbox(StatusSettings):
             yield claim
             await checkpoint()
             return
-        heartbeat = Heartbeat(given, self.lease, enabled=self.heartbeat)
+        heartbeat = Heartbeat(self._heartbeats, given)
         try:
             yield claim
         except GeneratorExit:  # the task was thrown away: there is nothing that could wait for the store
@@ -74,7 +82,7 @@ class AsyncStatusInbox(StatusSettings):
         except BaseException as raised:
             error = raised
             if await heartbeat.stop(raised):
-                error = _lost(claim)
+                error = _lost(given)
             await self._record(claim, given, error)
             if error is not raised:
                 raise error from raised
@@ -83,6 +91,7 @@ class AsyncStatusInbox(StatusSettings):
         else:
             await heartbeat.stop()
             await run(claim._end, None, self.backoff.delay)  # noqa: SLF001 - a handler is not to end its own claim
+            await heartbeat.leave()
         finally:
             given.leave()
 
@@ -139,18 +148,19 @@ class AsyncStatusInbox(StatusSettings):
 
     async def _record(self, claim: AsyncClaim, hold: Hold, error: BaseException) -> None:
         """Write down that the handler has raised, and renew the lease while its steps are undone."""
-        heartbeat = Heartbeat(hold, self.lease, enabled=self.heartbeat)
+        heartbeat = Heartbeat(self._heartbeats, hold)
         try:
             await run(claim._end, error, self.backoff.delay)  # noqa: SLF001
         except BaseException as raised:
             if await heartbeat.stop(raised):
-                raise _lost(claim) from raised
+                raise _lost(hold) from raised
             if not (isinstance(raised, Exception) and isinstance(error, asyncio.CancelledError)):
                 raise
             _log.exception("key %r was not given back: its lease has to run out", claim.key)
         else:
             await heartbeat.stop()
+            await heartbeat.leave()
 
 
-def _lost(claim: AsyncClaim) -> LeaseLost:
-    return LeaseLost(f"key={claim.key!r}: its lease is over, or somebody took it away")
+def _lost(hold: Hold) -> LeaseLost:
+    return LeaseLost(f"key={hold.held.key!r}: {hold.loss}")

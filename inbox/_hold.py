@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from . import _events, _options
 from ._events import Event, EventKind, Hooks
@@ -61,6 +61,7 @@ class Hold:
         sent: float,
         hooks: Hooks,
         call: Caller,
+        max_runtime: float | None = None,
     ) -> None:
         self._store = store
         self._record: Record = answer.record
@@ -71,6 +72,7 @@ class Hold:
         self._hooks = hooks
         self.call = call
         self._ended = self._lost = False
+        self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
         self._is_unsure = False
         """Whether the last thing written about steps got no answer, so that the record may not say it."""
         self.is_locked = False
@@ -98,9 +100,26 @@ class Hold:
         return self._until - time.monotonic()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the handler runs, and has the claim as far as anybody knows."""
+        return not self._ended and not self._lost
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the handler runs for longer than it may."""
+        return self._store is not None and not self._ended and time.monotonic() > self._overdue_at
+
+    @property
     def lost(self) -> bool:
-        """Whether the claim may be somebody else's by now."""
-        return self._lost or self.left < 0
+        """Whether the claim may be somebody else's by now, or has to be."""
+        return self._lost or self.left < 0 or self.is_overdue
+
+    @property
+    def loss(self) -> str:
+        """Why the claim is lost, if it is."""
+        if self.is_overdue:
+            return f"the handler ran for longer than max_runtime, {self._overdue_at - self._sent:g} s"
+        return "the lease is over, or somebody took the message away"
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
         """Tell monitoring."""
@@ -120,25 +139,20 @@ class Hold:
         Raises:
             LeaseLost: the message is not ours any more.
         """
+        if self.is_overdue:
+            self._refuse()
         if not self.is_locked:
             self._write(Change(forget_after=self._kept_alive()), "a heartbeat")
 
-    def beat(self) -> bool:
-        """A heartbeat's renewal: whether the claim is still ours. Errors of the store come through."""
-        if self._ended or self._lost or self.is_locked or self._store is None:
-            return not self._lost
-        sent = time.monotonic()
-        if self._store.write(self.held, Change(lease=self.lease, forget_after=self._kept_alive())):
-            self._until = sent + self.lease
-        elif not self._ended:
-            self.lose()
-        return not self._lost
+    def renewed(self, until: float) -> None:
+        """A heartbeat has renewed the lease, or found how long it holds."""
+        self._until = max(self._until, until)
 
     def lose(self) -> None:
-        """Somebody else has the message."""
+        """The claim is not ours any more."""
         if not self._lost:
             self._lost = True
-            self.emit(EventKind.LOST)
+            self.emit(EventKind.LOST, error=self.loss)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -174,10 +188,14 @@ class Hold:
         Raises:
             LeaseLost: it is not.
         """
-        if self._lost:
-            raise LeaseLost(f"key={self.held.key!r}: the claim is somebody else's by now")
+        if self._lost or self.is_overdue:
+            self._refuse()
         if self.lost:  # by the worker's own reckoning: only the store knows
             self.renew()
+
+    def _refuse(self) -> NoReturn:
+        self.lose()
+        raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
 
     def end_step(self, name: str, result: Any, *, has_undo: bool, seconds: float) -> None:
         """Record a finished step: its result, as every later attempt will get it.
@@ -290,8 +308,11 @@ class Hold:
         self.steps = steps
 
     def _write(self, change: Change, what: str) -> None:
-        """Write while the handler runs, which begins the lease anew."""
+        """Write while the handler runs, which begins the lease anew, unless it runs for too long."""
         sent = time.monotonic()
+        if self.is_overdue:
+            self._fenced(change, what)
+            return
         self._fenced(replace(change, lease=self.lease), what)
         self._until = sent + self.lease
 

@@ -57,7 +57,7 @@ class StatusInbox(StatusSettings):
     def _heartbeats(self) -> Heartbeats:
         """This process's own."""
         if self._beats is None or self._beats.pid != os.getpid():
-            self._beats = Heartbeats(self.lease)
+            self._beats = Heartbeats(self._schedule())
         return self._beats
 
     @contextmanager
@@ -107,7 +107,7 @@ class StatusInbox(StatusSettings):
             yield claim
             return
         heartbeats = self._heartbeats
-        if self.heartbeat:
+        if heartbeats.is_needed and given.is_protected:
             heartbeats.add(given)
         try:
             yield claim

@@ -13,6 +13,7 @@ from ._backoff import Backoff
 from ._claim_base import ClaimBase
 from ._events import OF_VERDICT, Event, Hook, Hooks
 from ._fault import OWN
+from ._heartbeats import Schedule
 from ._hold import Hold
 from ._keys import Key, digest, encode_key
 from ._outcome import Outcome
@@ -146,7 +147,19 @@ class StatusSettings:
         )
 
     def _hold(self, store: Store | None, request: Request, answer: Answer, sent: float) -> Hold:
-        return Hold(store, request, answer, sent=sent, hooks=self.hooks, call=self._call)
+        return Hold(
+            store,
+            request,
+            answer,
+            sent=sent,
+            hooks=self.hooks,
+            call=self._call,
+        )
+
+    def _schedule(self) -> Schedule:
+        """For the heartbeats of one process or event loop."""
+        keep = self.lease + self.retention.duration.total_seconds()
+        return Schedule(self.store, self.lease, keep, renews=self.heartbeat)
 
     def _unprotected(self, request: Request) -> Hold:
         """The message runs without a claim."""
@@ -161,8 +174,9 @@ class StatusSettings:
         if answer.verdict is Verdict.DUPLICATE:
             return Outcome(answer.verdict, None if record.result is None else json.loads(record.result))
         if answer.verdict is Verdict.IN_FLIGHT:
-            wait = self.backoff.delay(record.attempts_started)
-            return Outcome(answer.verdict, None, min(wait, answer.lease_left.total_seconds()))
+            wait, left = self.backoff.delay(record.attempts_started), answer.lease_left.total_seconds()
+            # Nothing is left where somebody has locked the record without a lease.
+            return Outcome(answer.verdict, None, min(wait, left) if left else wait)
         return Outcome(answer.verdict)
 
     def _refused(self, refusal: Outcome, key: str, answer: Answer | None = None) -> Outcome:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -64,12 +65,13 @@ class StepTransaction:
                 raise UnusableConnection(
                     f"step={self._name!r}: {error}; give transact a source= with transactions"
                 ) from None
-            self._hold.is_locked = True
             store, held = self._store, self._hold.held
-            is_locked = store is None or store.lock(self._connection, held, self._witness)
+            with self._bounded():
+                is_locked = store is None or store.lock(self._connection, held, self._witness)
         if not is_locked:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
+        self._hold.is_locked = True
 
     def _connected(self, handle: Connection | Session) -> Connection:
         if not isinstance(handle, Session):
@@ -90,9 +92,13 @@ class StepTransaction:
         if isinstance(self._handle, Session):
             self._handle.flush()
         self._record()
+        self._hold.check()
         try:
             with COMMIT:
-                self._hold.call(self._handle.commit)
+                self._hold.call(self._commit)
+        except StoreUnreachable as error:
+            with OWN:
+                self._resolve(error)
         except DBAPIError as error:
             if not _codes.breaks_connection(error):
                 raise
@@ -106,6 +112,13 @@ class StepTransaction:
     def roll_back(self) -> None:
         """Undo all of it."""
         roll_back(self._handle)
+
+    def _bounded(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._store is None else self._store.bounded(self._connection)
+
+    def _commit(self) -> None:
+        with self._bounded():
+            self._handle.commit()
 
     def _record(self) -> None:
         database = database_of(self._connection)
@@ -123,7 +136,7 @@ class StepTransaction:
         """Whether the record has the step now; not if the transaction has been undone since it began."""
         self._sent = time.monotonic()
         steps = self._steps.text()
-        with OWN:
+        with OWN, self._bounded():
             return self._store is None or self._store.record_step(
                 self._connection,
                 self._hold.held,
@@ -133,7 +146,7 @@ class StepTransaction:
                 lease=self._hold.lease,
             )
 
-    def _resolve(self, error: DBAPIError) -> None:
+    def _resolve(self, error: Exception) -> None:
         """Finish normally if the COMMIT did happen: the record has the witness then."""
         held = self._hold.held
         try:

@@ -22,11 +22,11 @@ Asked = Callable[[], int]
 
 @pytest.fixture
 def asked(place: Place, store: Store) -> Iterator[Asked]:
-    """The store's own count of what it is asked for."""
+    """The store's own count of what it is asked for; a connection is told how to behave beside that."""
     if isinstance(store, SqlStore):
         statements = []
         event.listen(store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-        yield lambda: len(statements)
+        yield lambda: sum(not statement.startswith("SET ") for statement in statements)
     else:
         with redis.Redis.from_url(place.url) as client:
             yield lambda: client.info("commandstats")["cmdstat_evalsha"]["calls"]

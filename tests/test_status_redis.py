@@ -10,6 +10,7 @@ import redis
 
 from examples.embedded_postgres import ServerProcess, free_port
 from inbox import RedisStore, Status, StatusInbox, Verdict
+from inbox._stores import Held
 from inbox.errors import InvalidOption, StoreUnreachable
 from tests.conftest import _present
 from tests.services.redis import LocalRedis, program
@@ -52,19 +53,30 @@ def test_a_cluster_keeps_records_on_all_its_slots(cluster_client: "redis.RedisCl
     for key in keys:
         with inbox.claim(key) as claim:
             claim.result = claim.step("count", lambda: 1)
-    for key in keys:
+    with inbox.claim("x") as one, inbox.claim("y") as two:
+        claims = [Held("orders", each.key, each.token) for each in (one, two)]
+        assert list(store.renew(claims, 60.0, 60.0, 1.0)) == [(held, 60.0) for held in claims]
+    keys += ["x", "y"]
+    for key in keys[:-2]:
         with inbox.claim(key) as claim:
             assert (claim.verdict, claim.result) == (Verdict.DUPLICATE, 1)
     assert sorted(record.key for record in store.list("orders", Status.CONSUMED, 100)) == sorted(keys)
 
 
 def test_scripts_that_redis_has_forgotten(client: "redis.Redis") -> None:
-    """They are sent again, in the middle of a claim as well."""
-    inbox = StatusInbox("orders", store=RedisStore(client))
-    with inbox.claim("a") as claim:
+    """They are sent again, in the middle of a claim as well, and for a heartbeat."""
+    store = RedisStore(client)
+    inbox = StatusInbox("orders", store=store)
+    with inbox.claim("a") as claim, inbox.claim("b") as other:
         client.script_flush()
         claim.step("one", lambda: 1)
         client.script_flush()
+        claims = [Held("orders", each.key, each.token) for each in (claim, other)]
+        lost = Held("orders", "a", claim.token - 1)
+        assert list(store.renew([*claims, lost], 60.0, 60.0, 1.0)) == [
+            *((held, 60.0) for held in claims),
+            (lost, None),
+        ]
     with inbox.claim("a") as claim:
         assert claim.verdict is Verdict.DUPLICATE
 
@@ -85,7 +97,9 @@ def test_names_are_no_patterns(client: "redis.Redis", consumer: str) -> None:
 def test_bad_clients(client: "redis.Redis") -> None:
     """One clear error, before anything is sent."""
     decoding = redis.Redis(decode_responses=True)
-    for given, name in (("redis://", "client=str"), (decoding, "decode_responses")):
+    patient = redis.Redis(socket_timeout=None)
+    refused = ("redis://", "client=str"), (decoding, "decode_responses"), (patient, "socket_timeout=None")
+    for given, name in refused:
         with pytest.raises(InvalidOption, match=name):
             RedisStore(given)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="prefix=''"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from .. import _statements
 from .._statements import Aging
@@ -84,6 +84,9 @@ class Database(ABC):
     locks_rows = True
     """Whether two transactions that write different keys leave each other alone."""
 
+    has_server = True
+    """Whether there is a server, which may not answer."""
+
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
     """What our own transactions run at: above it, a look after a wait would not see what was waited for, and
     on MySQL a purge would keep others from inserting next to old rows."""
@@ -129,6 +132,22 @@ class Database(ABC):
         """Statements inside may fail without an end to the caller's transaction, and wait for no lock where a
         plain SELECT would."""
         return nullcontext()
+
+    def committing_each(self, engine: Engine) -> Engine:
+        """The engine for statements that commit one by one, inside `briefly`."""
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def briefly(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
+        """Around statements that commit one by one: they wait for locks for `wait` seconds at most, unless
+        they say so themselves."""
+        return nullcontext()
+
+    def cancel(self, driver: Any) -> None:  # noqa: B027 - most servers end it themselves
+        """From another thread: let the server end this connection's wait for a lock."""
+
+    def socket_of(self, driver: Any) -> int:
+        """The file descriptor of the connection's socket."""
+        raise NotImplementedError
 
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
         """Whether COMMIT would silently keep nothing, or only a part, of the transaction in which (unless

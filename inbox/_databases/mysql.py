@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, CursorResult, TextClause, func, literal_column, text
+from sqlalchemy import Connection, CursorResult, Engine, TextClause, func, literal_column, text
 from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -33,6 +33,17 @@ _IN_TRANSACTION = 1
 """The protocol's flag SERVER_STATUS_IN_TRANS."""
 
 _IS_READ_ONLY = text("SELECT @@global.read_only")
+# Under names of their own, because other settings may be put aside inside.
+_BEGIN_BRIEFLY = text(
+    "SET @inbox_own_autocommit = @@autocommit, @inbox_own_lock_wait = @@innodb_lock_wait_timeout, "
+    "@inbox_own_table_wait = @@lock_wait_timeout, SESSION autocommit = 1, "
+    "SESSION innodb_lock_wait_timeout = :wait, SESSION lock_wait_timeout = :wait"
+)
+_END_BRIEFLY = text(
+    "SET SESSION autocommit = @inbox_own_autocommit, "
+    "SESSION innodb_lock_wait_timeout = @inbox_own_lock_wait, "
+    "SESSION lock_wait_timeout = @inbox_own_table_wait"
+)
 _ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
 _SIZE = text(
     "SELECT data_length + index_length FROM information_schema.tables "
@@ -173,6 +184,34 @@ class MySQL(Database):
 
     def is_autocommit(self, connection: Connection) -> bool:
         return bool(_driver(connection).get_autocommit())
+
+    def committing_each(self, engine: Engine) -> Engine:
+        # `briefly` switches AUTOCOMMIT on and off, in the statements that it needs anyway.
+        return engine
+
+    @contextmanager
+    def briefly(self, connection: Connection, wait: float) -> Iterator[None]:
+        is_as_before = False
+        try:
+            connection.execute(_BEGIN_BRIEFLY, {"wait": max(1, math.ceil(wait))})
+            yield
+            connection.execute(_END_BRIEFLY)
+            is_as_before = True
+        except DBAPIError as error:
+            if not _codes.breaks_connection(error):
+                connection.execute(_END_BRIEFLY)
+                is_as_before = True
+            raise
+        finally:
+            if not is_as_before:  # whoever gets it next would write without transactions
+                connection.invalidate()
+
+    def socket_of(self, driver: Any) -> int:
+        own = getattr(driver, "_sock", None)  # PyMySQL's; it has no other name
+        if own is None:  # asyncmy; before 0.2.18 by its stream
+            transport = getattr(driver, "_transport", None) or driver._writer.transport  # noqa: SLF001
+            own = transport.get_extra_info("socket")
+        return int(own.fileno())
 
     def is_ended(self, connection: Connection) -> bool:
         driver = _driver(connection)

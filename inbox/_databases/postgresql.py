@@ -47,6 +47,10 @@ from ._database import Attempt, Batch, Database, Found, Stored
 
 # psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
+_CANCEL = 2
+"""Seconds for a connection by which to cancel what another one waits for."""
+_END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+
 _COLUMNS = tuple(_statements.ROW)
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
@@ -236,6 +240,19 @@ class PostgreSQL(Database):
 
     def protected(self, connection: Connection) -> AbstractContextManager[object]:
         return nullcontext() if self.is_autocommit(connection) else connection.begin_nested()
+
+    def cancel(self, driver: Any) -> None:
+        # Its backend would wait for a table's lock even without the connection. Not by a cancel request: that
+        # would also end a COMMIT's wait for a standby, as if the standby had the transaction.
+        import psycopg
+
+        parameters, password = driver.info.get_parameters(), driver.info.password
+        options = parameters | {"password": password or None, "connect_timeout": _CANCEL}
+        with psycopg.connect(**options, autocommit=True) as connection:
+            connection.execute(_END_WAIT, [driver.info.backend_pid])
+
+    def socket_of(self, driver: Any) -> int:
+        return int(driver.pgconn.socket)
 
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
         # The driver knows, without asking the server, that COMMIT would answer ROLLBACK.

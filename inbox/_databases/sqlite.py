@@ -41,6 +41,7 @@ class SQLite(Database):
     """Whoever writes holds the only write lock, so an INSERT answers by itself once it has it."""
 
     locks_rows = False
+    has_server = False
     own_isolation = "SERIALIZABLE"  # it has no READ COMMITTED
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:

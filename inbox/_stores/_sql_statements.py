@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    Boolean,
     Column,
     ColumnElement,
     Delete,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -34,6 +36,12 @@ from .._columns import from_now
 from .._databases.mysql import or_tell
 from ..schema import Tables, utcnow
 from ._store import Status
+
+CLAIM_WAIT = 1.0
+"""Seconds for which a claim waits, twice at most, for a row that somebody else has locked."""
+
+WRITE_WAIT = 5.0
+"""The same for what the holder of a message writes about it."""
 
 IDENTITY = ("consumer", "key")
 GIVEN = ("consumer", "key", "claim", "owner", "digest")
@@ -63,6 +71,33 @@ def _clock_token_mysql(element: clock_token, compiler: SQLCompiler, **kw: Any) -
 @compiles(clock_token, "sqlite")
 def _clock_token_sqlite(element: clock_token, compiler: SQLCompiler, **kw: Any) -> str:
     return "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"
+
+
+class lock_timeout(FunctionElement[bool]):  # noqa: N801
+    """True; and from here on the statement waits for a row for so many milliseconds at most.
+
+    PostgreSQL checks a condition before it locks the row, and forgets a setting that is local to a
+    transaction with the statement that commits by itself, so this costs no statement of its own. Elsewhere
+    the connection says how long (`Database.briefly`), or the driver.
+    """
+
+    inherit_cache = True
+    type = Boolean()
+
+
+@compiles(lock_timeout)
+def _lock_timeout(element: lock_timeout, compiler: SQLCompiler, **kw: Any) -> str:
+    return "1 = 1"
+
+
+@compiles(lock_timeout, "postgresql")
+def _lock_timeout_postgresql(element: lock_timeout, compiler: SQLCompiler, **kw: Any) -> str:
+    milliseconds = compiler.process(element.clauses, **kw)
+    return f"set_config('lock_timeout', {milliseconds}, true) IS NOT NULL"
+
+
+def _waits(seconds: float) -> lock_timeout:
+    return lock_timeout(literal_column(f"'{round(seconds * 1000)}'"))
 
 
 def _seconds(name: str) -> from_now:
@@ -114,9 +149,11 @@ def add_or_look(tables: Tables) -> Select[Any]:
     lock or write, as one value, because a driver's work grows with the columns. Of a record that was purged
     while the statement ran only the new one: both could be seen."""
     c = tables.status.c
+    values = _new_values(tables)
+    given = select(*values.values()).where(_waits(CLAIM_WAIT))
     added = (
         postgresql.insert(tables.status)
-        .values(_new_values(tables))
+        .from_select([*values], given, include_defaults=False)
         .on_conflict_do_nothing()
         .returning(c.token, c.created_at)
         .cte("added")
@@ -183,7 +220,42 @@ def write(tables: Tables, names: frozenset[str], among: frozenset[str]) -> Updat
             values[name] = bindparam(name, type_=c[name].type)
     if "status" in names:
         values |= {"lease_until": null(), "updated_at": utcnow()}
-    return update(tables.status).where(_held(tables, among)).values(values)
+    return update(tables.status).where(_held(tables, among), _waits(WRITE_WAIT)).values(values)
+
+
+@cache
+def renew(tables: Tables) -> Update:
+    """PostgreSQL, in one statement: leases of some claims begin anew, except for rows that somebody has
+    locked."""
+    c = tables.status.c
+    free = (
+        select(c.consumer, c.key)
+        .where(_among_claims(tables))
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+    return (
+        update(tables.status).where(tuple_(c.consumer, c.key).in_(free)).values(lease_until=_seconds("lease"))
+    )
+
+
+@cache
+def unlocked(tables: Tables) -> Select[Any]:
+    """Which of some claims have a row that nobody has locked."""
+    return leases(tables).with_for_update(skip_locked=True)
+
+
+@cache
+def leases(tables: Tables) -> Select[Any]:
+    """Of some claims those that are still what they were, how long they hold, and the store's clock."""
+    c = tables.status.c
+    return select(c.key, c.token, c.lease_until, utcnow().label("now")).where(_among_claims(tables))
+
+
+def _among_claims(tables: Tables) -> ColumnElement[bool]:
+    c = tables.status.c
+    claims = tuple_(c.key, c.token).in_(bindparam("claims", expanding=True))
+    ours = c.consumer == bindparam("consumer_", type_=c.consumer.type)
+    return and_(ours, claims, c.status == literal_column(f"'{Status.CONSUMING.value}'"))
 
 
 @cache
@@ -227,7 +299,7 @@ def _as_judged(tables: Tables) -> ColumnElement[bool]:
     unheld = c.lease_until.is_(None) | (c.lease_until <= utcnow())
     seen = [c[name] == bindparam(f"{name}_") for name in ("token", "status", "undos")]
     pending = c.pending_step.is_not_distinct_from(bindparam("pending_step_", type_=c.pending_step.type))
-    return and_(_this(tables), unheld, pending, *seen)
+    return and_(_this(tables), unheld, pending, *seen, _waits(CLAIM_WAIT))
 
 
 def _held(tables: Tables, among: Iterable[str]) -> ColumnElement[bool]:

@@ -3,7 +3,7 @@
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -332,6 +332,21 @@ class Store(ABC):
     @abstractmethod
     def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
         """Write if the record still has this token and one of these statuses; False if it has not."""
+
+    def renew(
+        self, claims: Sequence[Held], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[Held, float | None]]:
+        """Let the leases of one consumer's claims begin anew, but for records that somebody has locked; for
+        each claim how many seconds its lease has left now, or None if it is somebody else's.
+
+        Args:
+            claims: one or more.
+            lease, keep: seconds; `keep` is for stores that forget by themselves.
+            within: seconds after which no answer is an error.
+        """
+        change = Change(lease=lease, forget_after=keep)
+        for held in claims:
+            yield held, lease if self.write(held, change) else None
 
     @abstractmethod
     def find(self, consumer: str, key: str) -> Record | None:

@@ -1,11 +1,12 @@
 """Records of status-table mode in Redis: one hash a message, changed by scripts only."""
 
 import asyncio
+import inspect
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._verdict import Verdict
 from ..errors import InvalidOption, StoreUnreachable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     Client = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
+T = TypeVar("T")
 _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos")
 _TIMES = ("lease_until", "created_at", "updated_at")
 _BYTES = ("claim", "digest", "payload")
@@ -53,7 +55,8 @@ class RedisStore(Store):
     that had not got the last writes can let a second handler run.
 
     Args:
-        client: of redis-py, synchronous or (for `AsyncStatusInbox`) asynchronous, without `decode_responses`.
+        client: of redis-py, synchronous or (for `AsyncStatusInbox`) asynchronous, without `decode_responses`
+            and with a `socket_timeout`, which newer versions of redis-py have by default.
         prefix: what the keys begin with.
 
     Raises:
@@ -69,10 +72,15 @@ class RedisStore(Store):
             raise InvalidOption(f"client={type(client).__name__}: expected a client of redis-py")
         if client.get_encoder().decode_responses:
             raise InvalidOption("client: with decode_responses=True it cannot read bytes")
+        if _socket_timeout(client) is None:
+            raise InvalidOption(
+                "client: socket_timeout=None lets a server that hangs stop the heartbeats of every message"
+            )
         if not prefix or not isinstance(prefix, str):
             raise InvalidOption(f"prefix={prefix!r}: expected some text")
         self.is_async = isinstance(client, asynchronous)
         self._client: Any = client
+        self._is_cluster = not isinstance(client, redis.Redis | redis.asyncio.Redis)
         self._prefix = prefix
         self._transient = (
             redis.exceptions.ConnectionError,
@@ -93,6 +101,30 @@ class RedisStore(Store):
         if self._write(held, among, change.fields(), keep, lease, change.started, change.finished):
             return True
         return self._has_happened(held, change)
+
+    def renew(
+        self, claims: Sequence[Held], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[Held, float | None]]:
+        if self._is_cluster:
+            yield from super().renew(claims, lease, keep, within)
+            return
+        change = Change(lease=lease, forget_after=keep)
+        answers = self._retrying(lambda: self._renewed(claims, change))
+        for held, answer in zip(claims, answers, strict=True):
+            renewed = self.write(held, change) if isinstance(answer, self._no_script) else answer
+            yield held, lease if renewed else None
+
+    def _renewed(self, claims: Sequence[Held], change: Change) -> Sequence[Any]:
+        """In one go: for each claim whether it was renewed, or that Redis has forgotten the script."""
+        pipeline = self._client.pipeline(transaction=False)
+        for held in claims:
+            arguments = _write_arguments(held, (Status.CONSUMING,), {}, change.forget_after, change.lease)
+            pipeline.evalsha(_redis_scripts.WRITE.sha, 1, self._name(held.consumer, held.key), *arguments)
+        answers: Sequence[Any] = self._called(pipeline.execute(raise_on_error=False))
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, self._no_script):
+                raise answer
+        return answers
 
     def find(self, consumer: str, key: str) -> Record | None:
         return self._look(self._name(consumer, key), consumer, key)[1]
@@ -163,31 +195,22 @@ class RedisStore(Store):
         *,
         judged: str = "",
     ) -> bool:
-        removed = [field for field, value in values.items() if value is None]
-        written = [part for field, value in values.items() if value is not None for part in (field, value)]
-        arguments = (
-            held.token,
-            _listed(among),
-            judged,
-            "" if lease is None else _microseconds(lease),
-            _milliseconds(keep),
-            started,
-            finished,
-            int("status" in values),
-            len(removed),
-            *removed,
-            *written,
-        )
-        name = self._name(held.consumer, held.key)
-        return bool(self._run(_redis_scripts.WRITE, name, *arguments))
+        arguments = _write_arguments(held, among, values, keep, lease, started, finished, judged)
+        return bool(self._run(_redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
 
     def _run(self, script: Script, name: bytes, *arguments: Any) -> Any:
+        return self._retrying(lambda: self._evaluated(script, name, arguments))
+
+    def _evaluated(self, script: Script, name: bytes, arguments: Sequence[Any]) -> Any:
+        try:
+            return self._called(self._client.evalsha(script.sha, 1, name, *arguments))
+        except self._no_script:
+            return self._called(self._client.eval(script.text, 1, name, *arguments))
+
+    def _retrying(self, call: Callable[[], T]) -> T:
         for pause in tries():
             try:
-                try:
-                    return self._called(self._client.evalsha(script.sha, 1, name, *arguments))
-                except self._no_script:
-                    return self._called(self._client.eval(script.text, 1, name, *arguments))
+                return call()
             except self._errors as error:
                 if not self._is_transient(error):
                     raise
@@ -223,6 +246,46 @@ def _reason(error: Exception) -> str:
     """What to tell without what the script was given."""
     code = _NOT_NOW.search(str(error))
     return type(error).__name__ if code is None else code[1]
+
+
+def _socket_timeout(client: Any) -> float | None:
+    """Seconds for which a call waits for an answer; None: as long as it takes."""
+    import redis.connection
+
+    holder = next(
+        (found for name in ("connection_pool", "nodes_manager") if (found := getattr(client, name, None))),
+        client,
+    )
+    default = inspect.signature(redis.connection.AbstractConnection).parameters["socket_timeout"].default
+    timeout: float | None = getattr(holder, "connection_kwargs", {}).get("socket_timeout", default)
+    return timeout
+
+
+def _write_arguments(
+    held: Held,
+    among: Iterable[Status],
+    values: Mapping[str, Any],
+    keep: float,
+    lease: float | None,
+    started: int = 0,
+    finished: int = 0,
+    judged: str = "",
+) -> tuple[Any, ...]:
+    removed = [field for field, value in values.items() if value is None]
+    written = [part for field, value in values.items() if value is not None for part in (field, value)]
+    return (
+        held.token,
+        _listed(among),
+        judged,
+        "" if lease is None else _microseconds(lease),
+        _milliseconds(keep),
+        started,
+        finished,
+        int("status" in values),
+        len(removed),
+        *removed,
+        *written,
+    )
 
 
 def _parted(name: str) -> tuple[str, str]:

@@ -2,8 +2,10 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, StaticPool
@@ -19,6 +21,7 @@ from .._verdict import Verdict
 from ..errors import InvalidOption, StoreUnreachable
 from ..schema import tables
 from . import _sql_statements
+from ._bound import Call, Watchdog
 from ._store import (
     EPOCH,
     Answer,
@@ -40,7 +43,17 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
+LONGEST_CALL = 20.0
+"""Seconds after which a call that is not answered is given up; longer than any wait for a row."""
+
+_LARGEST_STATEMENT = 1_000
+"""Claims that one statement renews, at most."""
+
 _ESCAPED = re.compile(rb"\\(?:([0-7]{3})|\\)")
+
+
+class _RowLocked(StoreUnreachable):
+    """The store answers, but somebody has locked the row."""
 
 
 class SqlStore(Store):
@@ -70,7 +83,8 @@ class SqlStore(Store):
         self.engine = sync_engine
         self.tables = tables(schema)
         self._database = supported(sync_engine.dialect.name)
-        self._own = sync_engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._own = self._database.committing_each(sync_engine)
+        self._watchdog = Watchdog(self._database)
 
     def __repr__(self) -> str:
         return f"SqlStore({self.engine.url.render_as_string()!r})"
@@ -97,6 +111,42 @@ class SqlStore(Store):
             lambda connection: [_record(row) for row in connection.execute(statement, given)],
         )
 
+    def renew(
+        self, claims: Sequence[Held], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[Held, float | None]]:
+        for start in range(0, len(claims), _LARGEST_STATEMENT):
+            part = claims[start : start + _LARGEST_STATEMENT]
+            work = partial(self._renew_on, claims=part, lease=lease)
+            yield from self._run(work, wait=_sql_statements.CLAIM_WAIT, within=within)
+
+    def _renew_on(
+        self, connection: Connection, claims: Sequence[Held], lease: float
+    ) -> Iterable[tuple[Held, float | None]]:
+        consumer = claims[0].consumer
+        these = {"consumer_": consumer, "claims": [(held.key, held.token) for held in claims]}
+        if connection.dialect.name == "postgresql":
+            connection.execute(_sql_statements.renew(self.tables), these | {"lease": lease})
+        else:
+            self._renew_one_by_one(connection, these, lease)
+        left = {
+            Held(consumer, row.key, row.token): (row.lease_until - row.now).total_seconds()
+            for row in connection.execute(_sql_statements.leases(self.tables), these)
+        }
+        return [(held, left.get(held)) for held in claims]
+
+    def _renew_one_by_one(self, connection: Connection, these: dict[str, Any], lease: float) -> None:
+        """MySQL and MariaDB do not leave out locked rows of an UPDATE, and given a list, the optimizer may
+        scan past it and wait for rows of others."""
+        unlocked = connection.execute(_sql_statements.unlocked(self.tables), these).all()
+        statement = _sql_statements.write(self.tables, frozenset({"lease"}), _names([Status.CONSUMING]))
+        for row in unlocked:
+            held = Held(these["consumer_"], row.key, row.token)
+            try:
+                connection.execute(statement, _where(held) | {"lease": lease})
+            except DBAPIError as error:
+                if not _codes.ends_wait(error):  # somebody has locked it just now
+                    raise
+
     def delete(self, held: Held, among: Iterable[Status]) -> bool:
         statement = _sql_statements.forget(self.tables, _names(among))
         return self._run(lambda connection: connection.execute(statement, _where(held)).rowcount == 1)
@@ -122,8 +172,31 @@ class SqlStore(Store):
         statement = _sql_statements.record_step(self.tables, connection.dialect.name)
         return connection.execute(statement, parameters).rowcount == 1
 
+    def bounded(self, connection: Connection) -> AbstractContextManager[None]:
+        """Around calls on a connection of the caller's, which is cut if they take too long.
+
+        Raises:
+            StoreUnreachable: it was.
+        """
+        return self._bounded(connection, LONGEST_CALL)
+
     def _claim(self, request: Request) -> Answer | None:
-        return self._run(lambda connection: self._claim_on(connection, request))
+        try:
+            return self._run(
+                lambda connection: self._claim_on(connection, request), wait=_sql_statements.CLAIM_WAIT
+            )
+        except _RowLocked:
+            return self._run(lambda connection: self._locked(connection, request))
+
+    def _locked(self, connection: Connection, request: Request) -> Answer:
+        """What to say of a row that somebody has locked for longer than a claim waits: whoever it is may be
+        at the message, so it is in flight, unless it is settled."""
+        now, record = self._look(connection, {"consumer_": request.consumer, "key_": request.key})
+        if record is None:  # nor is it committed
+            return Answer(verdict=Verdict.IN_FLIGHT, record=new_record(request, 0, now), now=now)
+        judgement = judge(record, now, request)
+        is_open = judgement.bury is not None or judgement.verdict is Verdict.NEW
+        return Answer(verdict=Verdict.IN_FLIGHT if is_open else judgement.verdict, record=record, now=now)
 
     def declaration(
         self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
@@ -187,21 +260,44 @@ class SqlStore(Store):
             return None
         return Answer(verdict=judgement.verdict, record=found, now=now)
 
-    def _run(self, work: Callable[[Connection], T]) -> T:
+    def _run(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        wait: float = _sql_statements.WRITE_WAIT,
+        within: float | None = None,
+    ) -> T:
+        """Do this on a connection of its own, on which statements commit one by one and wait for a row for
+        `wait` seconds at most; a connection that does not answer `within` some seconds is replaced once."""
         for pause in tries():
             try:
-                with connected(self._own) as connection:
-                    try:
-                        return work(connection)
-                    except DBAPIError as error:
-                        explain(connection, self.tables.status, error)
+                return self._once(work, wait, LONGEST_CALL if within is None else within)
+            except StoreUnreachable:
+                if pause is None:
+                    raise
             except SQLAlchemyError as error:
                 if not _codes.is_transient(error):
                     raise
                 if pause is None:
-                    raise StoreUnreachable(f"{self!r} did not answer: {_reason(error)}") from error
+                    is_locked = isinstance(error, DBAPIError) and _codes.ends_wait(error)
+                    unreachable = _RowLocked if is_locked else StoreUnreachable
+                    raise unreachable(f"{self!r} did not answer: {_reason(error)}") from error
             self._sleep(pause)
         raise AssertionError("tries() ends with None")
+
+    def _once(self, work: Callable[[Connection], T], wait: float, within: float) -> T:
+        with (
+            connected(self._own) as connection,
+            self._bounded(connection, within),
+            self._database.briefly(connection, wait),
+        ):
+            try:
+                return work(connection)
+            except DBAPIError as error:
+                explain(connection, self.tables.status, error)
+
+    def _bounded(self, connection: Connection, seconds: float) -> AbstractContextManager[None]:
+        return Call(self._watchdog, connection, seconds) if self._database.has_server else nullcontext()
 
     def _sleep(self, seconds: float) -> None:
         if self.is_async:
