@@ -127,6 +127,7 @@ def _message(metadata: MetaData) -> Table:
         Column("retry_at", UtcDateTime),
         Column("error", long_text()),
         _own_id(),
+        Column("failing_since", UtcDateTime),
         _BucketFirst("sequence", name="outbox_message_pkey"),
         sqlite_autoincrement=True,  # a number that came again would let an old relay delete a new message
         **OPTIONS,

@@ -39,7 +39,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0006"
+REVISION = "0007"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"

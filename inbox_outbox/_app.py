@@ -7,9 +7,10 @@ from typing import NoReturn
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
+from inbox import _secrets
 from inbox.errors import InboxError, InvalidOption, MessageNotFound, WrongStatus
 
-from . import _audit, _inbox, _migrate, _outbox, _relaying, _repair, _secrets
+from . import _audit, _inbox, _migrate, _outbox, _relaying, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
 
 app = typer.Typer(
@@ -46,7 +47,7 @@ def run() -> NoReturn:
     except InboxError as error:
         _fail(str(error), FAILED)
     except (SQLAlchemyError, ImportError) as error:
-        _fail(_first_line(error), FAILED)
+        _fail(_secrets.reason(error), FAILED)
     except _WrongUsage as error:
         _fail(_usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
@@ -58,12 +59,6 @@ def run() -> NoReturn:
     if code == INTERRUPTED:  # which typer makes of Ctrl-C
         _fail("interrupted", INTERRUPTED)
     sys.exit(code or 0)
-
-
-def _first_line(error: Exception) -> str:
-    """What the driver said, without the SQL and its parameters."""
-    cause = getattr(error, "orig", None) or error
-    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
 def _usage(error: Exception) -> str:

@@ -8,10 +8,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from sqlalchemy import URL
 
+from inbox import _secrets
 from inbox.errors import InvalidOption
 from outbox import Publisher
-
-from . import _secrets
 
 EXPECTED = "amqp://user@host/vhost, amqps://, or kafka://host:9092?setting=value"
 _SECRET = ("password", "secret", ".pem", ".key")

@@ -8,12 +8,10 @@ import typer
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import ArgumentError
 
-from inbox import RedisStore, SqlStore, Store
+from inbox import RedisStore, SqlStore, Store, _secrets
 from inbox._url import for_engine
 from inbox.errors import InvalidOption, StoreUnreachable
 from inbox.migration import URL_VARIABLE, check, database_url
-
-from . import _secrets
 
 Url = Annotated[
     str,

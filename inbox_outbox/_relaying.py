@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 import outbox
+from inbox import _secrets
 
-from . import _secrets
 from ._brokers import EXPECTED, publisher_at
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import UNFINISHED
@@ -59,6 +59,12 @@ ListenUrl = Annotated[
 ]
 
 
+GiveUpAfter = Annotated[
+    str | None,
+    typer.Option(help="A message that has failed for this time is dead; never if not given.", metavar="TIME"),
+]
+
+
 def relay(
     url: Url,
     to: To,
@@ -72,11 +78,14 @@ def relay(
     after_dead: Dead = AfterDead.CONTINUE,
     keep_sent: KeepSent = None,
     listen_url: ListenUrl = None,
+    give_up_after: GiveUpAfter = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
     """Take messages to a broker, until SIGTERM or Ctrl-C: then finish the batch that is on its way."""
-    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url)
+    options = _options(
+        name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
+    )
     timeout = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, timeout) as publisher:
         done = run(engine, publisher, options | {"schema": schema})
@@ -102,12 +111,15 @@ def drain(
     after_dead: Dead = AfterDead.CONTINUE,
     keep_sent: KeepSent = None,
     listen_url: ListenUrl = None,
+    give_up_after: GiveUpAfter = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
     """Take messages to a broker until none is left that can leave; exit code 4 if some are left, because they
     are held or paused, or the time is over."""
-    options = _options(name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url)
+    options = _options(
+        name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
+    )
     limit = length("timeout", timeout)
     send_limit = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
@@ -134,6 +146,7 @@ def _options(
     after_dead: AfterDead,
     keep_sent: str | None,
     listen_url: str | None,
+    give_up_after: str | None,
 ) -> dict[str, Any]:
     """What a `Relay` is told."""
     if listen_url is not None:
@@ -147,6 +160,7 @@ def _options(
         "after_dead": after_dead.value,
         "keep_sent": length("keep-sent", keep_sent),
         "listen_url": listen_url,
+        "give_up_after": length("give-up-after", give_up_after),
     }
 
 

@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
+from inbox import _secrets
 from outbox import Accepted, Envelope, Outcome, Publisher, Refused, Relay
 
-from . import _secrets
 from ._progress import ProgressLine
 
 _LOOK = 0.2

@@ -28,6 +28,10 @@ class Letter:
     retry_at: datetime | None
     has_own_id: bool = False
     """Whether the producer gave it its id."""
+    failing_since: datetime | None = None
+    """When its first failed send was written down."""
+    failing_for: float = 0.0
+    """Seconds since then, when it was chosen for this send."""
     damage: str | None = None
     """Why it can never be sent, if the row cannot be read as a message."""
 
@@ -60,6 +64,7 @@ def read(row: Any) -> Letter:
         state,
         retry_at,
         own_id,
+        failing_since,
     ) = row
     named, damage = {}, None
     try:
@@ -78,7 +83,10 @@ def read(row: Any) -> Letter:
     envelope = Envelope(message_id, topic, key, body, content_type, named, attempts + 1, created_at)
     # Before the first attempt it is when a delayed message was due.
     waits = retry_at if attempts else None
-    return Letter(envelope, size, bucket, sequence, unanswered, state, waits, bool(own_id), damage)
+    is_own = bool(own_id)
+    return Letter(
+        envelope, size, bucket, sequence, unanswered, state, waits, is_own, failing_since, damage=damage
+    )
 
 
 def headers_of(text: Any) -> dict[str, str]:

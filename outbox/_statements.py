@@ -111,7 +111,7 @@ def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
     payload = type_coerce(c.payload, NullType())
     light = case((size <= bindparam("light", type_=Integer), payload), else_=null()).label("payload")
     named = ("id", "bucket", "topic", "key", "content_type", "headers", "created_at")
-    progress = ("sequence", "attempts", "unanswered", "state", "retry_at", "own_id")
+    progress = ("sequence", "attempts", "unanswered", "state", "retry_at", "own_id", "failing_since")
     return [*(c[name] for name in named), light, size.label("size"), *(c[name] for name in progress)]
 
 
@@ -175,7 +175,12 @@ def wait(tables: OutboxTables) -> Update:
         name: bindparam(f"{name}_", type_=tables.message.c[name].type) for name in names
     }
     changed["retry_at"] = _seconds("delay_")
+    changed["failing_since"] = _since_first(tables)
     return update(tables.message).where(_this(tables)).values(changed)
+
+
+def _since_first(tables: OutboxTables) -> ColumnElement[Any]:
+    return func.coalesce(tables.message.c.failing_since, utcnow())
 
 
 @cache
@@ -251,6 +256,7 @@ def suspect(tables: OutboxTables) -> Update:
             state="unknown",
             retry_at=null(),
             error=bindparam("error_"),
+            failing_since=_since_first(tables),
         )
     )
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import URL, make_url
 
 from examples.embedded_postgres import free_port
-from inbox_outbox import _secrets
+from inbox import _secrets
 from tests.cli import Done, error, in_this_process, inbox_outbox, line
 from tests.database import Database
 from tests.program import ROOT

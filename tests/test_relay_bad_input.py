@@ -1,6 +1,7 @@
 """What a relay refuses, and what it makes of publishers that break their contract."""
 
 import asyncio
+import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -180,6 +181,8 @@ def test_any_retry_after_can_be_stored(engine: Engine, retry_after: Any) -> None
         ({"backoff": 3}, "backoff=3"),
         ({"after_dead": "stop"}, "after_dead='stop'"),
         ({"keep_sent": -1}, "keep_sent=-1"),
+        ({"give_up_after": 0}, "give_up_after=0"),
+        ({"give_up_after": "1h"}, "give_up_after='1h'"),
         ({"buckets": 0}, "buckets=0"),
         ({"name": "x" * 256}, "name='x"),
         ({"name": 7}, "name=7"),
@@ -280,3 +283,14 @@ def test_a_database_without_the_tables(database: Database) -> None:
             await engine.dispose()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [Relay, AsyncRelay])
+def test_an_option_that_does_not_exist(kind: Any) -> None:
+    """A misspelled option is a TypeError that names it, and every option is in the signature, so that type
+    checkers and editors know it."""
+    known = inspect.signature(kind).parameters
+    assert {"name", "batch", "give_up_after", "keep_sent"} <= set(known)
+    assert not [each for each in known.values() if each.kind is each.VAR_KEYWORD]
+    with pytest.raises(TypeError, match="bacth"):
+        kind(ANYWHERE, Recorder(), bacth=10)

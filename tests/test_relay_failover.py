@@ -1,6 +1,7 @@
 """A failover that has lost the last commits, while a relay is sending: other messages have their places."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, delete, insert, select
@@ -33,7 +34,7 @@ class Overtaken(Recorder):
 @pytest.mark.parametrize("options", [{}, {"keep_sent": 60}, {"after_dead": "hold"}], ids=str)
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 def test_what_was_sent_says_nothing_of_others(
-    migrated: Database, outcome: Outcome, options: dict[str, object]
+    migrated: Database, outcome: Outcome, options: dict[str, Any]
 ) -> None:
     """What became of the messages that were lost is not written about those that have their places: these
     leave, in their first attempt."""

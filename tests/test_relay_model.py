@@ -66,8 +66,8 @@ class World:
 
     def __post_init__(self) -> None:
         options: dict[str, Any] = {"max_attempts": MAX_ATTEMPTS, "backoff": HOUR, "batch": 7}
-        after_dead = "hold" if self.holds else "continue"
-        self.relays = [Relay(self.engine, self, after_dead=after_dead, **options) for _ in range(3)]
+        options["after_dead"] = "hold" if self.holds else "continue"
+        self.relays = [Relay(self.engine, self, **options) for _ in range(3)]
 
     def publish(self, keys: list[str]) -> None:
         """A transaction with a message for each key."""

@@ -92,7 +92,7 @@ def _aside(table: Table, state: str) -> Select[Any]:
 @cache
 def let_go(tables: OutboxTables) -> Update:
     """A held message is pending again, its attempts counted anew; the last error stays to be read."""
-    anew = {"state": "pending", "retry_at": null(), "attempts": 0, "unanswered": 0}
+    anew = {"state": "pending", "retry_at": null(), "attempts": 0, "unanswered": 0, "failing_since": null()}
     return update(tables.message).where(tables.message.c.state == "held").values(anew)
 
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import Engine
+
 from .._envelope import Envelope
 from .._outcomes import Outcome
 from .._publisher import AsyncPublisher
@@ -20,7 +22,7 @@ if TYPE_CHECKING:  # at run time only once it is used: without greenlet the impo
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
-class AsyncRelay(RelayBase):
+class AsyncRelay(RelayBase["AsyncEngine", AsyncPublisher]):
     """`Relay` with the same verbs, awaited: takes committed messages to a broker, each at least once, with
     the same id in every send, and those of one key in their order.
 
@@ -28,14 +30,16 @@ class AsyncRelay(RelayBase):
     the extra `asyncio`.
     """
 
-    def __init__(self, engine: AsyncEngine, publisher: AsyncPublisher, **options: Any) -> None:
+    _is_async = True
+
+    def _own(self, engine: AsyncEngine) -> Engine:
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         if not isinstance(engine, AsyncEngine):
             raise InvalidOption(f"engine={type(engine).__name__}: expected an AsyncEngine")
-        self._ear = TaskBell()
+        self._bell = self._ear = TaskBell()
         self._async_engine = engine
-        super().__init__(engine.sync_engine, publisher, self._ear, is_async=True, **options)
+        return engine.sync_engine
 
     async def run_once(self) -> int:
         """Relay what is there, and return how many messages were."""

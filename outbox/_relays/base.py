@@ -1,4 +1,4 @@
-"""A relay, but for how it waits and how it hands a batch to its publisher."""
+"""The relay loop; subclasses supply waiting and publishing."""
 
 import inspect
 import logging
@@ -7,14 +7,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
-from inbox import is_transient
+from inbox import Backoff, is_transient
 from inbox._codes import code_of
 from inbox._connect import on_connection
 from inbox._signals import stopping
@@ -23,6 +24,7 @@ from inbox._transaction import pauses
 from .._envelope import Envelope
 from .._missing import explained
 from .._outcomes import Outcome
+from .._publisher import AsyncPublisher, Publisher
 from ..errors import InvalidOption, OutboxError
 from .batch import Batch, waves
 from .beside import Overtaken
@@ -30,8 +32,10 @@ from .core import Core, LeaseLost
 from .line import Line
 from .report import Report
 from .sending import Pace, Sending
-from .settings import Settings
+from .settings import AfterDead, Settings
 
+E = TypeVar("E")
+P = TypeVar("P", bound=Publisher | AsyncPublisher)
 T = TypeVar("T")
 
 _log = logging.getLogger("outbox.relay")
@@ -59,28 +63,62 @@ class Bell(ABC):
         """Until it rings, or so many seconds."""
 
 
-class RelayBase(ABC):
+class RelayBase(ABC, Generic[E, P]):
     """The state of one relay, and its loop, written synchronously.
 
     A subclass says how to wait and how to hand over a batch; the asynchronous one runs all of this inside
     SQLAlchemy's greenlet.
     """
 
-    def __init__(self, engine: Engine, publisher: Any, bell: Bell, *, is_async: bool, **options: Any) -> None:
-        self._settings = Settings(publisher, **options)
-        if inspect.iscoroutinefunction(publisher.send) is not is_async:
-            kind = "an asynchronous" if is_async else "a synchronous"
+    _is_async: bool
+    _bell: Bell
+
+    def __init__(
+        self,
+        engine: E,
+        publisher: P,
+        *,
+        name: str | None = None,
+        schema: str | None = None,
+        buckets: int | None = None,
+        batch: int = 1_000,
+        lease: float | timedelta = 30,
+        poll: float | timedelta = 1,
+        max_attempts: int = 16,
+        backoff: Backoff | None = None,
+        after_dead: AfterDead = "continue",
+        keep_sent: float | timedelta | None = None,
+        listen_url: str | URL | None = None,
+        give_up_after: float | timedelta | None = None,
+    ) -> None:
+        own = self._own(engine)
+        self._settings = Settings(
+            publisher,
+            name=name,
+            schema=schema,
+            buckets=buckets,
+            batch=batch,
+            lease=lease,
+            poll=poll,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            after_dead=after_dead,
+            keep_sent=keep_sent,
+            listen_url=listen_url,
+            give_up_after=give_up_after,
+        )
+        self._publisher: Any = publisher
+        if inspect.iscoroutinefunction(self._publisher.send) is not self._is_async:
+            kind = "an asynchronous" if self._is_async else "a synchronous"
             raise InvalidOption(
                 f"publisher={type(publisher).__name__}: {type(self).__name__} needs {kind} one"
             )
-        self._publisher = publisher
-        if self._settings.listen_url is not None and engine.dialect.name != "postgresql":
-            raise InvalidOption(f"listen_url: the engine's database is {engine.dialect.name}")
-        self._line = Line(engine, self._settings.listen_url)
-        self._core = Core(self._settings, engine.dialect.name)
-        self._engine = engine.execution_options(isolation_level=self._core.own_isolation)
+        if self._settings.listen_url is not None and own.dialect.name != "postgresql":
+            raise InvalidOption(f"listen_url: the engine's database is {own.dialect.name}")
+        self._line = Line(own, self._settings.listen_url)
+        self._core = Core(self._settings, own.dialect.name)
+        self._engine = own.execution_options(isolation_level=self._core.own_isolation)
         self._pace = Pace(self._settings.batch)
-        self._bell = bell
         self._is_checked = False
         self._is_stopped = False
         self._is_sending = False
@@ -113,6 +151,14 @@ class RelayBase(ABC):
             ValueError: this is not the main thread, which alone may handle signals.
         """
         return stopping(self.stop, *also)
+
+    @abstractmethod
+    def _own(self, engine: E) -> Engine:
+        """The synchronous side of the engine.
+
+        Raises:
+            InvalidOption: it is of another kind.
+        """
 
     @abstractmethod
     def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
@@ -196,7 +242,7 @@ class RelayBase(ABC):
 
     def _send(self, batch: Batch) -> None:
         """Hand a batch to the publisher; meanwhile the lease is renewed."""
-        sending = Sending(batch)
+        sending = Sending(batch, self._settings.give_up_after)
         self._report = sending.report
         self._is_sending = True
         try:

@@ -261,7 +261,7 @@ class Core:
 
     def _sift(self, connection: Connection, letters: list[Letter], demand: Demand) -> Batch:
         """What may be sent now, the oldest first; what has to wait blocks its key."""
-        has_waits = any(letter.retry_at is not None for letter in letters)
+        has_waits = any(letter.retry_at is not None or letter.failing_since is not None for letter in letters)
         now: datetime = connection.execute(clock()).scalar_one() if has_waits else _NEVER
         batch, alone = Batch([], []), []
         behind: set[str] = set()
@@ -270,6 +270,8 @@ class Core:
         for letter in sorted(letters, key=attrgetter("sequence")):
             if behind and letter.name in behind:
                 continue
+            if letter.failing_since is not None:
+                letter.failing_for = (now - letter.failing_since).total_seconds()
             if letter.state == "held":
                 waits.append((letter, math.inf))
             elif letter.retry_at is not None and letter.retry_at > now:

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sqlalchemy import Engine
 
@@ -16,7 +15,7 @@ from .base import RelayBase
 from .ears import Ears, ThreadBell
 
 
-class Relay(RelayBase):
+class Relay(RelayBase[Engine, Publisher]):
     """Takes committed messages to a broker: each at least once, with the same id in every send, and those of
     one key in their order.
 
@@ -26,7 +25,8 @@ class Relay(RelayBase):
 
     - `Accepted`: it is forgotten.
     - `Refused`: it becomes a dead letter.
-    - `Unavailable`: it is sent again after the backoff, without end. Its key waits.
+    - `Unavailable`: it is sent again after the backoff, without end unless there is `give_up_after`. Its key
+      waits.
     - `Unknown`: the same, but after `max_attempts` such sends it becomes a dead letter, too. A send during
       which the relay dies counts as one.
 
@@ -48,6 +48,8 @@ class Relay(RelayBase):
             themselves; None keeps none.
         listen_url: PostgreSQL's own address, where the engine's is that of a pooler in transaction mode: only
             there can a relay be woken by other processes.
+        give_up_after: how long after its first failed send a message that is still not accepted becomes a
+            dead letter, with the last reason, in seconds or as `timedelta`; None: never.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -55,11 +57,13 @@ class Relay(RelayBase):
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
     """
 
-    def __init__(self, engine: Engine, publisher: Publisher, **options: Any) -> None:
+    _is_async = False
+
+    def _own(self, engine: Engine) -> Engine:
         if not isinstance(engine, Engine) or engine.dialect.is_async:
             raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine; see AsyncRelay")
-        self._ear = ThreadBell()
-        super().__init__(engine, publisher, self._ear, is_async=False, **options)
+        self._bell = self._ear = ThreadBell()
+        return engine
 
     def run_once(self) -> int:
         """Relay what is there, and return how many messages were; may be called in several processes at once.

@@ -14,6 +14,8 @@ class Answer:
 
     letter: Letter
     outcome: Outcome
+    is_last: bool
+    """Whether it is not sent again, although it was not refused: it has failed for too long."""
 
     @property
     def attempts(self) -> int:
@@ -52,6 +54,10 @@ class Report:
         """Whether there is nothing to write."""
         return not (self.accepted or self.others or self.exhausted)
 
+    def reasons(self) -> dict[str, str]:
+        """What was last said of the messages of a topic that were not taken."""
+        return {each.letter.envelope.topic: getattr(each.outcome, "reason", "") for each in self.others}
+
     def rejected(self) -> dict[str, float]:
         """Topics of which the broker has taken nothing, and said of no message that it is the message's
         fault; with the shortest time that it has asked for, in seconds."""
@@ -59,7 +65,7 @@ class Report:
         asked: dict[str, float] = {}
         for answer in self.others:
             topic, seconds = answer.letter.envelope.topic, answer.retry_after or 0.0
-            if isinstance(answer.outcome, Refused | Failed):
+            if isinstance(answer.outcome, Refused | Failed) or answer.is_last:
                 taken.add(topic)
             asked[topic] = min(seconds, asked.get(topic, seconds))
         return {topic: seconds for topic, seconds in asked.items() if topic not in taken}

@@ -1,6 +1,7 @@
 """Batches on their way to the broker."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from inbox import Backoff
+from inbox._secrets import strike_out
 
 from .._envelope import Envelope
 from .._letter import Letter
-from .._outcomes import Accepted, Outcome, Unknown
+from .._outcomes import Accepted, Outcome, Refused, Unknown
 from .batch import Batch, Demand
 from .report import Answer, Report
 
@@ -24,10 +26,16 @@ _QUICK, _SLOW = 0.5, 2.0
 """Seconds in which a batch should be sent: a larger one waits too long for its lease and its stop."""
 
 
+_SAID_EVERY = 60.0
+"""Seconds after which it is said again that a topic is not taken."""
+
+
 @dataclass(slots=True)
 class _Rest:
     rejections: int
     until: float
+    said: float = -math.inf
+    """When this was last said in the log."""
 
 
 class Pace:
@@ -52,27 +60,39 @@ class Pace:
     def learn(self, report: Report, letters: list[Letter], seconds: float) -> None:
         """Take in what a batch has shown."""
         rejected = report.rejected()
-        for topic, asked in rejected.items():
-            rejections = self._rests[topic].rejections + 1 if topic in self._rests else 1
-            pause = max(_PAUSE.delay(rejections), min(asked, _PAUSE.longest))
-            self._rests[topic] = _Rest(rejections, time.monotonic() + pause)
+        if rejected:
+            self._let_rest(rejected, report.reasons())
         if self._rests:
             sent = {letter.envelope.topic for letter in report.accepted}
             sent |= {answer.letter.envelope.topic for answer in report.others}
-            for topic in sent - rejected.keys():
-                self._rests.pop(topic, None)
+            for topic in (sent - rejected.keys()) & self._rests.keys():
+                del self._rests[topic]
+                log.info("topic %r is taken again", topic)
         if seconds > _SLOW:
             self._size = max(1, self._size // 2)
         elif len(letters) >= self._size and seconds < _QUICK:
             self._size = min(self._most, self._size * 2)
 
+    def _let_rest(self, rejected: dict[str, float], reasons: dict[str, str]) -> None:
+        now = time.monotonic()
+        for topic, asked in rejected.items():
+            rest = self._rests.setdefault(topic, _Rest(0, 0.0))
+            rest.rejections += 1
+            rest.until = now + max(_PAUSE.delay(rest.rejections), min(asked, _PAUSE.longest))
+            if now >= rest.said + _SAID_EVERY:
+                rest.said = now
+                log.warning(
+                    "topic %r is not taken, and tried again and again: %s", topic, strike_out(reasons[topic])
+                )
+
 
 class Sending:
     """One batch on its way: which messages go next, and what has become of the others."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, give_up_after: float | None) -> None:
         self.report = Report(exhausted=batch.exhausted)
         self.begun = time.monotonic()
+        self._give_up_after = math.inf if give_up_after is None else give_up_after
         self._failed: set[str] = set()
         self._rejected: dict[str, float] = {}
 
@@ -115,7 +135,8 @@ class Sending:
                 self._rejected = self.report.rejected()
 
     def _fail(self, letter: Letter, outcome: Outcome) -> None:
-        self.report.others.append(Answer(letter, outcome))
+        is_last = letter.failing_for >= self._give_up_after and not isinstance(outcome, Refused)
+        self.report.others.append(Answer(letter, outcome, is_last))
         if letter.key is not None:
             self._failed.add(letter.key)
 

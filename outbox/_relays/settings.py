@@ -1,4 +1,4 @@
-"""What a relay is told, checked."""
+"""The options of a relay, checked."""
 
 import os
 import socket
@@ -26,17 +26,18 @@ class Settings:
         self,
         publisher: Any,
         *,
-        name: str | None = None,
-        schema: str | None = None,
-        buckets: int | None = None,
-        batch: int = 1_000,
-        lease: float | timedelta = 30,
-        poll: float | timedelta = 1,
-        max_attempts: int = 16,
-        backoff: Backoff | None = None,
-        after_dead: AfterDead = "continue",
-        keep_sent: float | timedelta | None = None,
-        listen_url: str | URL | None = None,
+        name: str | None,
+        schema: str | None,
+        buckets: int | None,
+        batch: int,
+        lease: float | timedelta,
+        poll: float | timedelta,
+        max_attempts: int,
+        backoff: Backoff | None,
+        after_dead: AfterDead,
+        keep_sent: float | timedelta | None,
+        listen_url: str | URL | None,
+        give_up_after: float | timedelta | None,
     ) -> None:
         if not callable(getattr(publisher, "send", None)):
             raise InvalidOption(f"publisher={type(publisher).__name__}: expected something with send(batch)")
@@ -55,6 +56,11 @@ class Settings:
         self.holds = _options.one_of("after_dead", after_dead, ("continue", "hold")) == "hold"
         self.keep_sent = None if keep_sent is None else _options.seconds("keep_sent", keep_sent)
         self.listen_url = None if listen_url is None else _listen_url(listen_url)
+        self.give_up_after = None
+        if give_up_after is not None:
+            self.give_up_after = _options.seconds("give_up_after", give_up_after)
+            if not self.give_up_after:
+                raise InvalidOption(f"give_up_after={give_up_after!r}: expected more than 0")
         self.timeout = _timeout(publisher, self.lease)
 
     @property

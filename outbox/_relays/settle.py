@@ -51,6 +51,8 @@ class Settlement:
             if isinstance(answer.outcome, Refused):
                 end = _End(answer.attempts, answer.unanswered, "refused", reason(answer.outcome))
                 self._put_away(connection, answer.letter, end)
+            elif answer.is_last:
+                self._put_away(connection, answer.letter, _given_up(answer))
             elif answer.is_unknown and answer.unanswered >= self._settings.max_attempts:
                 self._put_away(connection, answer.letter, _no_answer(answer.attempts, answer.unanswered))
             else:
@@ -97,6 +99,13 @@ def _exhausted(letter: Letter) -> _End:
 
 def _no_answer(attempts: int, unanswered: int) -> _End:
     return _End(attempts, unanswered, "unknown", f"no answer after {unanswered} sends")
+
+
+def _given_up(answer: Answer) -> _End:
+    """Dead, though no broker has refused it; it may have arrived if one of its sends had no answer."""
+    outcome = "unknown" if answer.unanswered else "refused"
+    error = Refused(f"given up after {answer.letter.failing_for:.0f} s: {reason(answer.outcome)}")
+    return _End(answer.attempts, answer.unanswered, outcome, reason(error))
 
 
 def _wait(answer: Answer, delay: float) -> dict[str, Any]:

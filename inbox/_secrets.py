@@ -1,4 +1,4 @@
-"""Keeps passwords out of messages, whoever wrote the message."""
+"""What went wrong and where, for people to read: without passwords, whoever wrote the message."""
 
 import contextlib
 import re
@@ -41,3 +41,16 @@ def strike_out(message: str) -> str:
     for password in sorted(_known, key=len, reverse=True):
         message = re.sub(rf"(?<!\w){re.escape(password)}(?!\w)", _STRUCK_OUT, message)
     return message
+
+
+def reason(error: BaseException) -> str:
+    """What the driver said in its first line, without the SQL, its parameters, and passwords."""
+    cause = getattr(error, "orig", None) or error
+    return strike_out((str(cause).strip() or type(cause).__name__).splitlines()[0])
+
+
+def place(address: URL) -> str:
+    """Where a database is, to be read by people."""
+    host = address.host or ""
+    port = "" if address.port is None else f":{address.port}"
+    return f"{address.get_backend_name()}://{host}{port}/{address.database or ''}"
