@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from ._async_calls import run
 from ._async_listener import AsyncListener
 from ._fault import OWN
 from ._keys import Key
+from ._listens import Listens
 from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._session import BindArguments, bind_of, check_no_session, connection_of
@@ -47,12 +48,14 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 
-class AsyncInbox(Settings):
+class AsyncInbox(Settings, Listens[AsyncListener]):
     """`Inbox` with the same verbs, awaited: effects inside the caller's transaction take effect exactly once
     per business key, for as long as the inbox row is kept.
 
     Arguments, guarantees and errors are those of `Inbox`. Needs the extra `asyncio`.
     """
+
+    _listener = AsyncListener
 
     async def accept(
         self,
@@ -182,13 +185,30 @@ class AsyncInbox(Settings):
 
         return decorate
 
-    def listener(self, **options: Any) -> AsyncListener:
-        """What runs batches of messages and says what to tell the broker; options as for `Listener`."""
-        return AsyncListener(**options)
-
-    async def purge(self, engine: AsyncEngine, **options: Any) -> Purged:
+    async def purge(
+        self,
+        engine: AsyncEngine,
+        *,
+        oldest_unconsumed: datetime | None = None,
+        dead_retention: float | timedelta | None = None,
+        override: bool = False,
+        batch: int = 500,
+        budget: float | timedelta | None = None,
+        progress: Callable[[Purged], object] | None = None,
+    ) -> Purged:
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
-        return await run(purge, engine.sync_engine, sleep=_sleep, **self._scope(), **options)
+        return await run(
+            purge,
+            engine.sync_engine,
+            **self._scope(),
+            oldest_unconsumed=oldest_unconsumed,
+            dead_retention=dead_retention,
+            override=override,
+            batch=batch,
+            budget=budget,
+            progress=progress,
+            sleep=_sleep,
+        )
 
     async def _on(
         self, given: AsyncHandle, bind_arguments: BindArguments | None, work: Callable[[Connection], T]

@@ -15,6 +15,7 @@ from ._async_listener import AsyncListener
 from ._claim_base import outcome_of
 from ._hold import GivingUp, Hold
 from ._keys import Key
+from ._listens import Listens
 from ._outcome import Outcome
 from ._status_settings import StatusSettings
 from .errors import LeaseLost
@@ -24,7 +25,7 @@ M = TypeVar("M")
 _log = logging.getLogger("inbox.claims")
 
 
-class AsyncStatusInbox(StatusSettings):
+class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
     """`StatusInbox` with the same verbs, awaited: takes each message once without a transaction around its
     handler, which may call other services.
 
@@ -33,6 +34,7 @@ class AsyncStatusInbox(StatusSettings):
     """
 
     _is_async = True
+    _listener = AsyncListener
     _beats: LoopHeartbeats | None = None
     _call = staticmethod(uninterrupted)
 
@@ -140,11 +142,6 @@ class AsyncStatusInbox(StatusSettings):
             return handle_message
 
         return decorate
-
-    def listener(self, **options: Any) -> AsyncListener:
-        """What runs batches of messages and says what to tell the broker; options as for `Listener`, the
-        backoff is this inbox's own unless another is given."""
-        return AsyncListener(**{"backoff": self.backoff} | options)
 
     async def _record(self, claim: AsyncClaim, hold: Hold, error: BaseException) -> None:
         """Write down that the handler has raised, and renew the lease while its steps are undone."""

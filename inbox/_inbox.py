@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -15,6 +15,7 @@ from ._accept import accept, accept_many
 from ._fault import OWN
 from ._keys import Key
 from ._listener import Listener
+from ._listens import Listens
 from ._outcome import Outcome
 from ._purge import Purged, purge
 from ._session import BindArguments, bind_of, check_no_session, connection_of
@@ -30,7 +31,7 @@ M = TypeVar("M")
 Handle = Connection | Session | scoped_session[Session]
 
 
-class Inbox(Settings):
+class Inbox(Settings, Listens[Listener]):
     """Takes each message once: effects inside the caller's transaction take effect exactly once per
     business key, for as long as the inbox row is kept.
 
@@ -55,6 +56,8 @@ class Inbox(Settings):
     Raises:
         InvalidOption: an argument cannot be used.
     """
+
+    _listener = Listener
 
     def accept(
         self,
@@ -246,13 +249,30 @@ class Inbox(Settings):
 
         return decorate
 
-    def listener(self, **options: Any) -> Listener:
-        """What runs batches of messages and says what to tell the broker; options as for `Listener`."""
-        return Listener(**options)
-
-    def purge(self, engine: Engine, **options: Any) -> Purged:
+    def purge(
+        self,
+        engine: Engine,
+        *,
+        oldest_unconsumed: datetime | None = None,
+        dead_retention: float | timedelta | None = None,
+        override: bool = False,
+        batch: int = 500,
+        budget: float | timedelta | None = None,
+        progress: Callable[[Purged], object] | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> Purged:
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
-        return purge(engine, **self._scope(), **options)
+        return purge(
+            engine,
+            **self._scope(),
+            oldest_unconsumed=oldest_unconsumed,
+            dead_retention=dead_retention,
+            override=override,
+            batch=batch,
+            budget=budget,
+            progress=progress,
+            sleep=sleep,
+        )
 
     def _on(self, given: Handle, bind_arguments: BindArguments | None) -> Connection:
         """The connection that the row goes to."""

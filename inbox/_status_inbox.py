@@ -13,13 +13,14 @@ from ._heartbeats import Heartbeats
 from ._hold import GivingUp, Hold
 from ._keys import Key
 from ._listener import Listener
+from ._listens import Listens
 from ._outcome import Outcome
 from ._status_settings import StatusSettings
 
 M = TypeVar("M")
 
 
-class StatusInbox(StatusSettings):
+class StatusInbox(StatusSettings, Listens[Listener]):
     """Takes each message once without a transaction around its handler, which may call other services.
 
     At any time at most one handler has the message's lease. What a handler does is at least once, never
@@ -51,6 +52,7 @@ class StatusInbox(StatusSettings):
     """
 
     _is_async = False
+    _listener = Listener
     _beats: Heartbeats | None = None
 
     @property
@@ -169,8 +171,3 @@ class StatusInbox(StatusSettings):
             return handle_message
 
         return decorate
-
-    def listener(self, **options: Any) -> Listener:
-        """What runs batches of messages and says what to tell the broker; options as for `Listener`, the
-        backoff is this inbox's own unless another is given."""
-        return Listener(**{"backoff": self.backoff} | options)

@@ -47,11 +47,10 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
         dead_letter: a topic, or a function of a `Delivery` and its `Decision` that puts the message away: it
             is acknowledged when that returns, and tried again when it raises. None: a dead letter blocks its
             partition, is tried again after the longest delay, and is reported as an error each time.
-        listener_options: `concurrency`, `key`, `backoff`, `grace` and `too_old`, as for `Listener`.
+        concurrency, key, backoff, grace, too_old: as for `Listener`.
 
     Raises:
         InvalidOption: an argument cannot be used.
-        TypeError: there is no such argument.
     """
 
     _listener = Listener

@@ -4,14 +4,18 @@ import asyncio
 import inspect
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
+from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
+from ._backoff import Backoff
 from ._brokers.rabbit_consumer import AsyncRabbitConsumer
 from ._brokers.threads import in_thread
 from ._decision import Decision
 from ._delivery import Delivery
+from ._listener_base import TooOld
 from ._outcome import Outcome
 from .errors import InvalidOption
 
@@ -47,8 +51,8 @@ class RabbitConsumer:
             whose inbox counts for itself (`Outcome.is_failure`).
         reject_dead_letters: tell RabbitMQ with basic.reject, because the queue has a dead-letter exchange. If
             it has none, dead letters are lost.
-        listener_options: as for `Listener`, but for `order`; by default `key` is the message's key, and
-            `attempt` the delivery's.
+        dead_letter, concurrency, key, attempt, backoff, grace, too_old: as for `Listener`; by default `key`
+            is the message's key, and `attempt` the delivery's.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -60,18 +64,39 @@ class RabbitConsumer:
         queue: str,
         handler: Callable[[Delivery], Outcome],
         *,
+        prefetch: int | None = None,
+        declare: bool = False,
         max_attempts: int | None = 16,
+        reject_dead_letters: bool = False,
         dead_letter: Callable[[Delivery, Decision], Any] | None = None,
-        **options: Any,
+        concurrency: int = 1,
+        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
+        attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
     ) -> None:
         run = getattr(handler, "outcome", handler)
         if not callable(run) or inspect.iscoroutinefunction(run):
             raise InvalidOption(
                 f"handler={handler!r}: expected a function; AsyncRabbitConsumer takes asynchronous ones"
             )
-        if dead_letter is not None:
-            options["dead_letter"] = in_thread(dead_letter)
-        self._core = AsyncRabbitConsumer(url, queue, in_thread(run), max_attempts=max_attempts, **options)
+        self._core = AsyncRabbitConsumer(
+            url,
+            queue,
+            in_thread(run),
+            prefetch=prefetch,
+            declare=declare,
+            max_attempts=max_attempts,
+            reject_dead_letters=reject_dead_letters,
+            dead_letter=dead_letter and in_thread(dead_letter),
+            concurrency=concurrency,
+            key=key,
+            attempt=attempt,
+            backoff=backoff,
+            grace=grace,
+            too_old=too_old,
+        )
 
     def run(self) -> None:
         """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from inbox import Action, AsyncListener, Decision, Listener
+from inbox import Action, AsyncListener, Decision, Delivery, Listener
 from inbox import Outcome as InboxOutcome
 from inbox._codes import is_passing
 from inbox._fault import is_own
@@ -16,7 +16,7 @@ from ._envelope import Envelope
 from ._outcomes import ACCEPTED, Failed, Outcome, Refused, Unavailable
 from .errors import InvalidOption
 
-Handlers = Mapping[str, Callable[[Envelope], Any]]
+Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
 
 _GRACE = timedelta(days=30)
 """How long handlers that run are waited for: some systems cannot wait much longer."""
@@ -35,7 +35,9 @@ class _Delivery(ABC):
         for topic, handler in handlers.items():
             _options.topic(topic)
             _options.check_function(f"handlers[{topic!r}]", handler)
-        self._handlers = {topic: getattr(each, "outcome", each) for topic, each in handlers.items()}
+        self._handlers: dict[str, Callable[[Any], Any]] = {
+            topic: getattr(each, "outcome", each) for topic, each in handlers.items()
+        }
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._limits: dict[str, Any] = {
             "concurrency": _options.count("concurrency", concurrency),
@@ -106,7 +108,8 @@ class DirectDelivery(_Delivery):
     been before: accepted; a dead letter: refused; everything else: it is run again after the relay's backoff.
 
     Args:
-        handlers: by topic. A message to another topic is refused.
+        handlers: by topic. A message to another topic is refused. They are handed the `Envelope`, which has
+            all that a `Delivery` of a broker has, except `raw`.
         concurrency: how many run at once, in threads, each on a connection of its own.
         max_attempts: failures of the handler after which its message is refused, counted in memory: a restart
             counts anew, and so does another process that takes the message over. Errors of the inbox's own

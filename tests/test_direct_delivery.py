@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine
 
 from inbox import (
     Backoff,
+    Delivery,
     Inbox,
     Verdict,
     message_id,
@@ -73,6 +74,19 @@ def test_a_chain_of_handlers(engine: Engine) -> None:
     assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
     assert not waiting(engine)
     assert not dead(engine)
+
+
+def test_handlers_made_for_a_broker(engine: Engine) -> None:
+    """A handler that is annotated with a broker's `Delivery` is accepted as it is, by type checkers, too."""
+
+    @Inbox("order").handler(engine, key=message_key)
+    def handle(connection: Connection, message: Delivery) -> None:
+        accounts.add(connection, "order")
+        assert (message.topic, message.key) == ("order", "a")
+
+    publish(engine, "a1", topic="order")
+    assert relay(engine, DirectDelivery({"order": handle})) == 1
+    assert accounts.totals(engine)["order"] == 1
 
 
 def test_a_producer_that_resends(engine: Engine) -> None:

@@ -43,7 +43,7 @@ def test_topics(topics: Any) -> None:
 def test_an_argument_that_it_does_not_have(name: str) -> None:
     """It is refused by its name, whether a listener has it or not."""
     options: dict[str, Any] = {name: "each"}
-    with pytest.raises(TypeError, match=rf"KafkaConsumer\(\) .* '{name}'"):
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
         KafkaConsumer({"group.id": "a"}, "topic", lambda _: Outcome(Verdict.NEW), **options)
 
 
@@ -56,7 +56,7 @@ def test_a_handler_that_is_none() -> None:
 def test_a_handler_for_the_other_consumer() -> None:
     """It is refused: its messages would never run, or hold up the loop."""
 
-    @AsyncInbox("payments").handler(None, key=message_id)  # type: ignore[arg-type]
+    @AsyncInbox("payments").handler(lambda: None, key=message_id)  # type: ignore[arg-type, return-value]
     async def handle(connection: Any, delivery: Delivery) -> None: ...
 
     with pytest.raises(InvalidOption, match="AsyncKafkaConsumer takes asynchronous ones"):

@@ -172,6 +172,27 @@ def test_every_name_of_the_namespaces_is_explained(name: str) -> None:
     assert undocumented(module) == []
 
 
+def test_every_option_is_in_the_signature() -> None:
+    """Nothing of `inbox` takes options that its signature does not name, so that a misspelt one is found by
+    type checkers, and editors offer the right ones."""
+    places = [inbox, importlib.import_module("inbox.kafka"), importlib.import_module("inbox.rabbitmq")]
+    owners = [getattr(place, name) for place in places for name in place.__all__]
+    functions = [each for each in owners if inspect.isfunction(each)]
+    functions += [
+        value
+        for owner in owners
+        if inspect.isclass(owner)
+        for kind in owner.__mro__
+        if kind.__module__.startswith("inbox.")
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_"))
+    ]
+    assert len(functions) > len(owners)
+    variable = inspect.Parameter.VAR_KEYWORD
+    kinds = {each.__qualname__: inspect.signature(each).parameters.values() for each in functions}
+    assert [name for name, found in kinds.items() if any(each.kind is variable for each in found)] == []
+
+
 def undocumented(owner: ModuleType | type | object) -> list[str]:
     """The public functions, classes, methods and properties of ours in it without a docstring."""
     if not isinstance(owner, ModuleType | type):

@@ -317,7 +317,6 @@ def test_options_that_cannot_be_used() -> None:
         "max_attempts": make(max_attempts=0),
         "declare": make(declare=1),
         "reject_dead_letters": make(reject_dead_letters="yes"),
-        "order": make(order="in_order"),
         "concurrency": make(concurrency=0),
     }
     for option, mistake in wrong.items():

@@ -4,17 +4,19 @@ import functools
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from .. import _options
+from .._backoff import Backoff
 from .._decision import Decision, Decisions
 from .._delivery import Delivery
-from .._listener_base import ListenerBase
+from .._listener_base import ListenerBase, TooOld
 from . import kafka_options
 from .kafka_dead_letters import DeadLetterTopic
 from .kafka_lane import Lane
@@ -45,9 +47,12 @@ class GroupMember(ABC, Generic[H]):
         partitions: int = 8,
         max_attempts: int | None = 16,
         dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
-        **listener_options: Any,
+        concurrency: int = 1,
+        key: Callable[[Delivery], Hashable | None] | None = None,
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
     ) -> None:
-        kafka_options.check_listener_options(type(self).__name__, listener_options)
         self._check(handler)
         self._settings = kafka_options.settings(config)
         self._topics = kafka_options.topics(topics)
@@ -64,7 +69,11 @@ class GroupMember(ABC, Generic[H]):
             attempt=attrgetter("attempt"),
             max_attempts=max_attempts,
             dead_letter=dead_letter,
-            **listener_options,
+            concurrency=concurrency,
+            key=key,
+            backoff=backoff,
+            grace=grace,
+            too_old=too_old,
         )
         self._whole = self._new_listener(failures=lambda _: 0)  # decides nothing: for its stop and its grace
         kafka_options.check_grace(self._whole.grace, self._settings)

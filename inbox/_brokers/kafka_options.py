@@ -1,6 +1,6 @@
 """What a consumer of Kafka may be told."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidOption
@@ -9,7 +9,6 @@ _DEFAULTS = {
     "auto.offset.reset": "earliest",  # what was written before the first start counts as well
     "enable.auto.commit": False,
 }
-_LISTENER_OPTIONS = ("concurrency", "key", "backoff", "grace", "too_old")
 _LONGEST_POLL = 300_000
 
 
@@ -42,9 +41,3 @@ def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
         raise InvalidOption(f"max.poll.interval.ms={given!r}: expected a number of milliseconds") from None
     if grace >= longest:
         raise InvalidOption(f"grace={grace:g}: expected less than max.poll.interval.ms ({longest:g} s)")
-
-
-def check_listener_options(consumer: str, names: Collection[str]) -> None:
-    """Of a listener's options the consumer sets some itself."""
-    if unknown := [name for name in names if name not in _LISTENER_OPTIONS]:
-        raise TypeError(f"{consumer}() got an unexpected keyword argument {unknown[0]!r}")

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +16,9 @@ from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 from .. import _options
 from .._async_listener import AsyncListener
 from .._backoff import Backoff
+from .._decision import Decision
 from .._delivery import Delivery
+from .._listener_base import TooOld
 from .._outcome import Outcome
 from ..errors import InvalidOption
 from . import rabbit_url
@@ -72,19 +75,29 @@ class AsyncRabbitConsumer:
         declare: bool = False,
         max_attempts: int | None = 16,
         reject_dead_letters: bool = False,
-        **listener_options: Any,
+        dead_letter: Callable[[Delivery, Decision], Awaitable[Any]] | None = None,
+        concurrency: int = 1,
+        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
+        attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
     ) -> None:
         self._url = rabbit_url.parse(url)
         if not isinstance(queue, str) or not queue:
             raise InvalidOption(f"queue={queue!r}: expected a name")
-        if "order" in listener_options:
-            raise InvalidOption("order: messages of a queue are acknowledged one by one, it is always 'each'")
         self.queue = queue
         self.listener = StoppingListener(
             self._wake,
             max_attempts=max_attempts,
             failures=failures_of,
-            **{"key": attrgetter("key"), "attempt": attrgetter("attempt"), **listener_options},
+            dead_letter=dead_letter,
+            concurrency=concurrency,
+            key=key,
+            attempt=attempt,
+            backoff=backoff,
+            grace=grace,
+            too_old=too_old,
         )
         self.prefetch = _options.count(
             "prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch
