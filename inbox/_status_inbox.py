@@ -34,6 +34,8 @@ class StatusInbox(StatusSettings, Listens[Listener]):
             may take the message over.
         max_attempts: attempts until the message is dead, those included that never ended.
         heartbeat: whether to renew the lease while the handler runs.
+        max_runtime: how long a handler may run, in seconds or as `timedelta`; then its claim is lost, and
+            after the lease somebody else may take the message over. None: as long as it likes.
         backoff: how long to wait before a message comes again.
         retention: how long records are kept (`Retention`, seconds or `timedelta`). A database stores it; None
             is what is stored already, and without that 7 days.

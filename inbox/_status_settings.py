@@ -46,6 +46,7 @@ class StatusSettings:
         lease: float | timedelta = timedelta(minutes=10),
         max_attempts: int = 16,
         heartbeat: bool = True,
+        max_runtime: float | timedelta | None = None,
         backoff: Backoff | None = None,
         retention: Retention | float | timedelta | None = None,
         dead_retention: float | timedelta | None = None,
@@ -67,6 +68,9 @@ class StatusSettings:
             raise InvalidOption(f"lease={lease!r}: expected at least {_SHORTEST_LEASE} seconds")
         self.max_attempts = _options.count("max_attempts", max_attempts)
         self.heartbeat = _options.flag("heartbeat", heartbeat)
+        self.max_runtime = None if max_runtime is None else _options.seconds("max_runtime", max_runtime)
+        if self.max_runtime is not None and self.max_runtime < _SHORTEST_LEASE:
+            raise InvalidOption(f"max_runtime={max_runtime!r}: expected at least {_SHORTEST_LEASE} seconds")
         if not isinstance(backoff, Backoff | None):
             raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
         self.backoff = backoff or Backoff()
@@ -154,12 +158,13 @@ class StatusSettings:
             sent=sent,
             hooks=self.hooks,
             call=self._call,
+            max_runtime=self.max_runtime,
         )
 
     def _schedule(self) -> Schedule:
         """For the heartbeats of one process or event loop."""
         keep = self.lease + self.retention.duration.total_seconds()
-        return Schedule(self.store, self.lease, keep, renews=self.heartbeat)
+        return Schedule(self.store, self.lease, keep, renews=self.heartbeat, max_runtime=self.max_runtime)
 
     def _unprotected(self, request: Request) -> Hold:
         """The message runs without a claim."""

@@ -49,6 +49,7 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     *(("lease", value) for value in [*NO_TIMES, None, 0, 0.05]),
     *(("max_attempts", value) for value in NO_COUNTS),
     *(("heartbeat", value) for value in NO_FLAGS),
+    *(("max_runtime", value) for value in [*NO_TIMES, 0, 0.05]),
     *(("keep_payload", value) for value in NO_FLAGS),
     *(("backoff", value) for value in [5, "exponential", Backoff]),
     *(("retention", value) for value in NO_TIMES),

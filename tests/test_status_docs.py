@@ -33,6 +33,7 @@ def test_every_option_is_explained_with_its_default() -> None:
         "lease": said(plain.lease),
         "max_attempts": str(plain.max_attempts),
         "heartbeat": str(plain.heartbeat),
+        "max_runtime": str(plain.max_runtime),
         "backoff": "Backoff()" if plain.backoff == Backoff() else "",
         "retention": said(plain.retention.duration.total_seconds()),
         "dead_retention": said(plain.dead_retention),
