@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _options
-from ._context import cloud_event, trace_context
+from ._cloud_events import Mode, checked_type, cloud_events
+from ._context import trace_context
 from ._ids import new_id
 from ._message import Draft, Message
 from ._serializer import Serializer, checked, serialize
@@ -20,12 +21,19 @@ class Drafts:
     """
 
     def __init__(
-        self, *, serializer: Serializer | None, largest_payload: int, trace: bool, cloudevents: str | None
+        self,
+        *,
+        serializer: Serializer | None,
+        largest_payload: int,
+        trace: bool,
+        cloudevents: str | None,
+        event_type: str | None,
+        event_mode: Mode,
     ) -> None:
         self._serialize: Serializer = serialize if serializer is None else checked(serializer)
         self._largest_payload = _options.count("largest_payload", largest_payload)
         self._trace = _options.flag("trace", trace)
-        self._source = None if cloudevents is None else _options.text("cloudevents", cloudevents, 2_000)
+        self._events = cloud_events(cloudevents, event_type, event_mode)
 
     def of(self, messages: Iterable[Message]) -> list[Draft]:
         """One for each message.
@@ -39,16 +47,19 @@ class Drafts:
     def _draft(self, message: Message, trace: dict[str, str]) -> Draft:
         topic, key = _options.topic(message.topic), _options.key(message.key)
         payload, content_type = self._payload(message)
+        message_id = new_id() if message.id is None else _options.message_id(message.id)
+        checked_type(message, self._events)
+        headers = trace
+        if self._events is not None:
+            headers = headers | self._events.headers(message, message_id)
+        if message.headers:
+            headers = headers | _options.headers(message.headers)
+        if self._events is not None:
+            payload, content_type, headers = self._events.wrapped(payload, content_type, headers)
         if len(payload) > self._largest_payload:
             raise InvalidMessage(
                 f"payload of {len(payload):,} bytes: at most largest_payload={self._largest_payload:,}"
             )
-        message_id = new_id() if message.id is None else _options.message_id(message.id)
-        headers = trace
-        if self._source is not None:
-            headers = headers | cloud_event(self._source, message_id, topic, key)
-        if message.headers:
-            headers = headers | _options.headers(message.headers)
         row: dict[str, Any] = {
             "id": message_id,
             "topic": topic,

@@ -18,6 +18,7 @@ class Message:
     available_at: datetime | None = None
     content_type: str | None = None
     id: str | None = None
+    event_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Checks of what callers pass in: one clear error that names the option and the value."""
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
@@ -59,6 +60,25 @@ def text(option: str, value: object, longest: int) -> str:
     if not 1 <= size <= longest:
         raise InvalidMessage(f"{option}={value!r:.80}: {size} bytes of UTF-8, expected 1 to {longest}")
     return value
+
+
+_NO_COLON = r"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
+_CHARACTER = f"(?:{_NO_COLON}|:)"
+_URI_REFERENCE = re.compile(
+    rf"(?:[A-Za-z][A-Za-z0-9+.-]*:|(?!{_NO_COLON}*:))(?://(?:{_CHARACTER}|[\[\]])*)?"
+    rf"(?:{_CHARACTER}|/)*(?:\?(?:{_CHARACTER}|[/?])*)?(?:#(?:{_CHARACTER}|[/?])*)?"
+)
+"""RFC 3986: what stands before a colon in the first segment is a scheme."""
+
+
+def uri_reference(option: str, value: object, longest: int) -> str:
+    """A URI, or a part of one: what names a source of events."""
+    checked = text(option, value, longest)
+    if not _URI_REFERENCE.fullmatch(checked):
+        raise InvalidMessage(
+            f"{option}={checked!r:.80}: expected a URI reference, such as /shop or https://shop.example"
+        )
+    return checked
 
 
 def topic(value: object) -> str:

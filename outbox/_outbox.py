@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 from zlib import crc32
 
 from sqlalchemy import Connection, Dialect, Engine
@@ -48,9 +48,12 @@ class Outbox:
         largest_payload: bytes in a payload, at most.
         trace: whether messages carry the trace context of the span that is current, where OpenTelemetry is
             installed: by default W3C `traceparent`, `tracestate` and `baggage`.
-        cloudevents: the `source` of CloudEvents; with it, messages carry the attributes of CloudEvents 1.0 as
-            headers (`ce_id`, `ce_type`, ...), which publishers name as their broker's binding does. None:
-            they do not.
+        cloudevents: the `source` of CloudEvents, a URI reference such as "/shop"; with it, messages carry the
+            attributes of CloudEvents 1.0 as headers (`ce_id`, `ce_type`, ...), which publishers name as their
+            broker's binding does. None: they do not.
+        event_type: the `type` of these events, unless a message has its own; None is the topic.
+        event_mode: "binary", or "structured": then the attributes are not headers, but stand in the payload,
+            which becomes `application/cloudevents+json` with the message's own payload as its data.
         wake: whether a commit wakes the relays: those of this process, and on PostgreSQL all others, by a
             NOTIFY from a connection of its own.
         buckets: how many buckets the database has to have; None takes it as it is.
@@ -67,13 +70,20 @@ class Outbox:
         largest_payload: int = LARGEST_PAYLOAD,
         trace: bool = True,
         cloudevents: str | None = None,
+        event_type: str | None = None,
+        event_mode: Literal["binary", "structured"] = "binary",
         wake: bool = True,
         buckets: int | None = None,
     ) -> None:
         self.schema = schema
         self.tables = tables(schema)
         self._drafts = Drafts(
-            serializer=serializer, largest_payload=largest_payload, trace=trace, cloudevents=cloudevents
+            serializer=serializer,
+            largest_payload=largest_payload,
+            trace=trace,
+            cloudevents=cloudevents,
+            event_type=event_type,
+            event_mode=event_mode,
         )
         self._wakes = _options.flag("wake", wake)
         self._buckets = None if buckets is None else _options.count("buckets", buckets)
@@ -91,6 +101,7 @@ class Outbox:
         content_type: str | None = None,
         *,
         id: str | None = None,
+        event_type: str | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> str: ...
     @overload
@@ -106,6 +117,7 @@ class Outbox:
         content_type: str | None = None,
         *,
         id: str | None = None,
+        event_type: str | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> Awaitable[str]: ...
     def publish(
@@ -120,6 +132,7 @@ class Outbox:
         content_type: str | None = None,
         *,
         id: str | None = None,  # noqa: A002 - what it is called everywhere
+        event_type: str | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> Any:
         """In the caller's transaction on `connection`, write a message: it leaves if and only if that
@@ -134,8 +147,9 @@ class Outbox:
             topic: where to: 1 to 249 bytes of UTF-8.
             payload: bytes, text, or what JSON can hold, dataclasses and pydantic models included. None is a
                 tombstone, for brokers that have them (Kafka), and needs a key.
-            key: messages of one key leave in the order in which they were written, and by default it is the
-                consumer's business key; 1 to 512 bytes of UTF-8. None: no order is kept.
+            key: messages of one key leave in the order in which they were published, those of transactions
+                that overlap only if these change a common row first; by default it is the consumer's business
+                key. 1 to 512 bytes of UTF-8; None: no order is kept.
             headers: text by name.
             delay: seconds or `timedelta` before it may leave. Its place behind others of its key is that of
             then. available_at: the same as a point in time, with its time zone. content_type: what the
@@ -143,6 +157,7 @@ class Outbox:
             id: a message id of your own, 1 to 128 printable ASCII characters. As long as the outbox knows it,
                 another message with this id adds nothing: while the first one waits, is delayed or is dead,
                 and then for the relay's `keep_sent`. None: a new one is drawn.
+            event_type: the `type` of this CloudEvent, if the outbox has `cloudevents`.
             bind_arguments: for a Session with several binds, what its `get_bind` is asked; None asks for the
                 bind of the outbox's table.
 
@@ -158,7 +173,9 @@ class Outbox:
             WrongBucketCount: the database has another number of buckets.
             TablesMissing: the tables have not been made.
         """
-        message = Message(topic, payload, key, headers or {}, delay, available_at, content_type, id)
+        message = Message(
+            topic, payload, key, headers or {}, delay, available_at, content_type, id, event_type
+        )
         [draft] = self._drafts.of([message])
         written = self._hand_over(connection, [draft], bind_arguments)
         return _after(written, draft.row["id"])

@@ -20,7 +20,7 @@ from tests.rabbit_queues import Queues
 
 pytest_plugins = ["tests.kafka_fixtures", "tests.rabbit_fixtures"]
 
-REFUSED = {"ce_" + "x" * 120: "with RabbitMQ's prefix the name is too long"}
+REFUSED = {"ce_specversion": "1.0", "ce_" + "x" * 120: "with RabbitMQ's prefix the name is too long"}
 """Headers of a message that is never taken."""
 
 

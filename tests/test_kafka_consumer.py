@@ -1,9 +1,11 @@
 """What a KafkaConsumer runs, in which order, and what it commits: a real Kafka, an inbox on PostgreSQL."""
 
+import json
 import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
 from tests.database import Database
 from tests.kafka_consumers import applied, applied_by_key, applying, consumer, make_table, running
-from tests.kafka_topics import WAIT, Topics, envelope, values, wait_until
+from tests.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
 
 pytest_plugins = ["tests.kafka_fixtures"]
 
@@ -189,6 +191,29 @@ def test_status_table_mode(topics: Topics, postgres: Database) -> None:
     assert called == {"a": 1, "poison": 2, "b": 1}
     assert values(topics.log(dead)) == ["p"]
     assert topics.committed("payments", topic) == {0: 5}
+
+
+def test_events_of_other_producers(topics: Topics) -> None:
+    """CloudEvents are known by their source and id, in either mode, so that one that is sent twice is one
+    message; other records are known by their place."""
+    topic = topics.new()
+    named = [("/a", "b"), ("/a", "b"), ('/a"', ",b"), ("/a", "x" * 600), ("/a", "x" * 599 + "y"), ("", "b")]
+    binary = [{"ce_specversion": "1.0", "ce_source": source, "ce_id": each} for source, each in named]
+    headers = [*binary, {"ce_source": "/a", "ce_id": "b"}]
+    structured: list[Any] = [{"source": "/a", "id": "b"}, {"source": "/a", "id": 1}, ["/a"]]
+    kind: dict[str, bytes | None] = {"content-type": b"application/cloudevents+json; charset=utf-8"}
+    for each in headers:
+        topics.put(topic, "1", **each)
+    for value in structured:
+        topics.put_raw(topic, json.dumps(value).encode(), headers=kind)
+    topics.put_raw(topic, b"{", headers=kind)
+    ids = [id_of(record) for record in topics.log(topic)]
+    places = [f"{topic}-0-{number}" for number in range(11)]
+    assert ids[:3] == ['["/a","b"]', '["/a","b"]', '["/a\\"",",b"]']
+    assert ids[3] != ids[4]
+    assert max(map(len, ids)) < 128
+    assert ids[5:7] == places[5:7]
+    assert ids[7:] == ['["/a","b"]', *places[8:]]
 
 
 def test_a_long_handler_stays_in_its_group(topics: Topics) -> None:

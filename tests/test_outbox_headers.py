@@ -1,5 +1,6 @@
 """Headers, trace context and CloudEvents names: what a message says about where it comes from."""
 
+import json
 import sys
 from datetime import datetime
 from typing import Any
@@ -12,6 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Envelope, Message, Outbox
+from outbox.errors import InvalidMessage
 from tests.database import Database
 from tests.program import run
 from tests.published import TOPIC, WAYS, Way, relayed
@@ -121,7 +123,7 @@ def test_baggage_is_told(engine: Engine) -> None:
 
 @pytest.mark.parametrize("key", ["order-42", None])
 def test_cloud_events(engine: Engine, telling: Outbox, key: str | None) -> None:
-    """The attributes of CloudEvents 1.0: id, source, type and time, and the key as subject."""
+    """The attributes of CloudEvents 1.0: id, source, type, time, and the key in two places."""
     message = sent(engine, telling, key=key)
     headers = dict(message.headers)
     told_at = datetime.fromisoformat(headers.pop("ce_time"))
@@ -132,8 +134,91 @@ def test_cloud_events(engine: Engine, telling: Outbox, key: str | None) -> None:
         "ce_id": message.id,
         "ce_source": "/shop",
         "ce_type": TOPIC,
-        **({"ce_subject": key} if key else {}),
+        **({"ce_subject": key, "ce_partitionkey": key} if key else {}),
     }
+
+
+def test_the_type_of_an_event(engine: Engine) -> None:
+    """It is the message's own, else the outbox's, else the topic."""
+    plain, typed = Outbox(cloudevents="/shop"), Outbox(cloudevents="/shop", event_type="shop.order")
+    with engine.begin() as connection:
+        typed.publish(connection, "a", "1", event_type="order.paid")
+        typed.publish_many(connection, [Message("b", "1"), Message("c", "1", event_type="order.sent")])
+        plain.publish(connection, "d", "1")
+    told = {message.topic: message.headers["ce_type"] for message in relayed(engine)}
+    assert told == {"a": "order.paid", "b": "shop.order", "c": "order.sent", "d": "d"}
+
+
+def swear(_: Any) -> tuple[bytes, str]:
+    return b'{"a": NaN}', "application/json"
+
+
+DATA: dict[str, tuple[Any, dict[str, Any], Any]] = {
+    "JSON": ({"ä": [1, None]}, {"datacontenttype": "application/json", "data": {"ä": [1, None]}}, None),
+    "text": ('"ä"', {"datacontenttype": "text/plain; charset=utf-8", "data": '"ä"'}, None),
+    "bytes": (b"\xff", {"datacontenttype": "application/octet-stream", "data_base64": "/w=="}, None),
+    "no JSON": (1, {"datacontenttype": "application/json", "data_base64": "eyJhIjogTmFOfQ=="}, swear),
+}
+
+
+@pytest.mark.parametrize(("payload", "expected", "serializer"), DATA.values(), ids=DATA)
+def test_structured_mode(engine: Engine, payload: Any, expected: dict[str, Any], serializer: Any) -> None:
+    """The attributes stand around the payload, with those that the message brings itself; other headers stay
+    headers."""
+    outbox = Outbox(cloudevents="/shop", event_mode="structured", serializer=serializer)
+    with engine.begin() as connection:
+        given = {"ce_dataschema": "/schema", "colour": "blue"}
+        message_id = outbox.publish(connection, TOPIC, payload, "k", given)
+    (message,) = relayed(engine)
+    assert message.content_type == "application/cloudevents+json; charset=utf-8"
+    assert message.headers == {"colour": "blue"}
+    event = json.loads(message.payload)
+    assert datetime.fromisoformat(event.pop("time")).tzinfo is not None
+    assert event == {
+        "specversion": "1.0",
+        "id": message_id,
+        "source": "/shop",
+        "type": TOPIC,
+        "subject": "k",
+        "partitionkey": "k",
+        "dataschema": "/schema",
+        **expected,
+    }
+
+
+def test_a_tombstone_in_structured_mode(engine: Engine) -> None:
+    """It has no payload all the same, and its attributes are headers."""
+    with engine.begin() as connection:
+        Outbox(cloudevents="/shop", event_mode="structured").publish(connection, TOPIC, None, "k")
+    (message,) = relayed(engine)
+    assert (message.payload, message.content_type) == (None, "")
+    assert message.headers["ce_source"] == "/shop"
+
+
+def test_the_limit_is_that_of_what_is_sent(engine: Engine) -> None:
+    """What stands around a payload in structured mode counts."""
+    outbox = Outbox(cloudevents="/shop", event_mode="structured", largest_payload=200)
+    with engine.begin() as connection, pytest.raises(InvalidMessage, match="largest_payload=200"):
+        outbox.publish(connection, TOPIC, "x" * 150)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "/shop",
+        "shop",
+        "https://shop.example:80/a?b=c#d",
+        "urn:uuid:1-2",
+        "mailto:a@b",
+        "//[::1]/a",
+        "%C3%A4",
+        "?a",
+        "#",
+    ],
+)
+def test_sources_of_events(source: str) -> None:
+    """A source is a URI, or a part of one."""
+    Outbox(cloudevents=source)
 
 
 def test_every_cloud_event_has_its_own_id(engine: Engine, telling: Outbox) -> None:
@@ -148,6 +233,7 @@ def test_every_cloud_event_has_its_own_id(engine: Engine, telling: Outbox) -> No
 def test_without_opentelemetry() -> None:
     """Where OpenTelemetry is not installed, messages carry no trace, and nothing complains."""
     code = """
+import json
 import sys
 sys.modules["opentelemetry"] = None
 import sqlalchemy

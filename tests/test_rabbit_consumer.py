@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from pamqp.commands import Basic
 from sqlalchemy import Connection
 
 from examples.embedded_postgres import free_port
@@ -236,9 +237,16 @@ def test_messages_of_others(queues: Queues) -> None:
         headers={"outbox-created-at": "2026-01-02T03:04:05", "outbox-key": bytearray(b"k\xff")},
     )
     queues.do(lambda channel: channel.basic_publish(b"bare", routing_key=queue))
+    event = {"cloudEvents:specversion": "1.0", "cloudEvents:id": "1", "cloudEvents:source": "/shop"}
+    queues.do(
+        lambda channel: channel.basic_publish(
+            b"event", routing_key=queue, properties=Basic.Properties(headers=dict(event))
+        )
+    )
     with consuming(queues.url, queue, handle):
-        wait_until(lambda: len(seen) == 3)
-    first, second, bare = seen
+        wait_until(lambda: len(seen) == 4)
+    first, second, bare, foreign = seen
+    assert foreign.id == '["/shop","1"]'
     assert first.headers == {"number": "7", "bytes": "\\xff", "ce_id": "1"}
     assert (first.created_at, first.key, first.attempt) == (None, None, 1)
     assert second.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -83,11 +83,21 @@ def test_all_of_a_message_arrives(queues: Queues, send: Send) -> None:
     assert properties.timestamp == sent.created_at.replace(microsecond=0)
     assert properties.headers == {
         "colour": "blue",
-        "cloudEvents_type": "made",
+        "ce_type": "made",
         "outbox-key": "order-42",
         "outbox-created-at": sent.created_at.isoformat(),
         "x-deduplication-header": sent.id,
     }
+
+
+def test_events_have_the_names_of_their_binding(queues: Queues) -> None:
+    """CloudEvents' attributes are called as AMQP's binding does; a header that only looks like one stays."""
+    queue = queues.new()
+    send_once(queues.url, [envelope(queue, "1", ce_specversion="1.0", ce_type="made", colour="blue")])
+    (message,) = queues.take(queue)
+    given = message.header.properties.headers or {}
+    headers = {name: text for name, text in given.items() if "-" not in name}
+    assert headers == {"cloudEvents_specversion": "1.0", "cloudEvents_type": "made", "colour": "blue"}
 
 
 def test_a_message_without_a_key_has_no_key_header(queues: Queues) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from .._delivery import Delivery
+from .cloud_events import event_id
 
 _ID = "outbox-id"
 _CONTENT_TYPE = "content-type"
@@ -15,24 +16,30 @@ _BYTES = "application/octet-stream"
 def delivery_of(record: Message, attempt: int) -> Delivery:
     """What a handler gets.
 
-    A record that did not come through an outbox has its place as id ("topic-partition-offset"), and Kafka's
-    time. Bytes of a key or a header that are not UTF-8 become lone surrogates, so that two keys never become
-    one; `raw` has them as they are.
+    A record that did not come through an outbox has Kafka's time. Its id is the source and id of its
+    CloudEvent, if it is one, else its place ("topic-partition-offset"). Of headers that repeat, the last one
+    counts. Bytes of a key or a header that are not UTF-8 become lone surrogates, so that two keys never
+    become one; `raw` has all of them as they are.
     """
     headers = {name: _text(value) for name, value in headers_of(record)}
     own = {name: headers.pop(name, None) for name in (_ID, _CONTENT_TYPE, _CREATED_AT)}
     key, value = record.key(), record.value()
+    content_type = own[_CONTENT_TYPE] or ("" if value is None else _BYTES)
     return Delivery(
-        id=own[_ID] or f"{record.topic()}-{record.partition()}-{record.offset()}",
+        id=own[_ID] or event_id(headers, content_type, value) or _place(record),
         topic=str(record.topic()),
         key=None if key is None else _text(key),
         payload=value,
-        content_type=own[_CONTENT_TYPE] or ("" if value is None else _BYTES),
+        content_type=content_type,
         headers=headers,
         attempt=attempt,
         created_at=_created_at(own[_CREATED_AT], record),
         raw=record,
     )
+
+
+def _place(record: Message) -> str:
+    return f"{record.topic()}-{record.partition()}-{record.offset()}"
 
 
 def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:

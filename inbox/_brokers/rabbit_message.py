@@ -12,6 +12,7 @@ from pamqp import decode, encode
 from pamqp.commands import Basic
 
 from .._delivery import Delivery
+from .cloud_events import event_id
 
 ATTEMPT = "inbox-attempt"
 """Header of a message that is to come again: how many attempts it has had."""
@@ -41,13 +42,14 @@ def delivery_of(message: DeliveredMessage) -> Delivery:
     """What a handler gets. It raises nothing, whatever is in the message."""
     properties = message.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
+    users, content_type = _users(headers), properties.content_type or ""
     return Delivery(
-        id=_text(properties.message_id or ""),
+        id=_text(properties.message_id or event_id(users, content_type, message.body) or ""),
         topic=_text(headers.get(TOPIC, frame_of(message).routing_key or "")),
         key=_text(headers[_KEY]) if _KEY in headers else None,
         payload=message.body,
-        content_type=properties.content_type or "",
-        headers=_users(headers),
+        content_type=content_type,
+        headers=users,
         attempt=_attempt(message, headers),
         created_at=_created_at(headers, properties),
         raw=message,

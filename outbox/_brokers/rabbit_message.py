@@ -7,6 +7,7 @@ from aiormq import exceptions
 from aiormq.abc import ArgumentsType
 from pamqp.commands import Basic
 
+from .._cloud_events import IS_EVENT, PREFIX
 from .._envelope import Envelope
 from .._outcomes import ACCEPTED, Outcome, Refused, Unavailable, Unknown
 
@@ -28,7 +29,9 @@ def properties_of(envelope: Envelope) -> Basic.Properties:
     }
     if envelope.key is not None:
         own["outbox-key"] = envelope.key
-    headers: ArgumentsType = {**{_name(name): text for name, text in envelope.headers.items()}, **own}
+    is_event = IS_EVENT in envelope.headers
+    users = {_name(name, is_event=is_event): text for name, text in envelope.headers.items()}
+    headers: ArgumentsType = {**users, **own}
     return Basic.Properties(
         message_id=envelope.id,
         content_type=envelope.content_type,
@@ -38,8 +41,8 @@ def properties_of(envelope: Envelope) -> Basic.Properties:
     )
 
 
-def _name(header: str) -> str:
-    name = f"cloudEvents_{header[3:]}" if header.startswith("ce_") else header
+def _name(header: str, *, is_event: bool) -> str:
+    name = f"cloudEvents_{header.removeprefix(PREFIX)}" if is_event and header.startswith(PREFIX) else header
     if len(name.encode()) > _LONGEST_NAME:
         # The client would cut it.
         raise ValueError(f"header {name!r}: longer than {_LONGEST_NAME} bytes")
