@@ -94,6 +94,11 @@ class ServerProcess:
             self.stop(signal.SIGQUIT)
             raise
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def stop(self, how: signal.Signals, timeout: float = 20) -> None:
         """End the server with this signal, by force after `timeout` seconds; keep its folder."""
         self._process.send_signal(how)

@@ -53,6 +53,8 @@ _END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s 
 
 _COLUMNS = tuple(_statements.ROW)
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
+_WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
+"""Lets a COMMIT wait for a synchronous standby, which then has whatever was committed before as well."""
 _NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
 _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
@@ -221,7 +223,10 @@ class PostgreSQL(Database):
         names = {"consumer": attempt.consumer, "key": attempt.key, "timeout": _milliseconds(wait)}
         connection.execute(_NO_TIME_LIMIT)
         connection.execute(wait_for_key(attempt.tables), names)
-        return self.find(connection, attempt)
+        found = self.find(connection, attempt)
+        if found is not None:
+            connection.execute(_WRITES)
+        return found
 
     def delete_oldest(
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]

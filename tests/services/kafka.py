@@ -106,19 +106,13 @@ class LocalKafka:
         self._process.stop(signal.SIGKILL)
         shutil.rmtree(self._folder)
 
-    def _start(self) -> "_Process":
+    def _start(self) -> ServerProcess:
         command = self._command("kafka.Kafka")
-        return _Process(command, self._folder, user=None, is_ready=lambda: answers(self.address))
+        return ServerProcess(command, self._folder, user=None, is_ready=lambda: answers(self.address))
 
     def _command(self, name: str, *options: str) -> list[str]:
         """One of its programs, whose last option is the file of settings."""
         return ["env", f"JAVA_OPTIONS={JAVA_OPTIONS}", self._program, name, *options, str(self._settings)]
-
-
-class _Process(ServerProcess):
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
 
 def find() -> KafkaServer | Missing:

@@ -1,6 +1,7 @@
 """MariaDB, which follows MySQL's protocol but is a server of its own."""
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.services import mysql_like
@@ -19,9 +20,15 @@ def find() -> Server | Missing:
 
 
 def _from_program() -> Server | Missing:
-    program = shutil.which("mariadbd", path=mysql_like.PROGRAM_PATH)
+    found = program()
+    return found if isinstance(found, Missing) else mysql_like.from_program("mariadb", *found)
+
+
+def program() -> tuple[str, Callable[[Path], Sequence[str]]] | Missing:
+    """The server, and the command that fills a folder for it."""
+    server = shutil.which("mariadbd", path=mysql_like.PROGRAM_PATH)
     installer = shutil.which("mariadb-install-db", path=mysql_like.PROGRAM_PATH)
-    if program is None or installer is None:
+    if server is None or installer is None:
         return Missing("mariadbd and mariadb-install-db are not installed")
 
     def make_data(folder: Path) -> list[str]:
@@ -33,4 +40,4 @@ def _from_program() -> Server | Missing:
             "--skip-test-db",
         ]
 
-    return mysql_like.from_program("mariadb", program, make_data)
+    return server, make_data
