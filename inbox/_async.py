@@ -56,6 +56,7 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
     """
 
     _listener = AsyncListener
+    _is_async = True
 
     async def accept(
         self,

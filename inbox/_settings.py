@@ -9,6 +9,7 @@ from . import _options
 from ._accept import Messages, new_attempt
 from ._databases import Attempt
 from ._events import Event, EventKind, Hook, Hooks, describe
+from ._extras import check_greenlet
 from ._fault import is_worth_another_try
 from ._keys import Key, digest, encode_key
 from ._policy import Declaration
@@ -27,6 +28,8 @@ ATTEMPTS = 12
 class Settings:
     """A consumer's name and options, checked."""
 
+    _is_async = False
+
     def __init__(
         self,
         consumer: str,
@@ -37,6 +40,8 @@ class Settings:
         on_refusal: OnRefusal = "raise",
         on_event: Hook | Iterable[Hook] | None = None,
     ) -> None:
+        if self._is_async:
+            check_greenlet()
         self.consumer = _options.consumer(consumer)
         self.wait = _options.seconds("wait", wait, _options.LONGEST_WAIT)
         self.retention = Retention.of(retention)

@@ -12,6 +12,7 @@ from . import _options
 from ._backoff import Backoff
 from ._claim_base import ClaimBase
 from ._events import OF_VERDICT, Event, Hook, Hooks
+from ._extras import check_greenlet
 from ._fault import OWN
 from ._heartbeats import Schedule
 from ._hold import Hold
@@ -56,6 +57,8 @@ class StatusSettings:
         on_event: Hook | Iterable[Hook] | None = None,
         on_refusal: OnRefusal = "raise",
     ) -> None:
+        if self._is_async:
+            check_greenlet()
         if not isinstance(store, Store):
             raise InvalidOption(f"store={type(store).__name__}: expected a SqlStore or a RedisStore")
         if store.is_async is not self._is_async:

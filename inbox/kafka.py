@@ -8,14 +8,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from ._async_listener import AsyncListener
-from ._brokers.kafka_consumer import GroupMember
-from ._brokers.kafka_dead_letters import DeadLetterTopic
 from ._brokers.threads import in_thread
 from ._decision import Decision, Decisions
 from ._delivery import Delivery
+from ._extras import brought_by
 from ._listener import Listener
 from ._outcome import Outcome
 from .errors import InvalidOption
+
+with brought_by("kafka"):
+    from ._brokers.kafka_consumer import GroupMember
+    from ._brokers.kafka_dead_letters import DeadLetterTopic
 
 __all__ = ["AsyncKafkaConsumer", "KafkaConsumer"]
 

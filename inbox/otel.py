@@ -10,13 +10,15 @@ import time
 from contextvars import Token
 from dataclasses import dataclass
 
-from opentelemetry import context, metrics, trace
-from opentelemetry.context import Context
-from opentelemetry.metrics import Histogram, MeterProvider
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
-from opentelemetry.util.types import AttributeValue
-
 from ._events import Event, EventKind
+from ._extras import brought_by
+
+with brought_by("otel"):
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import Histogram, MeterProvider
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.util.types import AttributeValue
 
 __all__ = ["OtelEvents"]
 

@@ -11,13 +11,16 @@ from operator import attrgetter
 from typing import Any
 
 from ._backoff import Backoff
-from ._brokers.rabbit_consumer import AsyncRabbitConsumer
 from ._brokers.threads import in_thread
 from ._decision import Decision
 from ._delivery import Delivery
+from ._extras import brought_by
 from ._listener_base import TooOld
 from ._outcome import Outcome
 from .errors import InvalidOption
+
+with brought_by("rabbitmq"):
+    from ._brokers.rabbit_consumer import AsyncRabbitConsumer
 
 __all__ = ["AsyncRabbitConsumer", "RabbitConsumer"]
 

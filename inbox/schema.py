@@ -5,6 +5,7 @@ a PostgreSQL schema of your choice. An application that keeps these tables in it
 adds `metadata` to its `target_metadata`, and `alembic check` stays quiet.
 """
 
+import copyreg
 from dataclasses import dataclass
 from functools import cache
 
@@ -88,6 +89,14 @@ def tables(schema: str | None = None) -> Tables:
     stamp = DDL(f"INSERT INTO %(fullname)s (version_num) VALUES ('{REVISION}')")  # type: ignore[no-untyped-call]  # noqa: S608
     event.listen(version, "after_create", stamp)
     return Tables(metadata, message, consumer, ledger, status, outbox, version)
+
+
+def _outbox(schema: str | None) -> OutboxTables:
+    return tables(schema).outbox
+
+
+def _schema(table: Table) -> tuple[str | None]:
+    return (None if table.schema is None else str(table.schema),)
 
 
 def _ledger(metadata: MetaData) -> Table:
@@ -203,3 +212,8 @@ CONSUMER_RULES = {
 
 metadata = tables().metadata
 """The tables in the connection's default schema."""
+
+
+# In the process that loads them they are its own again: statements are kept, and compiled, by their tables.
+copyreg.pickle(Tables, lambda each: (tables, _schema(each.message)))
+copyreg.pickle(OutboxTables, lambda each: (_outbox, _schema(each.message)))

@@ -53,7 +53,7 @@ def _rabbitmq(url: str, exchange: str, timeout: timedelta) -> Any:
     try:
         from outbox.rabbitmq import RabbitPublisher
     except ImportError as error:
-        raise _missing("aiormq", "rabbitmq", error) from None
+        raise ImportError(f"cannot load aiormq: {error}") from None
     return RabbitPublisher(url, exchange=exchange, timeout=timeout)
 
 
@@ -64,11 +64,10 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
         if any(part in name for part in _SECRET):
             _remember(value)
     try:
+        from outbox.kafka import KafkaPublisher  # isort: skip - it says which extra is missing
         from confluent_kafka import KafkaException
-
-        from outbox.kafka import KafkaPublisher
     except ImportError as error:
-        raise _missing("confluent-kafka", "kafka", error) from None
+        raise ImportError(f"cannot load confluent-kafka: {error}") from None
 
     class Checked(KafkaPublisher):
         """Says of settings that the client refuses that they are wrong usage."""
@@ -85,7 +84,3 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
 def _remember(password: str) -> None:
     if password:
         _secrets.remember(URL.create("broker", password=password))
-
-
-def _missing(client: str, extra: str, error: ImportError) -> ImportError:
-    return ImportError(f"cannot load {client}; inbox-outbox[{extra}] brings it ({error})")

@@ -8,14 +8,18 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from inbox._extras import brought_by
 
 from . import _options
 from ._brokers import kafka_settings
-from ._brokers.kafka_answers import JUDGED_TOGETHER, outcome_of
 from ._envelope import Envelope
 from ._outcomes import Outcome, Unavailable, Unknown
 from .errors import UnsafeBroker
+
+with brought_by("kafka"):
+    from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+    from ._brokers.kafka_answers import JUDGED_TOGETHER, outcome_of
 
 _log = logging.getLogger("outbox.kafka")
 _SHARE_FOR_CLEANING_UP = 0.1

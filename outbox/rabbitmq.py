@@ -5,10 +5,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from inbox._extras import brought_by
+
 from ._brokers.loop_thread import LoopThread
-from ._brokers.rabbit_publisher import AsyncRabbitPublisher
 from ._envelope import Envelope
 from ._outcomes import Outcome
+
+with brought_by("rabbitmq"):
+    from ._brokers.rabbit_publisher import AsyncRabbitPublisher
 
 __all__ = ["AsyncRabbitPublisher", "RabbitPublisher"]
 

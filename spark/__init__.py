@@ -9,11 +9,15 @@ its inbox row is kept::
 `spark.errors` is what can go wrong.
 """
 
+from inbox._extras import brought_by
+
 from . import errors
-from ._report import WriteReport
-from ._results import Append, Statements, Upsert
-from ._source import InboxDataSource
-from ._writer import InboxWriter
+
+with brought_by("spark"):
+    from ._report import WriteReport
+    from ._results import Append, Statements, Upsert
+    from ._source import InboxDataSource
+    from ._writer import InboxWriter
 
 __all__ = [
     "Append",

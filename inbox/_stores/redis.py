@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._extras import brought_by
 from .._verdict import Verdict
 from ..errors import InvalidOption, StoreUnreachable
 from . import _redis_scripts
@@ -64,8 +65,9 @@ class RedisStore(Store):
     """
 
     def __init__(self, client: "Client", *, prefix: str = "inbox") -> None:
-        import redis
-        import redis.asyncio
+        with brought_by("redis"):
+            import redis
+            import redis.asyncio
 
         asynchronous = redis.asyncio.Redis | redis.asyncio.RedisCluster
         if not isinstance(client, redis.Redis | redis.RedisCluster | asynchronous):
