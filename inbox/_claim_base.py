@@ -8,6 +8,7 @@ from typing import Any
 from ._fault import is_own
 from ._hold import GivingUp, Hold, OnUnknown, describe
 from ._outcome import Outcome
+from ._signals import is_interruption
 from ._stores import Status, Store
 from ._transaction import normalised
 from ._verdict import Verdict
@@ -153,9 +154,12 @@ class ClaimBase:
         if isinstance(error, LeaseLost) and hold.lost:
             hold.lose()
             return True
-        if isinstance(error, Exception | GivingUp) and not is_own(error):
+        if is_own(error):
+            hold.release(error)
+            return True
+        if isinstance(error, Exception | GivingUp) or not is_interruption(error) or hold.is_tired:
             return False
-        hold.release(error)
+        hold.release(error, is_interrupted=True)
         return True
 
     def _to_undo(self, error: BaseException) -> list[tuple[str, Undo]]:

@@ -35,6 +35,9 @@ OnUnknown = Literal["retry", "halt"]
 Caller = Callable[[Callable[[], Any]], Any]
 """Makes a call of the store to its end, so that its outcome is known, and returns what it returns."""
 
+INTERRUPTIONS = 16
+"""How often a message is given back without a count, however often its handler is interrupted."""
+
 _FAILURE_EVENTS = {
     Status.FAILED: EventKind.FAILED,
     Status.DEAD: EventKind.DEAD,
@@ -248,8 +251,13 @@ class Hold:
         self._end(self._failure(status, text), "failing")
         self.emit(_FAILURE_EVENTS[status], error=text, step=self.steps.pending)
 
-    def release(self, interruption: BaseException) -> None:
-        """Give the message back unfinished, as if this attempt had not been.
+    @property
+    def is_tired(self) -> bool:
+        """Whether the message was interrupted so often that an interruption counts from now on."""
+        return self._record.interruptions >= INTERRUPTIONS
+
+    def release(self, interruption: BaseException, *, is_interrupted: bool = False) -> None:
+        """Give the message back unfinished, as if this attempt had not been; `is_interrupted` is counted.
 
         Raises:
             LeaseLost: somebody else has the message.
@@ -257,7 +265,13 @@ class Hold:
         if self.steps.pending is not None:
             self.fail(interruption, for_good=False)
             return
-        self._end(Change(status=Status.FAILED, started=-1, forget_after=self._request.retention), "releasing")
+        change = Change(
+            status=Status.FAILED,
+            started=-1,
+            interruptions=self._record.interruptions + 1 if is_interrupted else None,
+            forget_after=self._request.retention,
+        )
+        self._end(change, "releasing")
         self.emit(EventKind.RELEASED)
 
     def leave(self) -> None:

@@ -17,7 +17,7 @@ from ._fault import is_own
 from ._hold import describe
 from ._lanes import Batch, Job, Lanes
 from ._outcome import Outcome
-from ._signals import stopping
+from ._signals import is_stopping, stopping
 from ._verdict import Verdict
 from .errors import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
 
@@ -105,12 +105,16 @@ class ListenerBase:
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
         batch = Batch(messages, run, in_order=self.order == "in_order", wake=wake)
         for job in batch.jobs:
+            job.context.run(is_stopping.set, self._is_stopping)
             try:
                 job.key = self._key and self._key(job.message)
                 hash(job.key)
             except Exception as error:  # noqa: BLE001 - becomes the message's decision
                 job.key, job.error = None, error
         return batch
+
+    def _is_stopping(self) -> bool:
+        return self.stopped
 
     def _take(self) -> list[Job]:
         return [] if self.stopped else self._lanes.take()

@@ -199,6 +199,7 @@ def _decide(
         finished=0 if steps is None else -record.attempts_finished,
         steps=None if steps is None else steps.text(),
         undos=None if steps is None else steps.undos,
+        interruptions=None if steps is None else 0,
         pending_step="" if resolved else None,
         error=f"{note} by {operator}",
         history=remember(record, note, store.now(), by=operator),

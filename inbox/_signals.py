@@ -1,8 +1,50 @@
-"""Signals that ask a program to stop."""
+"""Signals that ask a program to stop, and how a handler is told from one that was really interrupted."""
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+is_stopping: ContextVar[Callable[[], bool]] = ContextVar("inbox_is_stopping", default=lambda: False)
+"""Whether whoever runs the current handler has been told to stop."""
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether somebody has asked for this error, which is no Exception.
+
+    A SystemExit that the handler has raised by itself is none, nor is a CancelledError of something else that
+    it has waited for: they would come again with every delivery.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return _is_cancelled()
+    if isinstance(error, SystemExit):
+        return is_stopping.get()() or _is_from_a_signal(error)
+    return True
+
+
+def _is_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # not in an event loop
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def _is_from_a_signal(error: BaseException) -> bool:
+    """Whether the program's own handler of a signal has raised it."""
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: Any) -> Any:
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0007"
+REVISION = "0008"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"
@@ -181,6 +181,7 @@ def _status(metadata: MetaData) -> Table:
         Column("undos", Integer, nullable=False, server_default="0"),
         Column("created_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("updated_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("interruptions", Integer, nullable=False, server_default="0"),
         PrimaryKeyConstraint("consumer", "key", name="inbox_status_pkey"),
         **OPTIONS,
     )

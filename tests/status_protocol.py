@@ -177,6 +177,7 @@ def judged(row: Row, clock: int) -> tuple[Judgement, int]:
         history=None,
         pending_step="charge" if row.pending else None,
         undos=0,
+        interruptions=0,
         created_at=now,
         updated_at=now,
     )

@@ -15,7 +15,7 @@ from inbox.errors import GiveUp, InvalidKey, InvalidOption, InvalidResult, Lease
 from tests.status_stores import CONSUMER, Failed, deliver, fail, held, request, status_inbox, stored
 from tests.status_workers import wait_until
 
-INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+INTERRUPTIONS = (KeyboardInterrupt, GeneratorExit)
 
 
 def test_a_message_runs_once_and_its_result_is_replayed(store: Store) -> None:

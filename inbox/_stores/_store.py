@@ -82,6 +82,7 @@ class Record:
         history: a JSON array of the attempts that have not succeeded, and of what operators have done.
         pending_step: the step that began, may not be repeated, and has no recorded end.
         undos: how many finished steps have something to undo.
+        interruptions: how often an attempt was given back, because its handler was interrupted.
     """
 
     consumer: str
@@ -101,6 +102,7 @@ class Record:
     history: str | None
     pending_step: str | None
     undos: int
+    interruptions: int
     created_at: datetime
     updated_at: datetime
 
@@ -159,12 +161,13 @@ class Change:
     history: str | None = None
     pending_step: str | None = None
     undos: int | None = None
+    interruptions: int | None = None
     forget_after: float
 
     def fields(self) -> dict[str, Any]:
         """What to write into which column; None empties it. Lease and attempts are not among them, because
         a store reckons with those."""
-        names = ("token", "result", "error", "payload", "steps", "history", "undos")
+        names = ("token", "result", "error", "payload", "steps", "history", "undos", "interruptions")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.status is not None:
             values["status"] = self.status.value
@@ -222,6 +225,7 @@ def new_record(request: Request, token: int, now: datetime) -> Record:
         history=None,
         pending_step=None,
         undos=0,
+        interruptions=0,
         created_at=now,
         updated_at=now,
     )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Client = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 T = TypeVar("T")
-_NUMBERS = ("token", "attempts_started", "attempts_finished", "undos")
+_NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
 _TIMES = ("lease_until", "created_at", "updated_at")
 _BYTES = ("claim", "digest", "payload")
 _MICROSECOND = timedelta(microseconds=1)
@@ -325,7 +325,7 @@ def _time(text: bytes) -> datetime:
 
 def _record(consumer: str, key: str, flat: list[bytes]) -> Record:
     found = dict(zip([name.decode() for name in flat[::2]], flat[1::2], strict=True))
-    values: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__)
+    values: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__) | {"interruptions": 0}
     for name, value in found.items():
         if name in _NUMBERS:
             values[name] = int(value)
