@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from . import _options
+from . import _failed_commit, _options
 from ._accept import accept, accept_many
 from ._async_calls import run
 from ._async_listener import AsyncListener
@@ -222,13 +222,17 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
                 connection = connection_of(session, bind_of(session, self.tables.message, bind_arguments))
             return work(connection)
 
+        def on_connection(connection: Connection) -> T:
+            _failed_commit.watch(connection)
+            return work(connection)
+
         if isinstance(given, async_scoped_session):
             given = given()
         if isinstance(given, AsyncSession):
             return await given.run_sync(on_session)
         if isinstance(given, AsyncConnection):
             check_no_session(bind_arguments)
-            return await given.run_sync(work)
+            return await given.run_sync(on_connection)
         raise InvalidOption(
             f"connection={type(given).__name__}: expected an AsyncConnection, an AsyncSession or "
             "an async_scoped_session"

@@ -22,6 +22,8 @@ _engines: WeakSet[Engine] = WeakSet()
 
 def watch(connection: Connection) -> None:
     """Our rows are, or will be, written in the transaction on this connection."""
+    if connection.closed or connection.invalidated:
+        return  # nothing can be written
     engine = root(connection.engine)
     if engine not in _engines:
         for moment in ("rollback", "rollback_twophase"):

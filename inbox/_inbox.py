@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from . import _options
+from . import _failed_commit, _options
 from ._accept import accept, accept_many
 from ._fault import OWN
 from ._keys import Key
@@ -283,6 +283,7 @@ class Inbox(Settings, Listens[Listener]):
                 return connection_of(given, bind_of(given, self.tables.message, bind_arguments))
         if isinstance(given, Connection):
             check_no_session(bind_arguments)
+            _failed_commit.watch(given)
             return given
         raise InvalidOption(
             f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; for "

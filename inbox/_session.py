@@ -67,6 +67,7 @@ def connection_of(
     """The session's connection to this bind, for a row of ours: from now on its COMMIT raises the error if
     the session has written to another database as well, before anything is committed."""
     connection = session.connection(bind_arguments={"bind": bind})
+    _failed_commit.watch(connection)
     if not session.twophase:
         _keep(session, connection, error)
     return connection

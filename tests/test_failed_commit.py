@@ -1,0 +1,118 @@
+"""A transaction whose COMMIT fails is not committed by whoever gets its connection next, closed or not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, select, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import AsyncInbox, Inbox, Verdict
+from tests import accounts
+from tests.accounts import Account
+from tests.database import Database
+from tests.test_outbox_async import run
+
+INBOX = Inbox("billing")
+POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
+
+
+class Spoilt(Exception):
+    """What goes wrong in these tests."""
+
+
+def spoil_commit(engine: Engine) -> None:
+    """Let the next COMMIT fail before it is sent, as a listener of the application does that has an error."""
+    calls = iter([True])
+
+    @event.listens_for(engine, "commit")
+    def fail(_: Connection) -> None:
+        if next(calls, False):
+            raise Spoilt
+
+
+def in_session(engine: Engine) -> None:
+    """Closed without a rollback."""
+    with Session(engine) as session:
+        accounts.add(session)
+        assert INBOX.accept(session, "a") is Verdict.NEW
+        session.commit()
+
+
+def in_connection(engine: Engine) -> None:
+    """The same on a Connection."""
+    with engine.connect() as connection:
+        accounts.add(connection)
+        assert INBOX.accept_many(connection, ["a"]) == [Verdict.NEW]
+        connection.commit()
+
+
+def in_transaction(engine: Engine) -> None:
+    """The inbox's own transaction."""
+    with INBOX.transaction(sessionmaker(engine), "a") as work:
+        accounts.add(work.session)
+
+
+def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
+    """The next to borrow the connection commits nothing but its own, and the message comes again."""
+    with engine.begin() as connection:
+        assert connection.scalar(select(Account.total)) == 0
+        accounts.add(connection, amount=100)
+    assert accounts.total(observer) == 100
+    with observer.begin() as connection:
+        assert INBOX.accept(connection, "a") is Verdict.NEW
+
+
+WAYS: list[Callable[[Engine], None]] = [in_session, in_connection, in_transaction]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_listener_fails(migrated: Database, way: Callable[[Engine], None]) -> None:
+    """Nothing of it is committed later, neither the business rows nor that the message was taken."""
+    accounts.make(migrated.engine())
+    engine = migrated.engine(**POOL_OF_ONE)
+    spoil_commit(engine)
+    with pytest.raises(Spoilt):
+        way(engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sqlite_is_busy(migrated: Database, way: Callable[[Engine], None]) -> None:
+    """The same when SQLite's COMMIT fails because somebody reads, which leaves the transaction open."""
+    if migrated.name != "sqlite":
+        pytest.skip("elsewhere a COMMIT that fails ends the transaction")
+    accounts.make(migrated.engine())
+    engine = migrated.engine(connect_args={"timeout": 0.1}, **POOL_OF_ONE)
+    with migrated.engine().connect() as reader:
+        reader.exec_driver_sql("BEGIN")
+        reader.execute(text("SELECT * FROM account")).all()
+        with pytest.raises(OperationalError):
+            way(engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+def test_async(migrated: Database) -> None:
+    """The same with an AsyncSession and an AsyncConnection."""
+    accounts.make(migrated.engine())
+    inbox = AsyncInbox("billing")
+
+    async def fail(handle: Any) -> None:
+        async with handle:
+            await accounts.add_async(handle)
+            assert await inbox.accept(handle, "a") is Verdict.NEW
+            await handle.commit()
+
+    async def work(engine: AsyncEngine) -> None:
+        for new_handle in (engine.connect, lambda: AsyncSession(engine)):
+            spoil_commit(engine.sync_engine)
+            with pytest.raises(Spoilt):
+                await fail(new_handle())
+            async with engine.begin() as connection:
+                assert await connection.scalar(select(Account.total)) == 0
+
+    run(migrated, work, **POOL_OF_ONE)
+    with migrated.engine().begin() as connection:
+        assert INBOX.accept(connection, "a") is Verdict.NEW
