@@ -4,9 +4,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Dialect, LargeBinary, Text
+from sqlalchemy import DateTime, Dialect, LargeBinary, Table, Text, event
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import DDL
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -22,6 +23,9 @@ OPTIONS: dict[str, Any] = {
 }
 """What every table of ours is made with."""
 
+
+ROWS = "rows"
+"""Where a table's `info` says what it begins with, since a copy of the table has no listeners."""
 
 _FOREIGN = "surrogateescape"
 """What is not UTF-8, which only others write, does not keep anybody from reading the rest."""
@@ -150,3 +154,23 @@ def long_text() -> TypeEngine[str]:
 def long_binary() -> TypeEngine[bytes]:
     """Bytes without a limit of their own."""
     return LargeBinary().with_variant(mysql.LONGBLOB, *MYSQL)
+
+
+def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
+    """The same type for DDL alone, of SQLAlchemy's own types: what Alembic writes of it needs no import."""
+    if isinstance(column, Bytewise):
+        text = Text().with_variant(Text(collation="C"), "postgresql")
+        text = text.with_variant(mysql.VARBINARY(column.longest), *MYSQL)
+        for dialect, other in column._variant_mapping.items():  # noqa: SLF001 - Alembic reads it, too
+            text = text.with_variant(other, dialect)
+        return text
+    if isinstance(column, UtcDateTime):
+        return DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *MYSQL)
+    return column
+
+
+def begin_with(table: Table, rows: str) -> None:
+    """Insert rows (what follows the table's name in an INSERT) when the table is made."""
+    table.info[ROWS] = rows
+    filled = DDL(f"INSERT INTO %(fullname)s {rows}")  # type: ignore[no-untyped-call]
+    event.listen(table, "after_create", filled)

@@ -15,14 +15,12 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
-    event,
     literal_column,
 )
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import DDL
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from ._columns import OPTIONS, Bytewise, UtcDateTime, long_binary, long_text, utcnow
+from ._columns import OPTIONS, Bytewise, UtcDateTime, begin_with, long_binary, long_text, utcnow
 
 BUCKETS = 64
 """How many buckets new tables have."""
@@ -211,9 +209,7 @@ def _bucket(metadata: MetaData) -> Table:
         PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **OPTIONS,
     )
-    rows = ", ".join(f"({number})" for number in range(BUCKETS))
-    fill = DDL(f"INSERT INTO %(fullname)s (bucket) VALUES {rows}")  # type: ignore[no-untyped-call]  # noqa: S608
-    event.listen(bucket, "after_create", fill)
+    begin_with(bucket, f"(bucket) VALUES {', '.join(f'({number})' for number in range(BUCKETS))}")
     return bucket
 
 

@@ -1,12 +1,12 @@
 """The truth for columns: every table of the inbox and the outbox, declared once.
 
-`metadata` holds the tables in the connection's default schema; `tables(schema)` gives the same ones in
-a PostgreSQL schema of your choice. An application that keeps these tables in its own Alembic history
-adds `metadata` to its `target_metadata`, and `alembic check` stays quiet.
+`metadata` holds all tables in the connection's default schema; `metadata_for` those of some features, or in
+a PostgreSQL schema of your choice. An application that keeps these tables in its own Alembic history adds one
+of them to its `target_metadata`, and `alembic check` stays quiet.
 """
 
 import copyreg
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 from sqlalchemy import (
@@ -20,15 +20,26 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
-    event,
 )
-from sqlalchemy.schema import DDL
 
-from ._columns import OPTIONS, Bytewise, UtcDateTime, binary, long_binary, long_text, utcnow
+from ._columns import (
+    OPTIONS,
+    ROWS,
+    Bytewise,
+    UtcDateTime,
+    begin_with,
+    binary,
+    long_binary,
+    long_text,
+    plain,
+    utcnow,
+)
 from ._outbox_tables import OutboxTables, outbox_tables
+from .errors import InvalidOption
 
 __all__ = [
     "CONSUMER_RULES",
+    "FEATURES",
     "REVISION",
     "STATUS_RULES",
     "VERSION_TABLE",
@@ -36,6 +47,7 @@ __all__ = [
     "Tables",
     "UtcDateTime",
     "metadata",
+    "metadata_for",
     "tables",
     "utcnow",
 ]
@@ -51,13 +63,17 @@ VERSION_TABLE = "inbox_outbox_version"
 class Tables:
     """The tables in one schema."""
 
-    metadata: MetaData
     message: Table
     consumer: Table
     ledger: Table
     status: Table
     outbox: OutboxTables
     version: Table
+
+    @property
+    def metadata(self) -> MetaData:
+        """All of them, as `metadata_for` gives them."""
+        return metadata_for(*FEATURES, schema=self.message.schema)
 
 
 @cache
@@ -86,9 +102,8 @@ def tables(schema: str | None = None) -> Tables:
         Column("version_num", String(32), nullable=False),
         PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
     )
-    stamp = DDL(f"INSERT INTO %(fullname)s (version_num) VALUES ('{REVISION}')")  # type: ignore[no-untyped-call]  # noqa: S608
-    event.listen(version, "after_create", stamp)
-    return Tables(metadata, message, consumer, ledger, status, outbox, version)
+    begin_with(version, f"(version_num) VALUES ('{REVISION}')")
+    return Tables(message, consumer, ledger, status, outbox, version)
 
 
 def _outbox(schema: str | None) -> OutboxTables:
@@ -211,8 +226,43 @@ CONSUMER_RULES = {
 }
 """What no consumer's policy can break, by the constraint's name."""
 
-metadata = tables().metadata
-"""The tables in the connection's default schema."""
+FEATURES = {
+    "inbox": ("inbox_message", "inbox_consumer"),
+    "status": ("inbox_status", "inbox_consumer"),
+    "ledger": ("inbox_ledger", "inbox_consumer"),
+    "outbox": tuple(getattr(tables().outbox, each.name).name for each in fields(OutboxTables)),
+}
+"""The tables of each feature. The first one is no other's. (The Spark writer needs "inbox" and "ledger".)"""
+
+
+def metadata_for(*features: str, schema: str | None = None) -> MetaData:
+    """The tables of some features, for an application's `target_metadata`, or for `create_all`.
+
+    Their columns have SQLAlchemy's own types, so that whatever Alembic writes about them can be run.
+
+    Args:
+        features: of "inbox", "status", "ledger" and "outbox".
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        InvalidOption: there is no such feature, or none is named.
+    """
+    if not features or not set(features) <= set(FEATURES):
+        raise InvalidOption(f"features={features!r}: expected some of {', '.join(FEATURES)}")
+    names = {VERSION_TABLE}.union(*(FEATURES[each] for each in features))
+    found = MetaData(schema=schema)
+    for table in tables(schema).message.metadata.sorted_tables:
+        if table.name in names:
+            copied = table.to_metadata(found)
+            for column in copied.columns:
+                column.type = plain(column.type)
+            if ROWS in copied.info:
+                begin_with(copied, copied.info[ROWS])
+    return found
+
+
+metadata = metadata_for(*FEATURES)
+"""All tables in the connection's default schema."""
 
 
 # In the process that loads them they are its own again: statements are kept, and compiled, by their tables.

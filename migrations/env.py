@@ -12,11 +12,11 @@ from sqlalchemy.schema import CreateSchema
 from inbox._url import for_engine
 from inbox.errors import InboxError
 from inbox.migration import URL_VARIABLE, check, database_url, forget_base, options, turn
-from inbox.schema import tables
+from inbox.schema import FEATURES, metadata_for
 
 attributes = context.config.attributes
 schema = attributes.get("schema") or context.get_x_argument(as_dictionary=True).get("schema")
-settings = {"target_metadata": tables(schema).metadata} | options(schema)
+settings = {"target_metadata": metadata_for(*FEATURES, schema=schema)} | options(schema)
 
 
 def _url() -> URL:

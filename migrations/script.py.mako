@@ -6,6 +6,8 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
+features = ()  # whose tables it makes or changes: of inbox.schema.FEATURES
+makes = ()  # the tables that it makes
 
 
 def upgrade() -> None:

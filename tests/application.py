@@ -14,13 +14,13 @@ ENV = """
 from alembic import context
 from sqlalchemy import Column, Integer, MetaData, NullPool, Table, create_engine
 
-from inbox.schema import tables
+from inbox.schema import FEATURES, metadata_for
 
 own = MetaData()
 Table("invoice", own, Column("id", Integer, primary_key=True))
 given = context.config.attributes
 settings = {
-    "target_metadata": [own, tables(given["schema"]).metadata],
+    "target_metadata": [own, metadata_for(*FEATURES, schema=given["schema"])],
     "compare_type": True,
     "compare_server_default": True,
     "include_schemas": given["schema"] is not None,

@@ -98,12 +98,12 @@ def test_a_difference_is_seen(database: Database, alter: Callable[[Table], None]
     before = created(database, tables.__wrapped__())
     altered = tables.__wrapped__()
     alter(altered.message)
-    altered.metadata.drop_all(engine)
+    altered.message.metadata.drop_all(engine)
     assert created(database, altered) != before
 
 
 def created(database: Database, declared: Tables) -> dict[str, object]:
     """The snapshot of a database made from these declarations."""
     engine = database.engine()
-    declared.metadata.create_all(engine)
+    declared.message.metadata.create_all(engine)
     return snapshot(engine)

@@ -53,7 +53,7 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     *(("keep_payload", value) for value in NO_FLAGS),
     *(("backoff", value) for value in [5, "exponential", Backoff]),
     *(("retention", value) for value in NO_TIMES),
-    *(("dead_retention", value) for value in [*NO_TIMES, None]),
+    *(("dead_retention", value) for value in NO_TIMES),
     *(("missing_key", value) for value in ["raise", None, ""]),
     *(("unreachable", value) for value in ["refuse", None, True]),
     *(("on_event", value) for value in [5, "print", [print, None]]),
@@ -125,7 +125,7 @@ def test_an_unknown_dialect_is_refused() -> None:
 def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
     """An empty database is `TablesMissing`, with the table's name and the command."""
     inbox = status_inbox(SqlStore(database.engine()))
-    with pytest.raises(TablesMissing, match=r"inbox_status.*inbox-outbox migrate"):
+    with pytest.raises(TablesMissing, match=r"inbox_consumer.*inbox-outbox migrate"):
         deliver(inbox, lambda _: pytest.fail("ran"))
 
 

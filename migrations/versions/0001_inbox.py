@@ -8,6 +8,8 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+features = ("inbox",)
+makes = ("inbox_message",)
 
 NOW = {
     "postgresql": "clock_timestamp()",

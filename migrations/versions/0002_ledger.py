@@ -8,6 +8,8 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+features = ("ledger",)
+makes = ("inbox_ledger",)
 
 NOW = {
     "postgresql": "clock_timestamp()",

@@ -8,6 +8,8 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+features = ("status",)
+makes = ("inbox_status",)
 
 NOW = {
     "postgresql": "clock_timestamp()",

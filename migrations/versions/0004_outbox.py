@@ -10,9 +10,8 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
-
-BUCKETS = 64
-TABLES = (
+features = ("outbox",)
+makes = (
     "outbox_message",
     "outbox_delayed",
     "outbox_dead",
@@ -21,6 +20,8 @@ TABLES = (
     "outbox_relay",
     "outbox_pause",
 )
+
+BUCKETS = 64
 NOW = {
     "postgresql": "clock_timestamp()",
     "mysql": "(utc_timestamp(6))",
@@ -169,5 +170,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     schema = op.get_context().opts["inbox_schema"]
-    for table in reversed(TABLES):
+    for table in reversed(makes):
         op.drop_table(table, schema=schema)

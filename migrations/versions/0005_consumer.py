@@ -8,6 +8,8 @@ revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
+features = ("inbox", "status", "ledger")
+makes = ("inbox_consumer",)
 
 NOW = {
     "postgresql": "clock_timestamp()",

@@ -10,6 +10,8 @@ revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
+features = ("outbox",)
+makes = ("outbox_id",)
 
 TABLES = ("outbox_message", "outbox_delayed", "outbox_dead", "outbox_sent")
 OPTIONS = {

@@ -8,6 +8,8 @@ revision = "0007"
 down_revision = "0006"
 branch_labels = None
 depends_on = None
+features = ("outbox",)
+makes = ()
 
 
 def upgrade() -> None:
