@@ -122,6 +122,10 @@ class ClaimBase:
         an error of its own.
         """
         hold = self._held
+        if error is None:
+            hold.check_process()
+        elif not hold.is_here:
+            return
         if error is None and hold.steps.is_undoing:  # there is no way forward, however far the handler came
             error, self._result = GivingUp(), None
         try:

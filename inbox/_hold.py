@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ class Hold:
         self._request = request
         self._hooks = hooks
         self.call = call
+        self._process = os.getpid()
         self._ended = self._lost = False
         self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
         self._is_unsure = False
@@ -96,6 +98,11 @@ class Hold:
         return self._store is not None
 
     @property
+    def is_here(self) -> bool:
+        """Whether this is the process that has the claim, and no fork of it."""
+        return self._process == os.getpid()
+
+    @property
     def left(self) -> float:
         """Seconds of the lease that are left, by the worker's own reckoning; infinite where it cannot end."""
         if self._ended or self.is_locked or self._store is None:
@@ -115,11 +122,13 @@ class Hold:
     @property
     def lost(self) -> bool:
         """Whether the claim may be somebody else's by now, or has to be."""
-        return self._lost or self.left < 0 or self.is_overdue
+        return self._lost or self.left < 0 or self.is_overdue or not self.is_here
 
     @property
     def loss(self) -> str:
         """Why the claim is lost, if it is."""
+        if not self.is_here:
+            return f"process {os.getpid()} was forked from {self._process}, which has the claim"
         if self.is_overdue:
             return f"the handler ran for longer than max_runtime, {self._overdue_at - self._sent:g} s"
         return "the lease is over, or somebody took the message away"
@@ -193,8 +202,18 @@ class Hold:
         """
         if self._lost or self.is_overdue:
             self._refuse()
+        self.check_process()
         if self.lost:  # by the worker's own reckoning: only the store knows
             self.renew()
+
+    def check_process(self) -> None:
+        """Raise in a fork of the process that has the claim: it writes nothing about the message.
+
+        Raises:
+            LeaseLost: it is one.
+        """
+        if not self.is_here:
+            raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
 
     def _refuse(self) -> NoReturn:
         self.lose()
@@ -276,7 +295,7 @@ class Hold:
 
     def leave(self) -> None:
         """The handler is over: monitoring learns of it here, if its end was not recorded."""
-        if self.status is Status.CONSUMING:
+        if self.status is Status.CONSUMING and self.is_here:
             self.emit(EventKind.ABANDONED)
 
     def gives_up_on(self, error: BaseException) -> bool:
@@ -340,6 +359,7 @@ class Hold:
         self.status = change.status
 
     def _fenced(self, change: Change, what: str) -> None:
+        self.check_process()
         store = self._store
         with OWN:
             if store is None or self.call(lambda: store.write(self.held, change)):

@@ -122,7 +122,8 @@ class StatusInbox(StatusSettings, Listens[Listener]):
         else:
             claim._end(None, self.backoff.delay)  # noqa: SLF001
         finally:
-            heartbeats.remove(given)
+            if given.is_here:  # a fork may have been made while their lock was held
+                heartbeats.remove(given)
             given.leave()
 
     def handler(
