@@ -26,7 +26,7 @@ from ._session import BindArguments, bind_of, check_no_session, connection_of
 from ._settings import ATTEMPTS, Settings
 from ._sources import async_kinds, check_source, open_source
 from ._taken import Taken, take
-from ._transaction import Transaction, pauses, roll_back
+from ._transaction import Transaction, pauses
 from ._verdict import Verdict
 from ._work import Work, handle_of
 from .errors import InvalidOption
@@ -136,9 +136,10 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
                     yield Work(transaction, await _connection(handle, transaction), session)
                     await handle.run_sync(lambda _: transaction.commit())
                 except BaseException:
-                    await handle.run_sync(roll_back)
+                    await handle.run_sync(transaction.roll_back)
                     raise
         finally:
+            transaction.leave()
             if self.hooks:
                 transaction.tell(self.hooks)
 

@@ -22,7 +22,7 @@ from ._session import BindArguments, bind_of, check_no_session, connection_of
 from ._settings import ATTEMPTS, Settings
 from ._sources import SYNC, Source, check_source, open_source
 from ._taken import Taken, take
-from ._transaction import pauses, roll_back
+from ._transaction import pauses
 from ._verdict import Verdict
 from ._work import Work, handle_of
 from .errors import InvalidOption
@@ -186,9 +186,10 @@ class Inbox(Settings, Listens[Listener]):
                     yield Work(transaction, transaction.connection, session)
                     transaction.commit()
                 except BaseException:
-                    roll_back(handle)
+                    transaction.roll_back(handle)
                     raise
         finally:
+            transaction.leave()
             if self.hooks:
                 transaction.tell(self.hooks)
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from . import _codes
+from . import _codes, _ending, _forked
 from ._accept import usable
 from ._databases import database_of
 from ._fault import COMMIT, OWN
@@ -45,6 +45,8 @@ class StepTransaction:
         self._name = name
         self._has_undo = has_undo
         self._witness = os.urandom(16)
+        self._process = os.getpid()
+        self._is_watched = False
         self._steps: Steps = hold.steps
         self._sent = time.monotonic()
 
@@ -72,6 +74,9 @@ class StepTransaction:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
         self._hold.is_locked = True
+        if store is not None:  # else nothing has been written yet, so the transaction may not have begun
+            _ending.watch(self._handle, self._connection)
+            self._is_watched = True
 
     def _connected(self, handle: Connection | Session) -> Connection:
         if not isinstance(handle, Session):
@@ -88,6 +93,7 @@ class StepTransaction:
             UnusableConnection: the session has written to two databases; nothing was committed on either.
             InvalidResult: the result is not JSON, or too large.
         """
+        _forked.check(self._process)
         self._steps = self._hold.steps.done(self._name, result, has_undo=self._has_undo)
         if isinstance(self._handle, Session):
             self._handle.flush()
@@ -110,8 +116,16 @@ class StepTransaction:
         self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
 
     def roll_back(self) -> None:
-        """Undo all of it."""
-        roll_back(self._handle)
+        """Undo all of it, in the process that has begun it."""
+        if _forked.is_in(self._process):
+            roll_back(self._handle)
+        else:
+            _forked.abandon(self._handle)
+
+    def leave(self) -> None:
+        """It is over, however it went."""
+        if self._is_watched:
+            _ending.unwatch(self._handle, self._connection)
 
     def _bounded(self) -> AbstractContextManager[None]:
         return nullcontext() if self._store is None else self._store.bounded(self._connection)
@@ -185,6 +199,7 @@ def transact(
                     raise
             transaction.adopt(time.monotonic() - began)
         finally:
+            transaction.leave()
             hold.is_locked = False
 
 

@@ -4,6 +4,7 @@ Written once, synchronously; `AsyncInbox` runs it inside SQLAlchemy's `run_sync`
 """
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from . import _codes, _statements
+from . import _codes, _ending, _forked, _statements
 from ._accept import accept
 from ._connect import on_connection
 from ._databases import Attempt, Stored, database_of
@@ -52,6 +53,7 @@ class Transaction:
         self._message_time = message_time
         self._bind_arguments = bind_arguments
         self._sleep = sleep
+        self._process = os.getpid()
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
         self._begun = time.monotonic()
@@ -75,7 +77,9 @@ class Transaction:
                 policy=self._policy,
                 message_time=self._message_time,
             )
-        if self.verdict is not Verdict.NEW:
+        if self.verdict is Verdict.NEW:
+            _ending.watch(handle, self.connection)
+        else:
             self._events.append(OF_VERDICT[self.verdict])
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
@@ -97,6 +101,7 @@ class Transaction:
             CommitLost: the connection broke during COMMIT, and it did not happen.
             InvalidResult: the result is not JSON, or too large.
         """
+        _forked.check(self._process)
         self._check_not_ended()
         if isinstance(self._handle, Session):
             self._handle.flush()
@@ -114,6 +119,18 @@ class Transaction:
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
+
+    def roll_back(self, handle: Connection | Session) -> None:
+        """Undo all of it, in the process that has begun it."""
+        if _forked.is_in(self._process):
+            roll_back(handle)
+        else:
+            _forked.abandon(handle)
+
+    def leave(self) -> None:
+        """It is over, however it went."""
+        if self.verdict is Verdict.NEW:
+            _ending.unwatch(self._handle, self.connection)
 
     def tell(self, hooks: Hooks) -> None:
         """Tell monitoring what has happened; once the transaction is over and its connection given back."""

@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, insert, text
+from sqlalchemy import Connection, Engine, event, insert, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import AsyncInbox, Inbox, Verdict
+from inbox import AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
 from inbox.errors import TransactionAborted, TransactionEnded
 from tests import accounts
 from tests.accounts import Account
@@ -147,8 +147,8 @@ class heavier_transaction:  # noqa: N801 - reads as a function in the `with` tha
 
 
 def test_a_swallowed_error_that_rolled_back(engine: Engine) -> None:
-    """SQLite can undo the transaction at a constraint error and begin another one without a word:
-    TransactionAborted, and of the other one nothing stays."""
+    """SQLite can undo the transaction at a constraint error: the next statement would begin another one, and
+    raises TransactionEnded instead."""
     if engine.dialect.name != "sqlite":
         pytest.skip("only SQLite has ON CONFLICT ROLLBACK")
 
@@ -157,7 +157,7 @@ def test_a_swallowed_error_that_rolled_back(engine: Engine) -> None:
             connection.execute(insert(Account).prefix_with("OR ROLLBACK"), [{"name": "cash", "total": 0}])
         accounts.add(connection)
 
-    with pytest.raises(TransactionAborted):
+    with pytest.raises(TransactionEnded):
         deliver(engine, body)
     assert accounts.total(engine) == 0
     assert deliver(engine, accounts.add) is Verdict.NEW
@@ -214,13 +214,52 @@ def commit_and_begin_again(handle: Any) -> None:
 
 
 def commit_twice(handle: Any) -> None:
-    """Commit twice, so that nothing is pending at the end."""
+    """Commit twice, so that nothing would be pending at the end."""
     commit_and_begin_again(handle)
     handle.commit()
 
 
-KEEPS = {commit, commit_by_sql, commit_and_begin_again, commit_twice}
-ENDINGS = [*sorted(KEEPS, key=lambda ending: ending.__name__), roll_back, roll_back_by_sql]
+def _sql(handle: Any, statement: str) -> None:
+    connection = handle.connection() if isinstance(handle, Session) else handle
+    connection.execute(text(statement))
+
+
+def commit_by_sql_and_go_on(handle: Any) -> None:
+    """The same as `commit_twice`, behind SQLAlchemy's back."""
+    _sql(handle, "COMMIT")
+    accounts.add(handle, amount=100)
+    _sql(handle, "COMMIT")
+
+
+def roll_back_by_sql_and_go_on(handle: Any) -> None:
+    """Drop it, and write something else."""
+    _sql(handle, "ROLLBACK")
+    accounts.add(handle, amount=100)
+
+
+def commit_by_the_driver_and_go_on(handle: Any) -> None:
+    """A commit that not even the cursor sees."""
+    connection = handle.connection() if isinstance(handle, Session) else handle
+    connection.connection.commit()
+    with suppress(TransactionEnded):  # a body that does not listen
+        accounts.add(handle, amount=100)
+    accounts.add(handle, amount=100)
+
+
+KEEPS = {
+    commit,
+    commit_by_sql,
+    commit_and_begin_again,
+    commit_twice,
+    commit_by_sql_and_go_on,
+    commit_by_the_driver_and_go_on,
+}
+ENDINGS = [
+    *sorted(KEEPS, key=lambda ending: ending.__name__),
+    roll_back,
+    roll_back_by_sql,
+    roll_back_by_sql_and_go_on,
+]
 
 
 @pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
@@ -229,7 +268,7 @@ def test_a_body_that_ends_the_transaction(
     engine: Engine, end: Callable[[Any], None], *, use_session: bool
 ) -> None:
     """TransactionEnded. What the database has is what the next verdict says: a body that committed is a
-    DUPLICATE, one that rolled back runs again; what came after its commit is rolled back."""
+    DUPLICATE, one that rolled back runs again; what came after that is not written."""
     source = sessionmaker(engine) if use_session else engine
 
     def body(handle: Any) -> None:
@@ -239,9 +278,55 @@ def test_a_body_that_ends_the_transaction(
     with pytest.raises(TransactionEnded):
         deliver(source, body)
     kept = 1 if end in KEEPS else 0
-    assert accounts.total(engine) == kept + (100 if end is commit_twice else 0)
+    assert accounts.total(engine) == kept
     assert deliver(source, accounts.add) is (Verdict.DUPLICATE if kept else Verdict.NEW)
-    assert accounts.total(engine) == 1 + (100 if end is commit_twice else 0)
+    assert accounts.total(engine) == 1
+
+
+def deliver_step(source: "Engine | sessionmaker[Session]", body: Callable[[Any], object]) -> Verdict:
+    """The same as a step of status-table mode."""
+    engine = source if isinstance(source, Engine) else source.kw["bind"]
+    with StatusInbox("calls", store=SqlStore(engine)).claim(KEY) as claim:
+        claim.transact("book", lambda handle: body(handle) and None, source=source)
+    return claim.verdict
+
+
+IMPLICIT = ["CREATE TABLE more (id INTEGER)", "TRUNCATE TABLE account"]
+
+
+@pytest.mark.parametrize("deliver", [deliver, deliver_step])
+@pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
+@pytest.mark.parametrize("statement", IMPLICIT)
+def test_ddl_that_commits(engine: Engine, statement: str, deliver: Any, *, use_session: bool) -> None:
+    """MySQL and MariaDB commit before such a statement: the next one raises TransactionEnded and is not sent,
+    so that the second half of a body never follows a first one that cannot be rolled back any more."""
+    if engine.dialect.name != "mysql":
+        pytest.skip("DDL is a part of the transaction there")
+    sent: list[str] = []
+
+    def body(handle: Any) -> None:
+        handle.execute(text(statement))
+        event.listen(engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+        accounts.add(handle, amount=100)
+
+    with pytest.raises(TransactionEnded):
+        deliver(sessionmaker(engine) if use_session else engine, body)
+    assert not [each for each in sent if "UPDATE account" in each]
+
+
+def test_the_callers_own_connection(engine: Engine) -> None:
+    """A session that is bound to a Connection, as test suites have it, leaves nothing on it: the Connection
+    goes on, in its transaction or in another one."""
+    with engine.connect() as connection:
+        for number in range(3):
+            source = sessionmaker(connection, join_transaction_mode="create_savepoint")
+            with Inbox("bookkeeping").transaction(source, f"transfer-{number}") as work:
+                accounts.add(work.session)
+        connection.commit()
+        assert type(connection) is Connection
+        accounts.add(connection)
+        connection.commit()
+    assert accounts.total(engine) == 4
 
 
 def test_a_body_that_closes_its_connection(engine: Engine) -> None:
@@ -317,15 +402,19 @@ def test_asynchronous_swallowed_flush_error(migrated: Database) -> None:
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "stops"])
 @pytest.mark.parametrize("end", ["commit", "rollback", "COMMIT", "ROLLBACK"])
 def test_an_asynchronous_body_that_ends_the_transaction(
-    migrated: Database, end: str, *, use_session: bool
+    migrated: Database, end: str, *, goes_on: bool, use_session: bool
 ) -> None:
     """Async: TransactionEnded, and the next verdict says what the database has."""
 
     async def body(handle: Any) -> None:
         await accounts.add_async(handle)
         await (handle.execute(text(end)) if end.isupper() else getattr(handle, end)())
+        if goes_on:
+            await accounts.add_async(handle, amount=100)
+            await handle.commit()
 
     async def work(engine: AsyncEngine) -> None:
         source = async_sessions(engine) if use_session else engine
