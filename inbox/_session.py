@@ -46,12 +46,21 @@ def bind_of(
     """The bind by which the session writes to this table; ask once, it may be drawn by lot.
 
     Raises:
-        InvalidOption: `bind_arguments` is no mapping.
+        InvalidOption: `bind_arguments` is no mapping, or its bind is none.
     """
     if bind_arguments is not None and not isinstance(bind_arguments, Mapping):
         raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected a mapping")
     arguments = {"clause": _written(table), **(bind_arguments or {})}
-    return arguments.pop("bind", None) or session.get_bind(**arguments)
+    given = arguments.pop("bind", None)
+    if given is None:
+        return session.get_bind(**arguments)
+    for behind in ("sync_engine", "sync_connection"):  # of an AsyncSession's own kind of bind
+        given = getattr(given, behind, given)
+    if not isinstance(given, Engine | Connection):
+        raise InvalidOption(
+            f"bind_arguments={{'bind': {type(given).__name__}}}: expected an Engine or a Connection"
+        )
+    return given
 
 
 @cache

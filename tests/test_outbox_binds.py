@@ -158,6 +158,8 @@ def test_bad_bind_arguments(migrated: Database) -> None:
     engine = migrated.engine()
     with Session(engine) as session, pytest.raises(InvalidOption, match="bind_arguments='x'"):
         OUTBOX.publish(session, TOPIC, "never", bind_arguments="x")  # type: ignore[call-overload]
+    with Session(engine) as session, pytest.raises(InvalidOption, match=r"bind_arguments=.*str"):
+        OUTBOX.publish(session, TOPIC, "never", bind_arguments={"bind": "x"})
     with engine.begin() as connection, pytest.raises(InvalidOption, match="bind_arguments="):
         OUTBOX.publish(connection, TOPIC, "never", bind_arguments={"bind": engine})
     assert texts(engine) == []
@@ -176,6 +178,9 @@ def test_async_sessions(migrated: Database, other: Database) -> None:
             session.add(Account(name="new", total=1))
             await OUTBOX.publish(session, TOPIC, "told")
             await session.commit()
+        async with AsyncSession(second, binds={Account: first}) as session:
+            await OUTBOX.publish(session, TOPIC, "named", bind_arguments={"bind": first})
+            await session.commit()
         async with AsyncSession(first, binds={Account: second}) as session:
             await OUTBOX.publish(session, TOPIC, "never")
             await accounts.add_async(session)
@@ -185,5 +190,5 @@ def test_async_sessions(migrated: Database, other: Database) -> None:
         await second.dispose()
 
     asyncio.run(main())
-    assert texts(migrated.engine()) == ["told"]
+    assert sorted(texts(migrated.engine())) == ["named", "told"]
     assert balance(other) == 0
