@@ -25,7 +25,7 @@ class Kinds:
     scoped: type[Any]
 
     def __contains__(self, source: object) -> bool:
-        return isinstance(source, self.engine | self.maker | self.scoped)
+        return isinstance(source, (self.engine, self.maker, self.scoped))
 
     def __str__(self) -> str:
         return f"an {self.engine.__name__}, {self.maker.__name__} or {self.scoped.__name__}"
@@ -60,9 +60,11 @@ def open_source(source: Any, kinds: Kinds) -> Any:
         UnusableConnection: the function returns no source (yet), or the scoped session of this thread or task
             is in a transaction already.
     """
-    check_source(source, kinds)
+    is_known = source in kinds
+    if not is_known:
+        check_source(source, kinds)
     with OWN:
-        return _open(source if source in kinds else source(), kinds)
+        return _open(source if is_known else source(), kinds)
 
 
 def _open(found: Any, kinds: Kinds) -> Any:

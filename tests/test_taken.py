@@ -32,8 +32,8 @@ def test_a_duplicate_reads_what_was_set(migrated: Database, handle: str) -> None
     with opened(engine, handle) as given:
         taken = INBOX.take(given, "a", {"amount": 1})
         assert (taken.verdict, taken.is_new, taken.result) == (Verdict.NEW, True, None)
-        taken.result = 1
-        taken.result = ANSWER
+        for value in (1, 1, None, None, ANSWER, ANSWER):
+            taken.result = value
         assert taken.result == STORED
         assert same(INBOX.take(given, "a"), Verdict.DUPLICATE, STORED)
         given.commit()
