@@ -35,6 +35,7 @@ def rate(lab: Lab) -> Report:
             "by hand": _two_upserts(partial(_in_transaction, engine)),
             "claim": _claim(engine),
             "duplicate": _duplicate(engine),
+            "remembered": _duplicate(engine, remember=_MESSAGES),
         }
         rates = lab.compare("claim + complete", variants, turns=2)
     return Report(
@@ -42,6 +43,7 @@ def rate(lab: Lab) -> Report:
             figure("claim + complete / two bare upserts", ratios(rates, "claim", "bare"), at_least=0.8),
             figure("claim + complete / two transactions by hand", ratios(rates, "claim", "by hand")),
             figure("a duplicate / claim + complete", ratios(rates, "duplicate", "claim")),
+            figure("a remembered duplicate / one that is not", ratios(rates, "remembered", "duplicate")),
         ]
     )
 
@@ -113,9 +115,9 @@ def _claim(engine: Engine) -> Operation:
     return work
 
 
-def _duplicate(engine: Engine) -> Operation:
-    inbox = StatusInbox(CONSUMER, store=SqlStore(engine))
-    keys = [f"old-{number}" for number in range(_MESSAGES)]
+def _duplicate(engine: Engine, remember: int = 0) -> Operation:
+    inbox = StatusInbox(CONSUMER, store=SqlStore(engine), remember=remember)
+    keys = [f"old-{remember}-{number}" for number in range(_MESSAGES)]
     for key in keys:
         with inbox.claim(key):
             pass

@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 from . import _events, _options
 from ._events import Event, EventKind, Hooks
 from ._fault import OWN
+from ._memory import Known, Memory
 from ._steps import Steps, checked_name
 from ._stores import (
     LONGEST_ERROR,
@@ -66,6 +67,7 @@ class Hold:
         hooks: Hooks,
         call: Caller,
         max_runtime: float | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._store = store
         self._record: Record = answer.record
@@ -75,6 +77,7 @@ class Hold:
         self._request = request
         self._hooks = hooks
         self.call = call
+        self._memory = memory
         self._process = os.getpid()
         self._ended = self._lost = False
         self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
@@ -254,6 +257,9 @@ class Hold:
         text = None if result is None else encode_result(result)
         change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
         self._end(change, "completing")
+        if self._memory is not None and self._store is not None:
+            known = Known(self._record.digest, text)
+            self._memory.remember(self.held.key, known, self._request.retention)
         self.emit(EventKind.COMPLETED)
 
     def fail(self, error: BaseException, *, for_good: bool) -> None:

@@ -46,6 +46,13 @@ def count(option: str, value: int) -> int:
     return value
 
 
+def whole(option: str, value: int) -> int:
+    """A whole number, zero or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidOption(f"{option}={value!r}: expected a whole number, zero or more")
+    return value
+
+
 def flag(option: str, value: bool) -> bool:
     """True or False, and nothing that only passes for it."""
     if not isinstance(value, bool):

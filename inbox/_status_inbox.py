@@ -48,6 +48,8 @@ class StatusInbox(StatusSettings, Listens[Listener]):
         on_refusal: what `claim` and `handler` do with a message that was not taken, neither now nor before:
             "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look at it
             before you acknowledge the message.
+        remember: how many messages that are done this object remembers, with their results: their duplicates
+            are answered without asking the store.
 
     Raises:
         InvalidOption: an argument cannot be used.

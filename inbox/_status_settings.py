@@ -1,6 +1,5 @@
 """What the synchronous and the asynchronous inbox of status-table mode have in common."""
 
-import json
 import os
 import socket
 import time
@@ -17,6 +16,7 @@ from ._fault import OWN
 from ._heartbeats import Schedule
 from ._hold import Hold
 from ._keys import Key, digest, encode_key
+from ._memory import Known, Memory
 from ._outcome import Outcome
 from ._policy import DEAD_RETENTION
 from ._refusal import OnRefusal, raise_refusal
@@ -56,6 +56,7 @@ class StatusSettings:
         unreachable: Unreachable = "raise",
         on_event: Hook | Iterable[Hook] | None = None,
         on_refusal: OnRefusal = "raise",
+        remember: int = 0,
     ) -> None:
         if self._is_async:
             check_greenlet()
@@ -86,6 +87,8 @@ class StatusSettings:
         self.unreachable = _options.one_of("unreachable", unreachable, ("raise", "run"))
         self.hooks = Hooks(on_event)
         self.on_refusal = _options.one_of("on_refusal", on_refusal, ("raise", "return"))
+        self.remember = _options.whole("remember", remember)
+        self._memory = Memory(remember) if remember else None
         self._host = socket.gethostname()
 
     def __repr__(self) -> str:
@@ -101,6 +104,9 @@ class StatusSettings:
     ) -> tuple[str, Hold | Outcome]:
         """Claim a message, or learn why not; synchronously, whatever the store is. With the stored key."""
         stored_key = self._stored_key(key, message_id)
+        known = None if self._memory is None or stored_key is None else self._memory.recall(stored_key)
+        if stored_key is not None and known is not None:
+            return stored_key, self._refused(known.outcome(digest(payload)), stored_key)
         request = self._request(stored_key or "", payload)
         if stored_key is None:
             return "", self._unprotected(request)
@@ -162,6 +168,7 @@ class StatusSettings:
             hooks=self.hooks,
             call=self._call,
             max_runtime=self.max_runtime,
+            memory=self._memory,
         )
 
     def _schedule(self) -> Schedule:
@@ -180,7 +187,11 @@ class StatusSettings:
     def _refusal(self, answer: Answer) -> Outcome:
         record = answer.record
         if answer.verdict is Verdict.DUPLICATE:
-            return Outcome(answer.verdict, None if record.result is None else json.loads(record.result))
+            known = Known(record.digest, record.result)
+            if self._memory is not None:
+                age = answer.now - record.updated_at
+                self._memory.remember(record.key, known, (self.retention.duration - age).total_seconds())
+            return known.outcome(None)
         if answer.verdict is Verdict.IN_FLIGHT:
             wait, left = self.backoff.delay(record.attempts_started), answer.lease_left.total_seconds()
             # Nothing is left where somebody has locked the record without a lease.

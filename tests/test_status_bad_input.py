@@ -50,6 +50,7 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     *(("max_attempts", value) for value in NO_COUNTS),
     *(("heartbeat", value) for value in NO_FLAGS),
     *(("max_runtime", value) for value in [*NO_TIMES, 0, 0.05]),
+    *(("remember", value) for value in [-1, 1.5, True, "3", None]),
     *(("keep_payload", value) for value in NO_FLAGS),
     *(("backoff", value) for value in [5, "exponential", Backoff]),
     *(("retention", value) for value in NO_TIMES),

@@ -41,6 +41,7 @@ def test_every_option_is_explained_with_its_default() -> None:
         "missing_key": f'"{plain.missing_key}"',
         "unreachable": f'"{plain.unreachable}"',
         "on_refusal": f'"{plain.on_refusal}"',
+        "remember": str(plain.remember),
     }
 
 
