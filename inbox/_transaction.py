@@ -176,7 +176,9 @@ class Transaction:
 
     def _look(self, engine: Engine) -> Stored | None:
         database = database_of(self.connection)
-        engine = engine.execution_options(isolation_level=database.own_isolation)
+        given = self.connection.get_execution_options().get("schema_translate_map")
+        options = {"schema_translate_map": given} if given else {}  # a session may have one of its own
+        engine = engine.execution_options(isolation_level=database.own_isolation, **options)
 
         def look(connection: Connection) -> Stored | None:
             with connection.begin():

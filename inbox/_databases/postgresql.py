@@ -12,14 +12,15 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal
-from zlib import crc32
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Executable,
     LargeBinary,
     Select,
     Subquery,
+    Table,
     Text,
     any_,
     bindparam,
@@ -36,8 +37,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS, Insert, insert
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.sql.visitors import InternalTraversal
 
 from .. import _codes, _statements
 from .._statements import Aging
@@ -120,19 +124,33 @@ def _key_lock(tables: Tables) -> ColumnElement[int]:
     """The number of a key's advisory lock: 64 bits, so two keys that share one are rare, and then one of
     them waits in vain for the other. The server computes it, which costs no parameters."""
     consumer, key = (bindparam(name, type_=tables.message.c[name].type) for name in ("consumer", "key"))
-    return func.hashtextextended(key, func.hashtextextended(consumer, _seed(tables, "key")))
+    return func.hashtextextended(key, func.hashtextextended(consumer, row_type(tables.message)))
 
 
 def _batch_lock(tables: Tables) -> ColumnElement[int]:
     """The number of the advisory lock that all batches of a consumer share."""
-    return func.hashtextextended(
-        bindparam("consumer", type_=tables.message.c.consumer.type), _seed(tables, "batch")
-    )
+    seed = row_type(tables.message) + literal_column("4294967296")  # no oid, so no key's lock is this one
+    return func.hashtextextended(bindparam("consumer", type_=tables.message.c.consumer.type), seed)
 
 
-def _seed(tables: Tables, lock: str) -> ColumnElement[int]:
-    """Of the hash: a key's lock is not the one of a batch, nor that of another schema."""
-    return literal_column(str(crc32(f"{lock} {tables.message.fullname}".encode())))
+class row_type(ColumnElement[int]):  # noqa: N801
+    """The oid of a table's row type, which tells the table from those of the same name in other schemas.
+
+    The server finds the table as in any other place of the statement: by `search_path`, and by the name that
+    a `schema_translate_map` gives it. (In `'name'::regclass` it would stand in a literal, unquoted.)
+    """
+
+    inherit_cache = True
+    type = BigInteger()
+    _traverse_internals = [("table", InternalTraversal.dp_clauseelement)]  # noqa: RUF012 - as in its base
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+
+@compiles(row_type, "postgresql")
+def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"pg_typeof(NULL::{compiler.preparer.format_table(element.table)})::oid::bigint"
 
 
 @cache
