@@ -35,6 +35,7 @@ _ENDS = (
     EventKind.ABANDONED,
 )
 _GOOD_ENDS = (EventKind.COMPLETED, EventKind.RELEASED)
+_SENDS = (EventKind.SENT, EventKind.REFUSED, EventKind.UNAVAILABLE, EventKind.UNKNOWN)
 _NANOSECONDS = 1_000_000_000
 
 _Identity = tuple[str, str, int]
@@ -60,6 +61,9 @@ class OtelEvents:
     - ``messaging.process.duration``: histogram of the seconds that handlers took, from the claim or the
       begin of the transaction on; with ``error.type`` (the event that ended it) unless it succeeded or was
       given back.
+    - ``messaging.client.sent.messages``: counter of the messages that a relay has tried to send, with
+      ``error.type`` (the event) unless they were accepted.
+    - ``messaging.client.operation.duration``: histogram of the seconds that batches were on their way.
     - ``inbox.step.duration``: histogram of the seconds that finished steps took, by ``inbox.step``.
 
     Spans, in status-table mode: ``process {consumer}`` for each message that is run, child of the span that
@@ -90,6 +94,14 @@ class OtelEvents:
         )
         self._handlers = _seconds(meter, "messaging.process.duration", "Duration of processing operation.")
         self._steps = _seconds(meter, "inbox.step.duration", "Duration of finished steps.")
+        self._sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Number of messages producer attempted to send."
+        )
+        self._sends = _seconds(
+            meter,
+            "messaging.client.operation.duration",
+            "Duration of messaging operation initiated by a client.",
+        )
         self._here = context.create_key("inbox.run")
         self._claimed: dict[_Identity, _Run] = {}
 
@@ -106,6 +118,8 @@ class OtelEvents:
         else:
             if event.kind is EventKind.TAKEN:
                 self._handlers.record(event.seconds, self._processed(event))
+            elif event.kind in _SENDS:
+                self._send(event)
             span = trace.get_current_span() if run is None else run.span
             span.add_event(f"inbox.{event.kind.value}", _details(event))
 
@@ -157,6 +171,13 @@ class OtelEvents:
         self._claimed.pop(run.identity, None)
         if run.outside is not None:
             context.detach(run.outside)
+
+    def _send(self, event: Event) -> None:
+        attributes = self._labels(event) | {"messaging.operation.name": "send"}
+        if event.kind is not EventKind.SENT:
+            attributes["error.type"] = event.kind.value
+        self._sent.add(event.count, attributes)
+        self._sends.record(event.seconds, attributes | {"messaging.operation.type": "send"})
 
     def _labels(self, event: Event) -> dict[str, str]:
         labels = {"messaging.system": self._system}

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
 from inbox import _secrets
@@ -124,14 +126,22 @@ def drain(
     send_limit = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
         done = run(engine, publisher, options | {"schema": schema}, until_drained=True, timeout=limit)
-        found = outbox.status(engine, schema=schema)
-    left = found.pending + found.waiting + found.unknown + found.held
+        left = _left(engine, schema)
     if json:
         as_json(asdict(done) | {"left": left})
     else:
-        print(f"{_described(done)}; {left:,} left")
-    if left:
+        print(f"{_described(done)}; {'how many are left is not known' if left is None else f'{left:,} left'}")
+    if left != 0:
         raise typer.Exit(UNFINISHED)
+
+
+def _left(engine: Engine, schema: str | None) -> int | None:
+    """How many messages wait for a relay; None if the database is away."""
+    try:
+        found = outbox.status(engine, schema=schema)
+    except SQLAlchemyError:
+        return None
+    return found.pending + found.waiting + found.unknown + found.held
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"relay": relay, "drain": drain}
@@ -167,5 +177,5 @@ def _options(
 def _described(done: Counts) -> str:
     return (
         f"{done.sent:,} messages sent, {done.refused:,} refused, "
-        f"{done.not_taken:,} sends in vain, in {done.seconds:.1f} s"
+        f"{done.not_taken:,} failed sends, in {done.seconds:.1f} s"
     )

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
-from inbox import _secrets
-from outbox import Accepted, Envelope, Outcome, Publisher, Refused, Relay
+from inbox import Event, EventKind, _secrets
+from outbox import Publisher, Relay
 
 from ._progress import ProgressLine
 
@@ -30,30 +30,28 @@ class Counts:
     sent: int = 0
     refused: int = 0
     not_taken: int = 0
-    """Sends in vain, or without an answer: these messages are sent again."""
+    """Failed sends, or sends without an answer: these messages are sent again."""
     seconds: float = 0.0
 
 
 class _Counting:
-    """A publisher that counts what another one says."""
+    """Counts what a relay tells of, and shows it."""
 
-    def __init__(self, publisher: Any, show: Callable[[str], None]) -> None:
-        self._publisher = publisher
+    def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._begun = time.monotonic()
-        self.timeout = publisher.timeout
-        self.check = publisher.check
         self.counts = Counts()
 
-    def send(self, batch: Sequence[Envelope]) -> Sequence[Outcome]:
-        outcomes = list(self._publisher.send(batch))
+    def __call__(self, event: Event) -> None:
         counts = self.counts
-        counts.sent += sum(isinstance(each, Accepted) for each in outcomes)
-        counts.refused += sum(isinstance(each, Refused) for each in outcomes)
-        counts.not_taken += sum(not isinstance(each, Accepted | Refused) for each in outcomes)
+        if event.kind is EventKind.SENT:
+            counts.sent += event.count
+        elif event.kind is EventKind.REFUSED:
+            counts.refused += event.count
+        elif event.kind in (EventKind.UNAVAILABLE, EventKind.UNKNOWN):
+            counts.not_taken += event.count
         counts.seconds = time.monotonic() - self._begun
         self._show(f"{counts.sent:,} messages sent, {counts.sent / max(counts.seconds, 1e-3):,.0f}/s")
-        return outcomes
 
 
 def run(
@@ -70,8 +68,8 @@ def run(
         options: the `Relay`'s.
     """
     line = ProgressLine("relaying")
-    counting = _Counting(publisher, line.show)
-    relay = Relay(engine, counting, **options)
+    counting = _Counting(line.show)
+    relay = Relay(engine, publisher, on_event=counting, **options)
     begun = time.monotonic()
     with line, _logging_to_stderr(), relay.stopping_on_sigterm(signal.SIGINT):
         if until_drained:
@@ -115,14 +113,18 @@ def _is_drained(engine: Engine, schema: str | None) -> bool:
 
 @contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-    """What the relay and the broker's client have to say, without passwords."""
+    """What the relay and the broker's client have to say, without passwords; of the relay also what is no
+    trouble."""
     handler = logging.StreamHandler()
     handler.setFormatter(_WithoutPasswords("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger()
+    root, relay = logging.getLogger(), logging.getLogger("outbox.relay")
     root.addHandler(handler)
+    before = relay.level
+    relay.setLevel(logging.INFO)
     try:
         yield
     finally:
+        relay.setLevel(before)
         root.removeHandler(handler)
 
 

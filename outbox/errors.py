@@ -8,6 +8,7 @@
     ├── WrongBucketCount     (ValueError)           the database has another number of buckets
     ├── UnsafeBroker         (ValueError)           a setting of the broker's client breaks the promise
     ├── UnsafeSequence       (ValueError)           sessions draw several numbers of messages at a time
+    ├── DatabaseRefused                             it refuses the role, its password or the database's name
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── MessageNotFound      (LookupError)          there is no such message
@@ -44,6 +45,10 @@ class UnsafeBroker(OutboxError, ValueError):
 class UnsafeSequence(OutboxError, ValueError):
     """The sequence that numbers messages keeps several numbers for each session (CACHE): messages would lose
     their order."""
+
+
+class DatabaseRefused(OutboxError):
+    """At a relay's first connection, the database refuses the role, its password, or the database's name."""
 
 
 class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):

@@ -16,12 +16,15 @@ from tests.database import Database
 from tests.kafka_topics import Topics, values
 from tests.outbox_publishers import TABLES, count, dead, publish
 from tests.program import ROOT
+from tests.proxy import TcpProxy
 from tests.rabbit_queues import Queues
 
 pytest_plugins = ["tests.kafka_fixtures", "tests.rabbit_fixtures"]
 
 REFUSED = {"ce_specversion": "1.0", "ce_" + "x" * 120: "with RabbitMQ's prefix the name is too long"}
 """Headers of a message that is never taken."""
+LIFE = ["starts:", "is", "owns", "has"]
+"""How the lines begin that a relay writes to stderr about itself."""
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queu
     options = "--to", queues.url, "--after-dead", "hold"
     done = inbox_outbox("outbox", "drain", *options, url=migrated.url)
     assert done.returncode == 4
-    assert done.stdout.startswith("1 messages sent, 1 refused, 0 sends in vain, in ")
+    assert done.stdout.startswith("1 messages sent, 1 refused, 0 failed sends, in ")
     assert done.stdout.endswith("; 3 left\n")
     assert queues.bodies(queue) == ["b1"]
 
@@ -102,13 +105,46 @@ def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signa
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0
+    assert [each.split(" relay one ")[1].split()[0] for each in err.splitlines()] == LIFE
     assert out.startswith("2 messages sent, 0 refused")
     assert outbox.status(engine).relays == ()
     assert queues.bodies(queue) == ["a1", "a2"]
 
 
-def _until(is_so: Callable[[], bool]) -> None:
+@pytest.mark.parametrize("command", ["relay", "drain"])
+def test_told_to_end_while_the_database_is_away(engine: Engine, migrated: Database, command: str) -> None:
+    """SIGTERM ends `relay` with exit code 0; `drain` says with 4 that nobody knows whether something is
+    left."""
+    if migrated.name == "sqlite":
+        pytest.skip("a file is always there")
+    to = f"amqp://guest@127.0.0.1:{free_port()}"
+    publish(engine, "a1")
+    with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
+        url = migrated.url.set(host="127.0.0.1", port=proxy.port)
+        arguments = line("outbox", command, "--to", to, url=url)
+        process = subprocess.Popen(
+            arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            _until(lambda: outbox.status(engine).relays)
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        assert process.stderr is not None
+        said = ""
+        while "does not answer" not in said:
+            said = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (0 if command == "relay" else 4)
+    assert ("not known" in out) is (command == "drain")
+
+
+def _until(is_so: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline

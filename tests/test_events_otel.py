@@ -22,7 +22,9 @@ from inbox import AsyncStatusInbox, Backoff, Claim, Event, EventKind, SqlStore, 
 from inbox.errors import LeaseLost
 from inbox.otel import OtelEvents
 from inbox.schema import tables
+from outbox import Refused
 from tests.database import Database
+from tests.outbox_publishers import Recorder, publish, relay
 from tests.program import run
 from tests.test_demo import until
 
@@ -317,6 +319,20 @@ def test_events_of_other_parts_are_counted(telemetry: Telemetry) -> None:
         "messaging.destination.name": "orders",
         "messaging.batch.message_count": 50,
     }
+
+
+def test_what_a_relay_has_sent(migrated: Database, telemetry: Telemetry) -> None:
+    """Messages and batches are counted by topic and, unless they were accepted, by what became of them."""
+    engine = migrated.engine()
+    publish(engine, "a1", "b1", "c1")
+    relay(engine, Recorder({"b1": [Refused("no")]}), on_event=telemetry.events)
+    assert {
+        (point.attributes["messaging.destination.name"], point.attributes.get("error.type")): point.value
+        for point in telemetry.points("messaging.client.sent.messages")
+    } == {("orders", None): 2, ("orders", "refused"): 1}
+    durations = telemetry.points("messaging.client.operation.duration")
+    assert {point.attributes["messaging.operation.type"] for point in durations} == {"send"}
+    assert all(point.count == 1 for point in durations)
 
 
 def test_the_inbox_works_without_opentelemetry() -> None:

@@ -126,7 +126,7 @@ def test_a_relay_can_be_stopped_while_the_database_is_away(
         relay = Relay(engine, Recorder())
         running = Task(relay.run)
         wait_until(lambda: is_shared(direct, 1))
-    wait_until(lambda: "the database does not answer" in caplog.text)
+    wait_until(lambda: "does not answer" in caplog.text)
     relay.stop()
     running.result()
     assert "free once the lease is over" in caplog.text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
@@ -20,6 +20,8 @@ from .batch import Batch
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
 
 
 class AsyncRelay(RelayBase["AsyncEngine", AsyncPublisher]):
@@ -79,6 +81,11 @@ class AsyncRelay(RelayBase["AsyncEngine", AsyncPublisher]):
     def _send(self, batch: Batch) -> None:
         self._sleep(0)  # a cancellation that came in a transaction is raised before anything is sent
         super()._send(batch)
+
+    def _aside(self, work: Callable[[], T]) -> T:
+        from sqlalchemy.util import await_only
+
+        return await_only(asyncio.to_thread(work))
 
     def _finish(self, result: Any) -> Any:
         from sqlalchemy.util import await_only

@@ -8,47 +8,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import URL, Connection, Engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as SQLTimeoutError
+from sqlalchemy.exc import SQLAlchemyError
 
-from inbox import Backoff, is_transient
-from inbox._codes import code_of
-from inbox._connect import on_connection
+from inbox import Backoff
+from inbox._events import Hook
+from inbox._secrets import reason
 from inbox._signals import stopping
-from inbox._transaction import pauses
 
 from .._envelope import Envelope
-from .._missing import explained
 from .._outcomes import Outcome
 from .._publisher import AsyncPublisher, Publisher
 from ..errors import InvalidOption, OutboxError
 from .batch import Batch, waves
-from .beside import Overtaken
 from .core import Core, LeaseLost
+from .journal import Journal
 from .line import Line
 from .report import Report
 from .sending import Pace, Sending
 from .settings import AfterDead, Settings
+from .transactions import TRIES, TROUBLE, Surroundings, Transactions, passes
 
 E = TypeVar("E")
 P = TypeVar("P", bound=Publisher | AsyncPublisher)
 T = TypeVar("T")
 
 _log = logging.getLogger("outbox.relay")
-_TROUBLE = (DBAPIError, SQLTimeoutError, OSError, Overtaken)
-_TRIES = 12
-"""How often a transaction is tried where somebody waits for its end: about five seconds' worth."""
-_READ_ONLY = {1290, 1836}
-"""What a server of MySQL or MariaDB says that is no primary any more: its connections are of no use."""
-_PASSING = _READ_ONLY | {"57014", 1047, 1203, 1226, 1317, 1969, 3024}
-"""Errors that a time limit, too many connections, or a cluster that is changing, bring about."""
 _PATIENCE = 0.5
 _LAST_TRIES = 5
-"""How often the last one is, at once: it may have met with a deadlock."""
+"""How often the last transaction is tried, at once: it may have met with a deadlock."""
 
 
 class Bell(ABC):
@@ -90,6 +80,7 @@ class RelayBase(ABC, Generic[E, P]):
         keep_sent: float | timedelta | None = None,
         listen_url: str | URL | None = None,
         give_up_after: float | timedelta | None = None,
+        on_event: Hook | Iterable[Hook] | None = None,
     ) -> None:
         own = self._own(engine)
         self._settings = Settings(
@@ -106,6 +97,7 @@ class RelayBase(ABC, Generic[E, P]):
             keep_sent=keep_sent,
             listen_url=listen_url,
             give_up_after=give_up_after,
+            on_event=on_event,
         )
         self._publisher: Any = publisher
         if inspect.iscoroutinefunction(self._publisher.send) is not self._is_async:
@@ -118,6 +110,9 @@ class RelayBase(ABC, Generic[E, P]):
         self._line = Line(own, self._settings.listen_url)
         self._core = Core(self._settings, own.dialect.name)
         self._engine = own.execution_options(isolation_level=self._core.own_isolation)
+        around = Surroundings(self._core.committed, lambda: self._is_stopped, self._pause, self._aside)
+        self._transactions = Transactions(self._engine, self._settings.tables, around)
+        self._journal = Journal(self._settings.name, self._settings.hooks)
         self._pace = Pace(self._settings.batch)
         self._is_checked = False
         self._is_stopped = False
@@ -178,15 +173,16 @@ class RelayBase(ABC, Generic[E, P]):
         self._pace.wake()
         try:
             while not self._is_stopped:
-                batch = self._next(_TRIES)
+                batch = self._next(TRIES)
                 if not (batch.letters or batch.exhausted):
                     break
                 self._send(batch)
         finally:
-            self._leave(_TRIES)
+            self._leave(TRIES)
         return self._relayed
 
     def _run(self) -> None:
+        self._journal.say("starts: from %s to %s", self._transactions.place, type(self._publisher).__name__)
         try:
             while not self._is_stopped:
                 batch = self._next(None)
@@ -194,11 +190,12 @@ class RelayBase(ABC, Generic[E, P]):
                     self._send(batch)
                 elif not self._is_stopped:
                     self._bell.wait(self._core.seconds_idle())
-        except _TROUBLE as error:
-            if not (self._is_stopped and _passes(error)):
+        except TROUBLE as error:
+            if not (self._is_stopped and passes(error)):
                 raise
         finally:
             self._leave(_LAST_TRIES)
+            self._journal.say("has stopped")
 
     def _check(self) -> None:
         """Let the publisher refuse settings with which it could not keep its promise."""
@@ -215,9 +212,14 @@ class RelayBase(ABC, Generic[E, P]):
             try:
                 if not self._core.has_joined:
                     self._do(self._core.join, tries)
+                    self._journal.say(
+                        "is connected to %s (epoch %d)", self._transactions.place, self._core.epoch
+                    )
                 if time.monotonic() >= self._core.next_tend:
                     self._do(self._tend, tries)
                     self._is_settled()
+                    self._journal.owns(self._core.owned)
+                    self._journal.summarise()
                 if self._core.recheck_is_due:
                     self._recheck()
                 batch = self._do(self._round, tries)
@@ -233,9 +235,9 @@ class RelayBase(ABC, Generic[E, P]):
     def _recheck(self) -> None:
         """In a transaction of its own: should a time limit strike, the relay goes on all the same."""
         try:
-            self._do(self._core.recheck, 1)
+            self._journal.overlooked(self._do(self._core.recheck, 1))
         except (SQLAlchemyError, OSError, OutboxError) as error:
-            _log.warning("overlooked messages could not be looked for: %s", type(error).__name__)
+            _log.warning("overlooked messages could not be looked for: %s", reason(error))
 
     def _round(self, connection: Connection) -> Batch:
         return self._core.round(connection, self._report, self._pace.demand())
@@ -249,7 +251,8 @@ class RelayBase(ABC, Generic[E, P]):
             self._send_waves(sending, batch)
         finally:
             self._is_sending = False
-        self._pace.learn(sending.report, batch.letters, time.monotonic() - sending.begun)
+            sending.report.seconds = time.monotonic() - sending.begun
+        self._pace.learn(sending.report, batch.letters, sending.report.seconds)
 
     def _send_waves(self, sending: Sending, batch: Batch) -> None:
         for wave in waves(batch.letters):
@@ -286,7 +289,7 @@ class RelayBase(ABC, Generic[E, P]):
         try:
             self._do(self._core.renew, 1)
         except (SQLAlchemyError, OSError, LeaseLost, OutboxError) as error:
-            _log.warning("the lease could not be renewed: %s", type(error).__name__)
+            _log.warning("the lease could not be renewed: %s", reason(error))
 
     def _leave(self, tries: int) -> None:
         """Write what became of the last batch, and give up the buckets."""
@@ -296,8 +299,8 @@ class RelayBase(ABC, Generic[E, P]):
             self._do(lambda connection: self._core.end(connection, self._report), tries)
         except LeaseLost as error:
             self._lost(error)
-        except _TROUBLE as error:
-            _log.warning("the buckets are free once the lease is over: %s", type(error).__name__)
+        except TROUBLE as error:
+            _log.warning("the buckets are free once the lease is over: %s", reason(error))
         else:
             self._is_settled()
         self._core.forget()
@@ -311,52 +314,19 @@ class RelayBase(ABC, Generic[E, P]):
 
     def _is_settled(self) -> None:
         """What became of the last batch has been written."""
-        self._relayed += len(self._report.accepted)
-        self._report = Report()
+        report, self._report = self._report, Report()
+        self._relayed += len(report.accepted)
+        self._journal.settled(report)
 
     def _do(self, work: Callable[[Connection], T], tries: int | None) -> T:
-        """Run one transaction; transient errors are tried again, where `tries` is None until the relay is
-        stopped."""
-        while True:
-            for pause in pauses(tries or _TRIES):
-                try:
-                    return on_connection(self._engine, partial(self._once, work))
-                except _TROUBLE as error:
-                    if isinstance(error, DBAPIError) and not _passes(error):
-                        explained(self._engine, self._settings.tables, error)
-                    if self._is_stopped if tries is None else pause is None:
-                        raise
-                    if pause is None:
-                        _log.warning("the database does not answer: %s", type(error).__name__)
-                self._pause(2.0 if pause is None else pause)
+        return self._transactions.do(work, tries)
 
-    def _once(self, work: Callable[[Connection], T], connection: Connection) -> T:
-        result = _transacted(connection, work)
-        self._core.committed(connection)
-        return result
+    def _aside(self, work: Callable[[], T]) -> T:
+        """Do something that may block for some seconds."""
+        return work()
 
     def _pause(self, seconds: float) -> None:
         """Wait, but not for longer than until the relay is stopped."""
         end = time.monotonic() + seconds
         while not self._is_stopped and (left := end - time.monotonic()) > 0:
             self._sleep(min(left, 0.1))
-
-
-def _transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
-    try:
-        with connection.begin():
-            return work(connection)
-    except DBAPIError as error:
-        if code_of(error) in _READ_ONLY:
-            connection.invalidate(error)
-        raise
-
-
-def _passes(error: Exception) -> bool:
-    """Whether it is worth to try again: also when the pool is empty, the server full or another one's replica
-    by now, or a time limit of the role's has struck."""
-    if not isinstance(error, DBAPIError):
-        return True
-    code = code_of(error)
-    is_full = isinstance(code, str) and code.startswith("53")
-    return is_transient(error) or is_full or code in _PASSING

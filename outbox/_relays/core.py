@@ -72,6 +72,11 @@ class Core:
         return self._database.own_isolation
 
     @property
+    def owned(self) -> int:
+        """How many buckets it has."""
+        return len(self._buckets)
+
+    @property
     def has_joined(self) -> bool:
         """Whether this is one of the relays."""
         return self.epoch > 0

@@ -9,6 +9,8 @@ import time
 
 from sqlalchemy import Engine
 
+from inbox._secrets import reason
+
 from .. import _bells
 from .._beside import SharedConnection
 from .base import Bell
@@ -99,7 +101,7 @@ class Complaint:
     def about(self, error: Exception) -> float:
         """Log it; seconds to wait. What does not pass by itself is said once."""
         if not isinstance(error, NotHeard | SharedConnection):
-            _log.warning("no wake-up from other processes for now: %s", type(error).__name__)
+            _log.warning("no wake-up from other processes for now: %s", reason(error))
             return RETRY
         if not self._has_said:
             _log.warning("no wake-up from other processes, so the relay polls: %s", error)

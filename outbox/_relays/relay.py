@@ -1,9 +1,10 @@
 """The relay, for synchronous code."""
 
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from sqlalchemy import Engine
 
@@ -81,13 +82,15 @@ class Relay(RelayBase[Engine, Publisher]):
 
     def run(self) -> None:
         """Relay messages until `stop` is called; then finish the batch that is on its way, and give up the
-        buckets.
+        buckets. In the main thread, SIGTERM and SIGINT call `stop`.
 
         Goes on while the database is away, and while the broker is. Raises as `run_once`.
         """
         self._check()
+        is_main = threading.current_thread() is threading.main_thread()
+        stopping = self.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext()
         ears = Ears(self._engine, self._settings.tables.message.schema, self._ear, self._line)
-        with ears, self._beating():
+        with stopping, ears, self._beating():
             self._run()
 
     @contextmanager

@@ -39,6 +39,15 @@ class Answer:
         return max(0.0, min(float(asked), LONGEST_WAIT)) if isinstance(asked, int | float) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A message that has become a dead letter."""
+
+    letter: Letter
+    attempts: int
+    error: str
+
+
 @dataclass(slots=True)
 class Report:
     """The answers of one batch, in the order in which the messages were sent."""
@@ -48,6 +57,11 @@ class Report:
     exhausted: list[Letter] = field(default_factory=list)
     """Messages that are not sent any more: they cannot be read, or have had all their attempts, and nobody
     knows what became of them."""
+
+    dead: list[Death] = field(default_factory=list)
+    """Those of them that were put away, once that has been written."""
+    seconds: float = 0.0
+    """How long the batch was on its way."""
 
     @property
     def is_empty(self) -> bool:

@@ -2,12 +2,15 @@
 
 import os
 import socket
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal
 
 from sqlalchemy import URL
 
 from inbox import Backoff
+from inbox import errors as inbox_errors
+from inbox._events import Hook, Hooks
 
 from .. import _options
 from ..errors import InvalidOption, UnsafeBroker
@@ -38,6 +41,7 @@ class Settings:
         keep_sent: float | timedelta | None,
         listen_url: str | URL | None,
         give_up_after: float | timedelta | None,
+        on_event: Hook | Iterable[Hook] | None,
     ) -> None:
         if not callable(getattr(publisher, "send", None)):
             raise InvalidOption(f"publisher={type(publisher).__name__}: expected something with send(batch)")
@@ -61,6 +65,7 @@ class Settings:
             self.give_up_after = _options.seconds("give_up_after", give_up_after)
             if not self.give_up_after:
                 raise InvalidOption(f"give_up_after={give_up_after!r}: expected more than 0")
+        self.hooks = _hooks(on_event)
         self.timeout = _timeout(publisher, self.lease)
 
     @property
@@ -81,6 +86,13 @@ def _listen_url(given: object) -> URL:
     if url.drivername != "postgresql+psycopg":
         raise InvalidOption(f"listen_url: {url.drivername}: only PostgreSQL wakes relays, through psycopg")
     return url
+
+
+def _hooks(on_event: Any) -> Hooks:
+    try:
+        return Hooks(on_event)
+    except inbox_errors.InvalidOption as error:
+        raise InvalidOption(str(error)) from None
 
 
 def _timeout(publisher: Any, lease: float) -> float | None:

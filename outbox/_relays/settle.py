@@ -1,6 +1,5 @@
 """What is written about messages after they were sent, in the transaction that renews the lease."""
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +9,8 @@ from .. import _statements
 from .._databases import Database
 from .._letter import Letter
 from .._outcomes import Outcome, Refused
-from .report import Answer, Report
+from .report import Answer, Death, Report
 from .settings import Settings
-
-_log = logging.getLogger("outbox.relay")
 
 LONGEST_ERROR = 4_000
 """Characters of a reason that are kept."""
@@ -40,6 +37,7 @@ class Settlement:
         """Forget what has left, put away what never will, and note of the rest when it is sent again: these,
         each with the seconds until then."""
         tables = self._settings.tables
+        dead = report.dead = []  # it may be written again, when the transaction is
         if report.accepted:
             keep = self._settings.keep_sent is not None
             self._database.forget(connection, tables, report.accepted, keep_sent=keep)
@@ -50,15 +48,15 @@ class Settlement:
         for answer in report.others:
             if isinstance(answer.outcome, Refused):
                 end = _End(answer.attempts, answer.unanswered, "refused", reason(answer.outcome))
-                self._put_away(connection, answer.letter, end)
+                dead.append(self._put_away(connection, answer.letter, end))
             elif answer.is_last:
-                self._put_away(connection, answer.letter, _given_up(answer))
+                dead.append(self._put_away(connection, answer.letter, _given_up(answer)))
             elif answer.is_unknown and answer.unanswered >= self._settings.max_attempts:
-                self._put_away(connection, answer.letter, _no_answer(answer.attempts, answer.unanswered))
+                end = _no_answer(answer.attempts, answer.unanswered)
+                dead.append(self._put_away(connection, answer.letter, end))
             else:
                 waits.append((answer, self._delay(answer)))
-        for letter in report.exhausted:
-            self._put_away(connection, letter, _exhausted(letter))
+        dead += [self._put_away(connection, each, _exhausted(each)) for each in report.exhausted]
         if waits:
             connection.execute(_statements.wait(tables), [_wait(*each) for each in waits])
         return [(answer.letter, delay) for answer, delay in waits]
@@ -67,7 +65,7 @@ class Settlement:
         asked = answer.retry_after
         return self._settings.backoff.delay(answer.attempts) if asked is None else asked
 
-    def _put_away(self, connection: Connection, letter: Letter, end: _End) -> None:
+    def _put_away(self, connection: Connection, letter: Letter, end: _End) -> Death:
         this = _this(letter)
         tables = self._settings.tables
         if self._settings.holds and letter.key is not None:
@@ -77,13 +75,7 @@ class Settlement:
             given = {"attempts": end.attempts, "outcome": end.outcome, "error": end.error}
             connection.execute(_statements.bury(tables), this | given)
             self._database.forget(connection, tables, [letter], keep_sent=False)
-        _log.error(
-            "message %s to %r is dead after %d attempts: %s",
-            letter.envelope.id,
-            letter.envelope.topic,
-            end.attempts,
-            end.error,
-        )
+        return Death(letter, end.attempts, end.error)
 
 
 def _this(letter: Letter) -> dict[str, Any]:
