@@ -17,6 +17,7 @@ from . import _failed_commit, _options
 from ._accept import accept, accept_many
 from ._async_calls import run
 from ._async_listener import AsyncListener
+from ._durability import looking_at
 from ._fault import OWN
 from ._keys import Key
 from ._listens import Listens
@@ -183,6 +184,8 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
                     await asyncio.sleep(pause)
                 raise AssertionError("pauses() ends with None")
 
+            looks = looking_at(source, self.tables.message, bind_arguments)
+            handle_message.prepare = looks  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
+from ._async_calls import run
 from ._decision import Action, Decision, Decisions
 from ._lanes import Batch, Job
 from ._listener_base import STOPPING, ListenerBase, caught, checked
@@ -42,6 +43,9 @@ class AsyncListener(ListenerBase):
         woken = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
         batch = self._batch(messages, handler, wake)
+        prepare = self._preparing(handler)
+        if prepare is not None:
+            await run(prepare)
         self._wakes.add(wake)
         try:
             for job in batch.jobs:

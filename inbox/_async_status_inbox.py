@@ -139,6 +139,7 @@ class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
                 return found
 
             handle_message.outcome = outcome  # type: ignore[attr-defined]
+            handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from . import _failed_commit, _options
 from ._accept import accept, accept_many
+from ._durability import looking_at
 from ._fault import OWN
 from ._keys import Key
 from ._listener import Listener
@@ -246,6 +247,8 @@ class Inbox(Settings, Listens[Listener]):
                     time.sleep(pause)
                 raise AssertionError("pauses() ends with None")
 
+            looks = looking_at(source, self.tables.message, bind_arguments)
+            handle_message.prepare = looks  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

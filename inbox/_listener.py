@@ -63,6 +63,9 @@ class Listener(ListenerBase):
         batch = self._batch(messages, handler, partial(woken.put, None))
         if inspect.iscoroutinefunction(batch.handler):
             raise InvalidOption(f"handler={handler!r}: it is asynchronous, which is for AsyncListener")
+        prepare = self._preparing(handler)
+        if prepare is not None:
+            prepare()
         self._wakes.add(batch.wake)
         try:
             with self._lanes.lock:

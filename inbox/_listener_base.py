@@ -67,6 +67,7 @@ class ListenerBase:
             raise InvalidOption(f"max_attempts={max_attempts}: this needs failures=, to know when it is over")
         self._dead_letter = _function("dead_letter", dead_letter)
         self._lanes = Lanes(self.concurrency)
+        self._prepared: object = None
         self._wakes: set[Callable[[], Any]] = set()
         self._stopped_at: float | None = None
 
@@ -95,6 +96,13 @@ class ListenerBase:
             ValueError: this is not the main thread, which alone may handle signals.
         """
         return stopping(self.stop, *also)
+
+    def _preparing(self, handler: object) -> Callable[[], None] | None:
+        """What the handler has to do before its first message, if that is still to come."""
+        if handler is self._prepared:
+            return None
+        self._prepared = handler
+        return getattr(handler, "prepare", None)
 
     def _batch(
         self, messages: Iterable[Any], handler: Callable[[Any], Any], wake: Callable[[], Any]

@@ -173,6 +173,7 @@ class StatusInbox(StatusSettings, Listens[Listener]):
                 return outcome
 
             handle_message.outcome = lambda message: run(message)[1]  # type: ignore[attr-defined]
+            handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
             return handle_message
 
         return decorate

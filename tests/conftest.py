@@ -1,5 +1,6 @@
 """Fixtures: a real database for each test, and what the run's header says about the servers."""
 
+import logging
 import os
 import re
 import signal
@@ -55,7 +56,9 @@ OTHERS = {"redis": services.find_redis, "pgbouncer": services.find_pooler}
 
 
 def pytest_configure() -> None:
-    """Programs that the tests start hear Ctrl-C, even where this run was started in the background."""
+    """Programs that the tests start hear Ctrl-C, even where this run was started in the background. The test
+    servers forget on purpose what a crash of the machine would make them forget, so nobody has to say so."""
+    logging.getLogger("inbox.durability").setLevel(logging.ERROR)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

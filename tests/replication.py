@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from psycopg import sql
 
@@ -21,9 +20,11 @@ class Primary(EmbeddedPostgres):
     def kill(self) -> None:
         """kill -9 of the server and of all its processes, as a power cut of its machine or a fence does: none
         of them commits or answers any more."""
-        processes = [self._process.pid, *children(self._process.pid)]
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
+        with self._connect() as connection:
+            processes = connection.execute("SELECT pid FROM pg_stat_activity").fetchall()
+        for process in [self._process.pid, *(pid for (pid,) in processes)]:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self._process.stop(signal.SIGKILL)
 
     def restart(self) -> None:
@@ -41,7 +42,8 @@ class Primary(EmbeddedPostgres):
     @contextmanager
     def cut_off(self) -> Iterator[None]:
         """While the block runs, nothing that is committed here arrives at the standby."""
-        (sender,) = [each for each in children(self._process.pid) if "walsender" in title(each)]
+        with self._connect() as connection:
+            ((sender,),) = connection.execute("SELECT pid FROM pg_stat_replication").fetchall()
         os.kill(sender, signal.SIGSTOP)
         try:
             yield
@@ -79,13 +81,3 @@ class Standby(Primary):
         place = ("--host=127.0.0.1", f"--port={self._primary.port}", "--username=postgres")
         options = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync")
         run([self._bin / "pg_basebackup", f"--pgdata={folder}", *place, *options], self._user)
-
-
-def children(process: int) -> list[int]:
-    """The processes that it has started."""
-    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
-def title(process: int) -> str:
-    """What it says that it is."""
-    return Path(f"/proc/{process}/cmdline").read_text()

@@ -120,6 +120,10 @@ class Database(ABC):
         """Bytes on disk of the table and its indexes."""
 
     @abstractmethod
+    def risks(self, connection: Connection) -> list[str]:
+        """Settings, with their values, by which the database may forget in a crash what it has committed."""
+
+    @abstractmethod
     def is_ended(self, connection: Connection) -> bool:
         """Whether the transaction on this connection is over already."""
 

@@ -32,6 +32,9 @@ T = TypeVar("T")
 _IN_TRANSACTION = 1
 """The protocol's flag SERVER_STATUS_IN_TRANS."""
 
+_FLUSHES = text("SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@global.log_bin")
+_FLUSHED = (1, 3)
+"""With each COMMIT; 3 is MariaDB's, and flushes more often."""
 _IS_READ_ONLY = text("SELECT @@global.read_only")
 # Under names of their own, because other settings may be put aside inside.
 _BEGIN_BRIEFLY = text(
@@ -212,6 +215,11 @@ class MySQL(Database):
             transport = getattr(driver, "_transport", None) or driver._writer.transport  # noqa: SLF001
             own = transport.get_extra_info("socket")
         return int(own.fileno())
+
+    def risks(self, connection: Connection) -> list[str]:
+        flush, binlog, has_binlog = connection.execute(_FLUSHES).one()
+        found = [] if flush in _FLUSHED else [f"innodb_flush_log_at_trx_commit={flush}"]
+        return [*found, f"sync_binlog={binlog}"] if has_binlog and binlog != 1 else found
 
     def is_ended(self, connection: Connection) -> bool:
         driver = _driver(connection)

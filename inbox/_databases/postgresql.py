@@ -59,6 +59,13 @@ _COLUMNS = tuple(_statements.ROW)
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
 """Lets a COMMIT wait for a synchronous standby, which then has whatever was committed before as well."""
+_RISKS = text("""
+    SELECT name || '=' || setting FROM pg_settings
+    WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 'off'
+       OR name = 'synchronous_commit' AND setting = 'local'
+          AND current_setting('synchronous_standby_names') <> ''
+    ORDER BY name
+""")
 _NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
 _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
@@ -257,6 +264,9 @@ class PostgreSQL(Database):
         name = connection.dialect.identifier_preparer.format_table(tables.message)
         size = func.pg_total_relation_size(cast(name, REGCLASS))
         return int(connection.execute(select(size)).scalar_one())
+
+    def risks(self, connection: Connection) -> list[str]:
+        return list(connection.scalars(_RISKS))
 
     def is_autocommit(self, connection: Connection) -> bool:
         return bool(_driver(connection).autocommit)

@@ -19,6 +19,8 @@ from ..errors import UnusableConnection
 from ..schema import Tables
 from ._database import Attempt, Batch, Database, Stored
 
+_LEVELS = ("OFF", "NORMAL")
+"""With which a COMMIT may be answered before it is on disk; by their numbers."""
 _BEGUN = "inbox: the transaction in which a row went in outside any savepoint"
 
 
@@ -92,6 +94,11 @@ class SQLite(Database):
         driver = _driver(connection)
         by_itself = driver.isolation_level is None or getattr(driver, "autocommit", False) is True
         return by_itself and not driver.in_transaction
+
+    def risks(self, connection: Connection) -> list[str]:
+        level = int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+        is_file = any(file for *_, file in connection.exec_driver_sql("PRAGMA database_list"))
+        return [f"synchronous={_LEVELS[level]}"] if is_file and level < len(_LEVELS) else []
 
     def is_ended(self, connection: Connection) -> bool:
         return not _driver(connection).in_transaction

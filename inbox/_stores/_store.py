@@ -319,6 +319,9 @@ class Store(ABC):
                 return answer
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
 
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to say
+        """What a listener lets it do before the first message: warn of settings that lose messages."""
+
     def declaration(
         self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
     ) -> Declaration | None:

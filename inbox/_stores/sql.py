@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from .. import _codes
 from .._connect import connected
 from .._databases import supported
+from .._durability import look
 from .._missing import explain
 from .._policy import Declaration
 from .._retention import Retention
@@ -85,6 +86,9 @@ class SqlStore(Store):
         self._database = supported(sync_engine.dialect.name)
         self._own = self._database.committing_each(sync_engine)
         self._watchdog = Watchdog(self._database)
+
+    def prepare(self) -> None:
+        look(self.engine)
 
     def __repr__(self) -> str:
         return f"SqlStore({self.engine.url.render_as_string()!r})"

@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from inbox import Backoff
+from inbox._durability import look
 from inbox._events import Hook
 from inbox._secrets import reason
 from inbox._signals import stopping
@@ -183,6 +184,7 @@ class RelayBase(ABC, Generic[E, P]):
 
     def _run(self) -> None:
         self._journal.say("starts: from %s to %s", self._transactions.place, type(self._publisher).__name__)
+        look(self._engine)
         try:
             while not self._is_stopped:
                 batch = self._next(None)
