@@ -11,6 +11,7 @@ from sqlalchemy import Engine, StaticPool, Table
 
 from ._connect import on_connection, root
 from ._databases import supported
+from ._secrets import place, reason
 from ._session import BindArguments, bind_of
 
 _log = logging.getLogger("inbox.durability")
@@ -26,11 +27,11 @@ def look(engine: Engine) -> None:
     try:
         risks = on_connection(engine, supported(engine.dialect.name).risks)
     except Exception as error:  # noqa: BLE001 - the work itself will say what is wrong
-        _log.debug("the settings could not be read: %s", type(error).__name__)
+        _log.debug("the settings could not be read: %s", reason(error))
         return
     if risks:
-        place = engine.url.set(username=None, password=None, query={}).render_as_string()
-        _log.warning("%s: a crash can lose messages that were acknowledged: %s", place, ", ".join(risks))
+        where = place(engine.url)
+        _log.warning("%s: a crash can lose messages that were acknowledged: %s", where, ", ".join(risks))
 
 
 def looking_at(source: Any, table: Table, bind_arguments: BindArguments | None) -> Callable[[], None]:
@@ -42,7 +43,7 @@ def _look_behind(source: Any, table: Table, bind_arguments: BindArguments | None
     try:
         engine = _engine(source, table, bind_arguments)
     except Exception as error:  # noqa: BLE001 - as above
-        _log.debug("the engine could not be found: %s", type(error).__name__)
+        _log.debug("the engine could not be found: %s", reason(error))
         return
     look(engine)
 
