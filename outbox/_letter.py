@@ -83,7 +83,7 @@ def read(row: Any) -> Letter:
     envelope = Envelope(message_id, topic, key, body, content_type, named, attempts + 1, created_at)
     # Before the first attempt it is when a delayed message was due.
     waits = retry_at if attempts else None
-    is_own = bool(own_id)
+    is_own = own_id is not None
     return Letter(
         envelope, size, bucket, sequence, unanswered, state, waits, is_own, failing_since, damage=damage
     )
