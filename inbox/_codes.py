@@ -22,6 +22,7 @@ _FULL = {"53000", "53100", "53200", "53400", "58030", 1021, 1203, 1226}
 """Disk, memory, files or connections are used up, or the disk fails."""
 _NOT_NOW = {"55006", 1047, 1290, 1836, 3101, 3572}
 """The object is in use, or the server is a replica by now, or its cluster is changing."""
+_READ_ONLY = {"25006", 1290, 1836}
 _POOLED = {"26000", "42P05"}
 """A pooler that does not know of prepared statements gave us another session."""
 _TRANSIENT = _LIMITS | _FULL | _NOT_NOW | _POOLED
@@ -84,6 +85,11 @@ def is_passing(error: BaseException) -> bool:
 def is_aftermath(error: BaseException) -> bool:
     """Whether an earlier statement of the transaction has failed, and this one was refused for that."""
     return isinstance(error, DBAPIError) and code_of(error) == _ABORTED
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether the server is no primary (any more), so that its connections are of no use."""
+    return isinstance(error, DBAPIError) and code_of(error) in _READ_ONLY
 
 
 def breaks_connection(error: DBAPIError) -> bool:

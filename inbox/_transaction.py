@@ -70,13 +70,7 @@ class Transaction:
         with OWN:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
-            self.verdict, stored = accept(
-                self.connection,
-                self._attempt,
-                wait=self._wait,
-                policy=self._policy,
-                message_time=self._message_time,
-            )
+            stored = self._take()
         if self.verdict is Verdict.NEW:
             _ending.watch(handle, self.connection)
         else:
@@ -84,11 +78,28 @@ class Transaction:
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
 
+    def _take(self) -> Stored | None:
+        try:
+            self.verdict, stored = accept(
+                self.connection,
+                self._attempt,
+                wait=self._wait,
+                policy=self._policy,
+                message_time=self._message_time,
+            )
+        except DBAPIError as error:
+            # The pool would go on with connections to a server that was demoted.
+            if _codes.is_read_only(error) and isinstance(self.bind, Engine):
+                self.connection.invalidate(error)
+            raise
+        return stored
+
     def _connection(self, handle: Connection | Session) -> Connection:
         if isinstance(handle, Session):
             self.bind = bind_of(handle, self._attempt.tables.message, self._bind_arguments)
             return connection_of(handle, self.bind)
         check_no_session(self._bind_arguments)
+        self.bind = handle.engine
         return handle
 
     def commit(self) -> None:

@@ -87,12 +87,16 @@ def demoted(database: Database) -> Iterator[tuple[URL, AbstractContextManager[No
 def test_an_outage_of_the_database(migrated: Database, outage: Any, mode: Mode) -> None:
     """While it lasts the message comes again, however often it has failed; afterwards it is taken, and all
     its attempts are left."""
+    opened: list[object] = []
     with outage(migrated) as (url, trouble):
         engine = migrated.engine_at(url)
         handler = mode(engine)
+        with engine.connect():
+            event.listen(engine, "connect", lambda *_: opened.append(1))
         with trouble:
             assert deliver(handler) is RETRY
         assert deliver(handler) is ACK
+        assert bool(opened) is (outage is demoted), "connections to a server that was demoted are of no use"
         engine.dispose()
 
 

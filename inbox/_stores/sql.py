@@ -290,14 +290,13 @@ class SqlStore(Store):
         raise AssertionError("tries() ends with None")
 
     def _once(self, work: Callable[[Connection], T], wait: float, within: float) -> T:
-        with (
-            connected(self._own) as connection,
-            self._bounded(connection, within),
-            self._database.briefly(connection, wait),
-        ):
+        with connected(self._own) as connection:
             try:
-                return work(connection)
+                with self._bounded(connection, within), self._database.briefly(connection, wait):
+                    return work(connection)
             except DBAPIError as error:
+                if _codes.is_read_only(error):
+                    connection.invalidate(error)
                 explain(connection, self.tables.status, error)
 
     def _bounded(self, connection: Connection, seconds: float) -> AbstractContextManager[None]:
