@@ -10,6 +10,7 @@ LEVELS = {
     EventKind.IN_FLIGHT: logging.DEBUG,
     EventKind.STEP_DONE: logging.DEBUG,
     EventKind.SENT: logging.DEBUG,
+    EventKind.PURGED: logging.DEBUG,
     EventKind.COMPLETED: logging.INFO,
     EventKind.TAKEN: logging.INFO,
     EventKind.RETRIED: logging.INFO,
@@ -61,7 +62,7 @@ def _line(event: Event) -> str:
     about = [] if event.topic is None else [f"topic={event.topic!r}"]
     if event.topic is None or event.consumer:
         about.append(repr(event.consumer))
-    if event.topic is None or event.key:
+    if event.key or (event.topic is None and event.kind is not EventKind.PURGED):
         about.append(f"key={event.key!r}")
     if event.message_id is not None:
         about.append(f"id={event.message_id!r}")

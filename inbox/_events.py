@@ -61,6 +61,8 @@ class EventKind(StrEnum):
     """Relay: messages may have arrived; they are sent again with the same id."""
     DEAD_LETTER = "dead_letter"
     """Relay: messages were put away as dead letters."""
+    PURGED = "purged"
+    """Purge: rows of a consumer were deleted, because they were older than its retention."""
 
 
 OF_VERDICT = {
@@ -88,7 +90,8 @@ class Event:
         error: what went wrong, as text.
         topic: the topic of outgoing messages.
         message_id: of an outgoing message, if the event is about a single one.
-        count: how many messages it is about. A relay sends one event for each topic and batch.
+        count: how many messages it is about. A relay sends one event for each topic and batch, a purge one
+            for each batch.
     """
 
     kind: EventKind

@@ -1,7 +1,7 @@
 """Deleting rows that no duplicate can need any more, beside live traffic."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from . import _codes, _options, _statements
 from ._connect import on_connection
 from ._databases import Database, supported
+from ._events import Event, EventKind, Hook, Hooks
 from ._keeping import Keeping
 from ._missing import explain
 from ._policy import Policy, look, superseded
@@ -53,6 +54,7 @@ def purge(
     batch: int = 500,
     budget: float | timedelta | None = None,
     progress: Callable[[Purged], object] | None = None,
+    on_event: Hook | Iterable[Hook] | None = None,
     schema: str | None = None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Purged:
@@ -84,6 +86,7 @@ def purge(
         batch: rows in a transaction, at most.
         budget: seconds (or `timedelta`) after which to stop; None is no limit.
         progress: called after each batch with what has been done so far.
+        on_event: is called with an `Event` for each batch that has been committed; or several such.
         schema: the PostgreSQL schema of the tables.
         sleep: how to rest, in seconds.
 
@@ -99,7 +102,7 @@ def purge(
         _options.consumer(consumer)
     dead = None if dead_retention is None else _options.seconds("dead_retention", dead_retention)
     asked = None if retention is None else Retention.of(retention)
-    run = _Run(engine, tables(schema), batch, limit, sleep, progress)
+    run = _Run(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event))
     run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
     if not override:
         run.kept.check()
@@ -121,6 +124,7 @@ class _Run:
         limit: float | None,
         sleep: Callable[[float], object],
         progress: Callable[[Purged], object] | None,
+        hooks: Hooks,
     ) -> None:
         self.database: Database = supported(engine.dialect.name)
         self.engine = engine.execution_options(isolation_level=self.database.own_isolation)
@@ -129,6 +133,7 @@ class _Run:
         self.limit = limit
         self.sleep = sleep
         self.progress = progress
+        self.hooks = hooks
         self.rows = self.batches = 0
         self.began = time.monotonic()
 
@@ -189,6 +194,14 @@ class _Run:
                 after = max(deleted)
                 self.rows += len(deleted)
                 self.batches += 1
+                self.hooks(
+                    Event(
+                        kind=EventKind.PURGED,
+                        consumer=consumer,
+                        count=len(deleted),
+                        seconds=time.monotonic() - began,
+                    )
+                )
                 if self.progress is not None:
                     self.progress(self.state(finished=False))
             if len(deleted) < self.batch:

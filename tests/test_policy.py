@@ -17,6 +17,8 @@ import inbox
 from inbox import (
     AsyncInbox,
     AsyncStatusInbox,
+    Event,
+    EventKind,
     Inbox,
     Retention,
     SqlStore,
@@ -492,3 +494,33 @@ def test_an_inbox_in_memory() -> None:
         connection.execute(delete(TABLES.ledger))
     assert set(policies(engine)) == {"billing"}
     engine.dispose()
+
+
+def test_a_purge_tells_what_it_deletes(postgres: Database) -> None:
+    """`on_event` gets an event for each batch, once it has committed; a hook that fails hurts nothing."""
+    engine = postgres.engine()
+    now = datetime.now(UTC)
+    row = {"claim": bytes(16), "accepted_at": now - 8 * DAY}
+    with engine.begin() as connection:
+        connection.execute(
+            insert(TABLES.message), [row | {"consumer": "a", "key": f"{each}"} for each in range(5)]
+        )
+    claim(engine)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.status).values(updated_at=now - 8 * DAY))
+    left: list[int] = []
+    events: list[Event] = []
+
+    def fails(event: Event) -> None:
+        left.append(count(postgres.engine(), "message"))
+        raise RuntimeError
+
+    purge(engine, batch=3, on_event=[fails, events.append])
+    assert [(event.kind, event.consumer, event.count, event.key) for event in events] == [
+        (EventKind.PURGED, "a", 3, ""),
+        (EventKind.PURGED, "a", 2, ""),
+        (EventKind.PURGED, "billing", 1, ""),
+    ]
+    assert left == [2, 0, 0]
+    with pytest.raises(InvalidOption, match="on_event=5"):
+        purge(engine, on_event=5)  # type: ignore[arg-type]
