@@ -18,6 +18,7 @@ from .._decision import Decision, Decisions
 from .._delivery import Delivery
 from .._listener_base import ListenerBase, TooOld
 from . import kafka_options
+from .journal import Journal
 from .kafka_dead_letters import DeadLetterTopic
 from .kafka_lane import Lane
 from .kafka_record import place_of
@@ -78,6 +79,7 @@ class GroupMember(ABC, Generic[H]):
         self._whole = self._new_listener(failures=lambda _: 0)  # decides nothing: for its stop and its grace
         kafka_options.check_grace(self._whole.grace, self._settings)
         self._lanes: dict[tuple[str, int], Lane] = {}
+        self._journal = Journal(_log, f"consumer of {', '.join(self._topics)}")
 
     @property
     def stopped(self) -> bool:
@@ -100,6 +102,11 @@ class GroupMember(ABC, Generic[H]):
     def _decide(self, listener: Any, batch: list[Delivery]) -> Decisions:
         """Run a batch with the listener of its partition, in a thread."""
 
+    def _decide_and_count(self, listener: Any, batch: list[Delivery]) -> Decisions:
+        decisions = self._decide(listener, batch)
+        self._journal.count(decisions)
+        return decisions
+
     @abstractmethod
     def _put_away_by(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], Any]:
         """What the listener calls."""
@@ -110,6 +117,8 @@ class GroupMember(ABC, Generic[H]):
         Raises:
             KafkaException: the client cannot go on.
         """
+        group, servers = (self._settings.get(name) for name in ("group.id", "bootstrap.servers"))
+        self._journal.say("starts: group %r at %s", group, servers)
         consumer = Consumer({"logger": _log, "on_commit": _report_commit, **self._settings})
         # Its threads are left behind when a handler outlasts `grace`; they end with the process.
         self._pool = ThreadPoolExecutor(self._partitions, thread_name_prefix="inbox kafka")
@@ -125,8 +134,10 @@ class GroupMember(ABC, Generic[H]):
             self._pool.shutdown(wait=False)
             if self._dead_letters is not None:
                 self._dead_letters.close()
+            self._journal.say("has stopped")
 
     def _turn(self, consumer: Consumer) -> None:
+        self._journal.summarise()
         for record in self._fetched(consumer):
             if not _is_notice(record) and (lane := self._lanes.get(place_of(record))):
                 lane.add(record)
@@ -167,11 +178,17 @@ class GroupMember(ABC, Generic[H]):
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for each in partitions:
-            lane = Lane(each, self._new_listener, self._decide, self._batch)
+            lane = Lane(each, self._new_listener, self._decide_and_count, self._batch)
             self._lanes[each.topic, each.partition] = lane
+        self._say_owned()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._release(consumer, self._taken_away(partitions))
+        self._say_owned()
+
+    def _say_owned(self) -> None:
+        owned = ", ".join(f"{topic} [{partition}]" for topic, partition in sorted(self._lanes))
+        self._journal.say("is connected, and has %s", f"partitions {owned}" if owned else "no partition")
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """They are somebody else's already: what is done here is done, and is not to be committed."""
@@ -179,6 +196,7 @@ class GroupMember(ABC, Generic[H]):
         for lane in lanes:
             lane.stop()
         self._resume(consumer, lanes)
+        self._say_owned()
 
     def _taken_away(self, partitions: Iterable[TopicPartition]) -> list[Lane]:
         places = [(each.topic, each.partition) for each in partitions]

@@ -22,6 +22,7 @@ from .._listener_base import TooOld
 from .._outcome import Outcome
 from ..errors import InvalidOption
 from . import rabbit_url
+from .journal import Journal
 from .rabbit_companions import Companions
 from .rabbit_frames import MendingTransport
 from .rabbit_message import delivery_of, failures_of
@@ -110,12 +111,14 @@ class AsyncRabbitConsumer:
         self._running: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._failed_sessions = 0
+        self._journal = Journal(_log, f"consumer of queue {queue!r}")
 
     async def run(self) -> None:
         """See `RabbitConsumer.run`."""
         self._loop = asyncio.get_running_loop()
         if self.listener.stopped:
             return
+        self._journal.say("starts: at %s", rabbit_url.shown(self._url))
         session: Session | None = await self._first()
         try:
             while session is not None:
@@ -134,6 +137,7 @@ class AsyncRabbitConsumer:
             await self._abandon()
             if session is not None:
                 await _close(session.connection)
+            self._journal.say("has stopped")
         if self._failure is not None:
             raise self._failure
 
@@ -192,10 +196,12 @@ class AsyncRabbitConsumer:
         async with asyncio.timeout(_PATIENCE):
             connection = await aiormq.connect(self._url, transport_factory=MendingTransport())
             try:
-                return await self._consumed(connection)
+                session = await self._consumed(connection)
             except BaseException:
                 await _close(connection)
                 raise
+        self._journal.say("is connected, and gets up to %d messages at once", self.prefetch)
+        return session
 
     async def _consumed(self, connection: AbstractConnection) -> Session:
         if self._declare:
@@ -227,10 +233,12 @@ class AsyncRabbitConsumer:
 
     async def _until_it_ends(self, session: Session) -> None:
         ends = [asyncio.create_task(event.wait()) for event in (self._stopping, session.cancelled)]
-        await asyncio.wait(
-            [*ends, session.connection.closing, session.channel.closing],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        waits = [*ends, session.connection.closing, session.channel.closing]
+        done: set[asyncio.Future[Any]] = set()
+        while not done:
+            left = self._journal.seconds_left()
+            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            self._journal.summarise()
         for end in ends:
             end.cancel()
 
@@ -242,6 +250,7 @@ class AsyncRabbitConsumer:
             self._failure = self._failure or error
             self.stop()
         else:
+            self._journal.count([decision])
             await settler.settle(delivery, decision)
 
     async def _finish(self, session: Session) -> None:
