@@ -119,12 +119,15 @@ def _logging_to_stderr() -> Iterator[None]:
     handler.setFormatter(_WithoutPasswords("%(asctime)s %(levelname)s %(message)s"))
     root, relay = logging.getLogger(), logging.getLogger("outbox.relay")
     root.addHandler(handler)
-    before = relay.level
+    client = logging.getLogger("aiormq")
+    before = relay.level, client.level
     relay.setLevel(logging.INFO)
+    client.setLevel(logging.CRITICAL)  # a line for each attempt to connect; the relay says it once a minute
     try:
         yield
     finally:
-        relay.setLevel(before)
+        relay.setLevel(before[0])
+        client.setLevel(before[1])
         root.removeHandler(handler)
 
 

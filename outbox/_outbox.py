@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, overload
-from zlib import crc32
 
-from sqlalchemy import Connection, Dialect, Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -19,6 +17,7 @@ from inbox._accept import usable
 from inbox._session import bind_of, connection_of
 
 from . import _options, _statements, _wake
+from ._buckets import bucket_count, bucket_of
 from ._databases import supported
 from ._drafts import Drafts
 from ._message import Draft, Message
@@ -33,9 +32,6 @@ if TYPE_CHECKING:  # at run time only once it is used: without greenlet the impo
 
 LARGEST_PAYLOAD = 1_000_000
 """Bytes in a payload, at most, unless another limit is given: what Kafka takes by default."""
-
-_counts: weakref.WeakKeyDictionary[Dialect, dict[str | None, int]] = weakref.WeakKeyDictionary()
-"""Of each engine's database, known by its dialect object, and schema: how many buckets it has."""
 
 
 class Outbox:
@@ -267,7 +263,9 @@ class Outbox:
             usable(connection)
         supported(connection.dialect.name, self.schema)
         _failed_commit.watch(connection)
-        buckets = self._count_buckets(connection)
+        buckets = bucket_count(connection, self.tables)
+        if self._buckets not in (None, buckets):
+            raise WrongBucketCount(f"buckets={self._buckets}: the database has {buckets}")
         for draft in drafts:
             draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)
 
@@ -306,33 +304,6 @@ class Outbox:
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and any(draft.due is None for draft in drafts):
             _wake.mark(connection, self.schema)
-
-    def _count_buckets(self, connection: Connection) -> int:
-        """Asked once for each engine."""
-        counts = _counts.setdefault(connection.dialect, {})
-        if self.schema not in counts:
-            try:
-                found = int(connection.execute(_statements.count_buckets(self.tables)).scalar_one())
-            except DBAPIError as error:
-                explained(connection, self.tables, error)
-            if found == 0:
-                raise WrongBucketCount(
-                    f"table {self.tables.bucket.fullname} is empty: the database has no buckets"
-                )
-            counts[self.schema] = found
-        if self._buckets not in (None, counts[self.schema]):
-            raise WrongBucketCount(f"buckets={self._buckets}: the database has {counts[self.schema]}")
-        return counts[self.schema]
-
-
-def forget_bucket_counts() -> None:
-    """Ask again how many buckets databases have."""
-    _counts.clear()
-
-
-def bucket_of(key: str, buckets: int) -> int:
-    """The bucket of a key, the same in every process and for ever."""
-    return crc32(key.encode()) % buckets
 
 
 def _check_unbound(bind_arguments: Mapping[str, Any] | None) -> None:

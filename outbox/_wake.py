@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox._connect import root
+from inbox._secrets import reason
 
 from . import _bells
 from ._beside import SharedConnection, SideConnection, shares_connections
@@ -75,7 +76,7 @@ class Waker:
                 _bells.ring((self._url, schema))
             self._wake_others(connection, schemas)
         except Exception as error:  # noqa: BLE001 - no thread can begin, say: the commit goes on
-            _log.warning("relays could not be woken: %s", type(error).__name__)
+            _log.warning("relays could not be woken: %s", reason(error))
 
     def _rolled_back(self, connection: Connection) -> None:
         if not connection.invalidated:  # then the mark is gone with what lay behind it
@@ -159,7 +160,7 @@ class Notifier(Waker):
             self._has_ended = True
             _log.warning("relays of other processes are not woken: %s", error)
         except Exception as error:  # noqa: BLE001 - relays poll as long as they hear nothing
-            _log.warning("relays of other processes could not be woken: %s", type(error).__name__)
+            _log.warning("relays of other processes could not be woken: %s", reason(error))
             return _AFTER_FAILURE
         return _BETWEEN
 

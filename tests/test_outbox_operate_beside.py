@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event, insert
 
 import outbox
-from outbox import Envelope, MessageState, Outcome, Refused, Relay, Unavailable, Unknown
-from outbox._outbox import bucket_of
+from outbox import Envelope, MessageState, Outbox, Outcome, Refused, Relay, Unavailable, Unknown, _buckets
+from outbox._buckets import bucket_of
 from outbox.errors import InvalidOption, MessageNotFound, RelayRunning, WrongBucketCount, WrongState
+from outbox.schema import BUCKETS
 from tests.database import Database
 from tests.outbox_publishers import (
     ACCEPTED,
@@ -170,3 +171,25 @@ def test_when_there_may_not_be_more_buckets(engine: Engine) -> None:
     publish(engine, "b1")
     relay(engine, Recorder(answer), name="one")
     assert outbox.status(engine).buckets == 65
+
+
+def test_a_program_that_was_not_stopped(
+    migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that publishes while another one changes the number of buckets learns of it within a minute,
+    without asking for each message, and says so."""
+    engine, asked = migrated.engine(), list[str]()
+    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: asked.append(statement))
+    publish(engine, "a1", "a2")
+    added = [{"bucket": number} for number in range(BUCKETS, 100)]
+    with migrated.engine().begin() as connection:
+        connection.execute(insert(TABLES.bucket), added)
+    publish(engine, "a3")
+    assert len([statement for statement in asked if "outbox_bucket" in statement]) == 1
+    assert {row.bucket for row in waiting(engine).values()} == {bucket_of("a", BUCKETS)}
+    monkeypatch.setattr(_buckets, "BELIEVED", 0.0)
+    publish(engine, "a4")
+    assert waiting(engine)["a4"].bucket == bucket_of("a", 100)
+    assert "the database has 100 buckets now, and had 64" in caplog.text
+    with pytest.raises(WrongBucketCount, match="the database has 100"), engine.begin() as connection:
+        Outbox(buckets=BUCKETS).publish(connection, "orders", b"")

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, Engine
 
 from .. import _options
-from .._outbox import forget_bucket_counts
+from .._buckets import forget_bucket_counts
 from ..errors import InvalidOption, RelayRunning, WrongState
 from ..schema import OutboxTables, tables
 from . import statements
@@ -15,9 +15,9 @@ MOST_BUCKETS = 4_096
 def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -> None:
     """Let there be more buckets. A key belongs to another bucket then, so nothing may be on its way then.
 
-    Stop whoever publishes, let the relays drain the outbox, stop them, call this, and start all again: any
-    other program that publishes asks for the number once, when it begins. `Outbox(buckets=...)` and
-    `Relay(buckets=...)` refuse to work with any other number.
+    Stop whoever publishes, let the relays drain the outbox, stop them, call this, and start all again. A
+    program that publishes meanwhile asks for the number once a minute, and logs a WARNING if it has changed.
+    `Outbox(buckets=...)` and `Relay(buckets=...)` refuse to work with any other number.
 
     Args:
         engine: where the outbox is; an Engine.

@@ -16,8 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from inbox._statements import clock
 
 from .. import _options, _statements
+from .._buckets import bucket_of
 from .._databases import supported
-from .._outbox import bucket_of
 from ..errors import InvalidOption, MessageNotFound, WrongState
 from ..schema import OutboxTables, tables
 from . import statements

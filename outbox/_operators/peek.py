@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindparam, func, literal, select
 
 from .. import _options
-from .._outbox import bucket_of
+from .._buckets import bucket_of
 from ..schema import OutboxTables, tables
 from . import statements
 from .stored_message import MessageState, StoredMessage
