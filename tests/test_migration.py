@@ -1,5 +1,6 @@
 """Making and upgrading the tables: three ways, which may follow one another."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -297,6 +298,14 @@ def revisions() -> list[Script]:
 def test_the_declarations_are_at_the_newest_revision() -> None:
     """`schema.REVISION`, which `create_all` stamps, is the newest revision."""
     assert revisions()[-1].revision == REVISION
+
+
+def test_the_page_names_the_newest_revision() -> None:
+    """Whoever copies a revision of an own history from docs/tables.md gets all that the code needs."""
+    page = (ROOT / "docs" / "tables.md").read_text()
+    assert set(re.findall(r'upgrade\(op, "(\d+)"', page)) == {REVISION}
+    for step in revisions():
+        assert f"\n| {step.revision} | " in page
 
 
 def test_every_revision_has_a_way_back() -> None:
