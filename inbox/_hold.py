@@ -368,7 +368,10 @@ class Hold:
         self.check_process()
         store = self._store
         with OWN:
-            if store is None or self.call(lambda: store.write(self.held, change)):
+            if store is None:
+                return
+            write = store.write if change.status is None else store.end
+            if self.call(lambda: write(self.held, change)):
                 return
         self.emit(EventKind.FENCED_WRITE, error=what)
         self.lose()

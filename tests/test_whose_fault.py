@@ -1,7 +1,7 @@
 """A message is blamed for what came out of its handler's body, and for nothing else."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -60,9 +60,9 @@ def with_claims(engine: Engine) -> Handler:
 modes = pytest.mark.parametrize("mode", [exactly_once, with_claims])
 
 
-def deliver(handler: Handler) -> Action:
+def deliver(handler: Handler, message: str = "m") -> Action:
     """What the broker is told about one delivery, which is the message's last if it counts."""
-    return in_threads(["m"], handler, **LAST)[0].action
+    return in_threads([message], handler, **LAST)[0].action
 
 
 @contextmanager
@@ -178,6 +178,50 @@ def test_a_redis_that_takes_no_writes(client: "redis.Redis", trouble: Trouble) -
     assert (record.status, record.attempts_started) == (Status.FAILED, 0)
     assert deliver(inbox.handler(key=str)(lambda claim, message: claim.step("second", lambda: 2))) is ACK
     assert runs == ["first", "second"]
+
+
+@troubles
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "succeeded"])
+def test_an_end_that_a_redis_does_not_take(client: "redis.Redis", trouble: Trouble, *, fails: bool) -> None:
+    """It is recorded with the next claim, of whatever message: one that had succeeded is done and does not
+    run again, one that had failed has its error, and both have the attempts that they had."""
+    inbox = StatusInbox(CONSUMER, store=RedisStore(client), max_attempts=2)
+    runs: list[str] = []
+    with ExitStack() as lasting:
+
+        @inbox.handler(key=str)
+        def handler(claim: Claim, message: str) -> None:
+            runs.append(message)
+            if message == "m" and len(runs) == 1:
+                lasting.enter_context(trouble(client))
+                if fails:
+                    raise ValueError("the first time")
+
+        assert deliver(handler) is RETRY
+    assert deliver(handler, "other") is ACK
+    record = stored(inbox.store, "m")
+    assert record.status is (Status.FAILED if fails else Status.CONSUMED)
+    assert (record.attempts_started, record.attempts_finished) == (1, 1)
+    assert deliver(handler) is ACK
+    assert runs == (["m", "other", "m"] if fails else ["m", "other"])
+
+
+def test_an_end_that_a_database_does_not_take(postgres: Database) -> None:
+    """The same for SqlStore, where the message itself comes again."""
+    engine = postgres.engine_at(outages.impatient(postgres))
+    inbox = StatusInbox(CONSUMER, store=SqlStore(engine), max_attempts=1)
+    runs: list[str] = []
+    with ExitStack() as lasting:
+
+        @inbox.handler(key=str)
+        def handler(claim: Claim, message: str) -> None:
+            runs.append(message)
+            lasting.enter_context(outages.locked_tables(postgres))
+
+        assert deliver(handler) is RETRY
+    assert deliver(handler) is ACK
+    assert runs == ["m"]
+    engine.dispose()
 
 
 @in_loop

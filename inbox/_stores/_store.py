@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from .._policy import Declaration
@@ -14,6 +15,7 @@ from .._retention import Retention
 from .._transaction import pauses
 from .._verdict import Verdict
 from ..errors import StoreUnreachable
+from ._late import LateEnds
 
 UNDO_ATTEMPTS = 3
 """Attempts beyond the last one, when there are finished steps still to be undone."""
@@ -313,11 +315,28 @@ class Store(ABC):
         Raises:
             StoreUnreachable: the store did not answer, after some tries.
         """
+        if self._late:
+            self._late.write((request.consumer, request.key))
         for _ in range(_ROUNDS):
             answer = self._claim(request)
             if answer is not None:
+                if self._late:
+                    self._late.write_all()
                 return answer
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
+
+    def end(self, held: Held, change: Change) -> bool:
+        """Write how a handler has ended; False if the message is not its own any more. If that fails, it is
+        tried again when this process claims the message once more, or gets an answer to another claim."""
+        try:
+            return self.write(held, change)
+        except Exception:
+            self._late.keep(held, change)
+            raise
+
+    @cached_property
+    def _late(self) -> LateEnds:
+        return LateEnds(self.write)
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to say
         """What a listener lets it do before the first message: warn of settings that lose messages."""
