@@ -137,11 +137,12 @@ def _kill_on_the_way(
 
 
 def clean_up(engine: Engine) -> None:
-    """Remove everything that a trial has made."""
+    """Remove everything that a trial has made; also the consumer's policy, since the next variant may take
+    messages in the other mode."""
     forget(engine, shop.CONSUMER)
-    status = tables().status
     with engine.begin() as connection:
-        connection.execute(delete(status).where(status.c.consumer == shop.CONSUMER))
+        for table in (tables().status, tables().consumer):
+            connection.execute(delete(table).where(table.c.consumer == shop.CONSUMER))
     shop.metadata.drop_all(engine)
 
 
