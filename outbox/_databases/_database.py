@@ -8,7 +8,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Table, func, select
 
 from .. import _statements
-from .._letter import Letter, read
+from .._letter import Letter, read_loose
 from ..schema import OutboxTables
 
 _MOST_PARAMETERS = 1_000
@@ -109,7 +109,7 @@ class Database:
             given = {"bucket": bucket, "low": low, "limit": most, "light": scan.light, **blocked, **paused}
             statement = _statements.pending(tables, unblocked=bool(blocked), unpaused=bool(paused))
             found = connection.execute(statement, given).all()
-            letters += map(read, found)
+            letters += map(read_loose, found)
             if len(found) < most:
                 seen.add(bucket)
         return Found(letters, seen)
