@@ -24,7 +24,6 @@ from ._stores import (
     Answer,
     Change,
     Held,
-    Record,
     Request,
     Status,
     Store,
@@ -70,8 +69,7 @@ class Hold:
         memory: Memory | None = None,
     ) -> None:
         self._store = store
-        self._record: Record = answer.record
-        self._now = answer.now
+        self._answer = answer
         self._sent = sent
         self.lease = request.lease
         self._request = request
@@ -88,9 +86,9 @@ class Hold:
         self._running: str | None = None
         self._used: set[str] = set()
         self._until = sent + request.lease
-        self.held = Held(answer.record.consumer, answer.record.key, answer.record.token)
-        self.steps = Steps(answer.record.steps)
-        self.attempt = answer.record.attempts_started
+        self.held = Held(request.consumer, request.key, answer.token)
+        self.steps = Steps(None if answer.is_first else answer.record.steps)
+        self.attempt = 1 if answer.is_first else answer.record.attempts_started
         self.status = Status.CONSUMING
         self.giving_up = self.attempt > request.max_attempts or self.steps.is_undoing
         self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
@@ -138,6 +136,8 @@ class Hold:
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
         """Tell monitoring."""
+        if not self._hooks:
+            return
         event = Event(
             kind=kind,
             consumer=self.held.consumer,
@@ -258,7 +258,7 @@ class Hold:
         change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
         self._end(change, "completing")
         if self._memory is not None and self._store is not None:
-            known = Known(self._record.digest, text)
+            known = Known(self._answer.record.digest, text)
             self._memory.remember(self.held.key, known, self._request.retention)
         self.emit(EventKind.COMPLETED)
 
@@ -279,7 +279,7 @@ class Hold:
     @property
     def is_tired(self) -> bool:
         """Whether the message was interrupted so often that an interruption counts from now on."""
-        return self._record.interruptions >= INTERRUPTIONS
+        return self._answer.record.interruptions >= INTERRUPTIONS
 
     def release(self, interruption: BaseException, *, is_interrupted: bool = False) -> None:
         """Give the message back unfinished, as if this attempt had not been; `is_interrupted` is counted.
@@ -293,7 +293,7 @@ class Hold:
         change = Change(
             status=Status.FAILED,
             started=-1,
-            interruptions=self._record.interruptions + 1 if is_interrupted else None,
+            interruptions=self._answer.record.interruptions + 1 if is_interrupted else None,
             forget_after=self._request.retention,
         )
         self._end(change, "releasing")
@@ -319,12 +319,12 @@ class Hold:
 
     def _failure(self, status: Status, text: str) -> Change:
         is_over = status is not Status.FAILED
-        at = self._now + timedelta(seconds=time.monotonic() - self._sent)
+        at = self._answer.now + timedelta(seconds=time.monotonic() - self._sent)
         return Change(
             status=status,
             finished=1,
             error=text,
-            history=remember(self._record, text, at),
+            history=remember(self._answer.record, text, at),
             payload=self._request.payload if is_over else None,
             forget_after=self._request.dead_retention if is_over else self._request.retention,
         )

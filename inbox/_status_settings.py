@@ -21,7 +21,7 @@ from ._outcome import Outcome
 from ._policy import DEAD_RETENTION
 from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
-from ._stores import Answer, Request, Store, new_record
+from ._stores import Answer, Request, Store
 from ._transaction import compact_json
 from ._verdict import Verdict
 from .errors import InvalidKey, InvalidOption, StoreUnreachable
@@ -79,6 +79,7 @@ class StatusSettings:
             raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
         self.backoff = backoff or Backoff()
         self.retention = Retention.of(retention)
+        self._kept = self.retention.duration.total_seconds()
         asked = None if dead_retention is None else _options.seconds("dead_retention", dead_retention)
         self.dead_retention = DEAD_RETENTION.total_seconds() if asked is None else asked
         self._policy = store.declaration(consumer, retention, asked)
@@ -154,7 +155,7 @@ class StatusSettings:
             max_attempts=self.max_attempts,
             digest=digest(payload),
             payload=_as_bytes(payload) if self.keep_payload else None,
-            retention=self.retention.duration.total_seconds(),
+            retention=self._kept,
             dead_retention=self.dead_retention,
             policy=self._policy,
         )
@@ -173,16 +174,12 @@ class StatusSettings:
 
     def _schedule(self) -> Schedule:
         """For the heartbeats of one process or event loop."""
-        keep = self.lease + self.retention.duration.total_seconds()
+        keep = self.lease + self._kept
         return Schedule(self.store, self.lease, keep, renews=self.heartbeat, max_runtime=self.max_runtime)
 
     def _unprotected(self, request: Request) -> Hold:
         """The message runs without a claim."""
-        now = datetime.now(UTC)
-        record = new_record(request, 0, now)
-        return self._hold(
-            None, request, Answer(verdict=Verdict.NEW, record=record, now=now), time.monotonic()
-        )
+        return self._hold(None, request, Answer.first(request, 0, datetime.now(UTC)), time.monotonic())
 
     def _refusal(self, answer: Answer) -> Outcome:
         record = answer.record

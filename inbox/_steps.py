@@ -17,7 +17,7 @@ class Steps:
     """Steps by name, in the order in which they began."""
 
     def __init__(self, text: str | None) -> None:
-        self._steps: dict[str, dict[str, Any]] = json.loads(text or "{}")
+        self._steps: dict[str, dict[str, Any]] = json.loads(text) if text else {}
 
     def state(self, name: str) -> State | None:
         """How far a step is; None if nothing of it is recorded."""

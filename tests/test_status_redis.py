@@ -81,6 +81,15 @@ def test_scripts_that_redis_has_forgotten(client: "redis.Redis") -> None:
         assert claim.verdict is Verdict.DUPLICATE
 
 
+def test_a_late_end_is_kept_for_the_whole_retention(client: "redis.Redis") -> None:
+    """The end of a message counts, and not its lease, which may be over by then."""
+    inbox = StatusInbox("orders", store=RedisStore(client), lease=0.1, retention=60, heartbeat=False)
+    with inbox.claim("a"):
+        client.pexpire("inbox:6:orders:a", 5_000)  # as if the handler had taken long
+        time.sleep(0.2)
+    assert client.pttl("inbox:6:orders:a") > 55_000
+
+
 @pytest.mark.parametrize("consumer", ["*", "a?", "[ab]", "a\\", "a:b", "ü", "12:a"])
 def test_names_are_no_patterns(client: "redis.Redis", consumer: str) -> None:
     """A consumer's list has its own messages, whatever its name would mean as a pattern."""

@@ -22,17 +22,38 @@ local now = time[1] * 1000000 + time[2]
 local function whole(number) return string.format('%.0f', number) end
 """
 
+_STAMP = """
+local time = redis.call('TIME')
+local stamp = string.format('%d%06d', time[1], time[2])
+"""
+"""The clock as it is stored, where nothing is reckoned with it: texts of one length compare as numbers do."""
+
 ADD_OR_LOOK = _script(
+    _STAMP
+    + """
+-- ARGV: lease in microseconds, milliseconds to keep the record, claim, owner and digest of a new one
+local found = redis.call('HGETALL', KEYS[1])
+if #found > 0 then return {stamp, found} end
+redis.call('HSET', KEYS[1], 'status', 'consuming', 'token', stamp,
+    'lease_until', string.format('%.0f', stamp + ARGV[1]), 'attempts_started', 1, 'created_at', stamp,
+    'claim', ARGV[3], 'owner', ARGV[4])
+if ARGV[5] then redis.call('HSET', KEYS[1], 'digest', ARGV[5]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return stamp
+"""
+)
+
+LOOK = _script(
     _CLOCK
     + """
--- ARGV: lease in microseconds, milliseconds to keep the record, fields and values of a new one
-local found = redis.call('HGETALL', KEYS[1])
-if #found > 0 then return {whole(now), found} end
-redis.call('HSET', KEYS[1], 'status', 'consuming', 'token', whole(now), 'lease_until', whole(now + ARGV[1]),
-    'attempts_started', 1, 'attempts_finished', 0, 'undos', 0,
-    'created_at', whole(now), 'updated_at', whole(now), unpack(ARGV, 3))
+-- ARGV: lease in microseconds, milliseconds to keep the record, claim, owner and digest of a new one
+local found, stamp = redis.call('HGETALL', KEYS[1]), whole(now)
+if #found > 0 then return {stamp, found} end
+redis.call('HSET', KEYS[1], 'status', 'consuming', 'token', stamp, 'lease_until', whole(now + ARGV[1]),
+    'attempts_started', 1, 'created_at', stamp, 'claim', ARGV[3], 'owner', ARGV[4])
+if ARGV[5] then redis.call('HSET', KEYS[1], 'digest', ARGV[5]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return {whole(now)}
+return stamp
 """
 )
 
@@ -40,6 +61,26 @@ LOOK = _script(
     _CLOCK
     + """
 return {whole(now), redis.call('HGETALL', KEYS[1])}
+"""
+)
+
+COMPLETE = _script(
+    _STAMP
+    + """
+-- The most frequent write, in as few commands as there can be. ARGV: token, milliseconds to keep the record
+-- if its lease is over, result
+local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'attempts_finished', 'lease_until')
+if record[1] ~= ARGV[1] or record[2] ~= 'consuming' then return 0 end
+if record[4] < stamp then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+local finished = (record[3] or 0) + 1
+if ARGV[3] then
+    redis.call('HSET', KEYS[1], 'status', 'consumed', 'updated_at', stamp, 'lease_until', '',
+        'attempts_finished', finished, 'result', ARGV[3])
+else
+    redis.call('HSET', KEYS[1], 'status', 'consumed', 'updated_at', stamp, 'lease_until', '',
+        'attempts_finished', finished)
+end
+return 1
 """
 )
 
@@ -52,8 +93,9 @@ WRITE = _script(
 local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'lease_until', 'undos', 'pending_step')
 if record[1] ~= ARGV[1] or not string.find(ARGV[2], ',' .. record[2] .. ',', 1, true) then return 0 end
 if ARGV[3] ~= '' then
-    if record[3] and tonumber(record[3]) > now then return 0 end
-    if ARGV[3] ~= record[4] .. ',' .. (record[5] or '') then return 0 end
+    local lease_until = tonumber(record[3] or '')
+    if lease_until and lease_until > now then return 0 end
+    if ARGV[3] ~= (record[4] or '0') .. ',' .. (record[5] or '') then return 0 end
 end
 if ARGV[8] == '1' then
     redis.call('HSET', KEYS[1], 'updated_at', whole(now))

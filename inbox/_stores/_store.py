@@ -50,7 +50,7 @@ class Status(StrEnum):
     """A step that may not be repeated has an unknown outcome: a person has to say what it was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: made for every message, and that costs three times as much
 class Request:
     """One attempt to claim one message.
 
@@ -109,18 +109,45 @@ class Record:
     updated_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What a store says to a claim.
 
     Attributes:
-        record: as it stands after the claim.
+        verdict: the answer.
         now: the store's clock.
+        token: of the record.
     """
 
-    verdict: Verdict
-    record: Record
-    now: datetime
+    __slots__ = ("_record", "_request", "now", "token", "verdict")
+
+    def __init__(self, *, verdict: Verdict, record: Record, now: datetime) -> None:
+        self.verdict = verdict
+        self.now = now
+        self.token = record.token
+        self._record: Record | None = record
+        self._request: Request | None = None
+
+    @classmethod
+    def first(cls, request: Request, token: int, now: datetime) -> "Answer":
+        """To whoever has claimed a message that nobody had claimed before. Its record is made when somebody
+        asks for it: few do, and it costs more than the rest."""
+        answer = cls.__new__(cls)
+        answer.verdict, answer.now, answer.token = Verdict.NEW, now, token
+        answer._record, answer._request = None, request  # noqa: SLF001 - its own
+        return answer
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody had claimed the message before."""
+        return self._request is not None
+
+    @property
+    def record(self) -> Record:
+        """As it stands after the claim."""
+        if self._record is None:
+            assert self._request is not None  # noqa: S101 - one of them is there
+            self._record = new_record(self._request, self.token, self.now)
+        return self._record
 
     @property
     def lease_left(self) -> timedelta:
@@ -138,7 +165,7 @@ class Held:
     token: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # as `Request`
 class Change:
     """What to write; None leaves a field as it is.
 

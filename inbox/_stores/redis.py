@@ -22,10 +22,8 @@ from ._store import (
     Request,
     Status,
     Store,
-    first_token,
     is_ours,
     judge,
-    new_record,
     successor,
     tries,
 )
@@ -38,6 +36,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
+_AT_FIRST = {"attempts_finished": 0, "undos": 0, "interruptions": 0}
+"""What need not be stored of a message that has no other number."""
+
+_HELD = (Status.CONSUMING,)
 _TIMES = ("lease_until", "created_at", "updated_at")
 _BYTES = ("claim", "digest", "payload")
 _MICROSECOND = timedelta(microseconds=1)
@@ -98,11 +100,19 @@ class RedisStore(Store):
     def __repr__(self) -> str:
         return f"RedisStore(prefix={self._prefix!r})"
 
-    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+    def write(self, held: Held, change: Change, among: Iterable[Status] = _HELD) -> bool:
+        if among is _HELD and change.status is Status.CONSUMED and change.steps is None:
+            return self._complete(held, change) or self._has_happened(held, change)
         lease, keep = change.lease, change.forget_after
         if self._write(held, among, change.fields(), keep, lease, change.started, change.finished):
             return True
         return self._has_happened(held, change)
+
+    def _complete(self, held: Held, change: Change) -> bool:
+        given = () if change.result is None else (change.result,)
+        keep = _milliseconds(change.forget_after)
+        name = self._name(held.consumer, held.key)
+        return bool(self._run(_redis_scripts.COMPLETE, name, held.token, keep, *given))
 
     def renew(
         self, claims: Sequence[Held], lease: float, keep: float, within: float
@@ -152,6 +162,8 @@ class RedisStore(Store):
     def _claim(self, request: Request) -> Answer | None:
         name = self._name(request.consumer, request.key)
         now, record = self._add_or_look(name, request)
+        if isinstance(record, int):
+            return Answer.first(request, record, now)
         if is_ours(record, request):
             return Answer(verdict=Verdict.NEW, record=record, now=now)
         judgement = judge(record, now, request)
@@ -171,15 +183,16 @@ class RedisStore(Store):
             return None
         return Answer(verdict=judgement.verdict, record=found, now=now)
 
-    def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record]:
-        values = {"claim": request.claim, "owner": request.owner, "digest": request.digest}
-        given = [part for field, value in values.items() if value is not None for part in (field, value)]
+    def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record | int]:
+        """The store's clock, and what was there; or the token of what is there now."""
+        given = () if request.digest is None else (request.digest,)
         lease, keep = _microseconds(request.lease), _milliseconds(request.lease + request.retention)
-        time, *found = self._run(_redis_scripts.ADD_OR_LOOK, name, lease, keep, *given)
-        now = _time(time)
-        if found:
-            return now, _record(request.consumer, request.key, found[0])
-        return now, new_record(request, first_token(now), now)
+        answer = self._run(
+            _redis_scripts.ADD_OR_LOOK, name, lease, keep, request.claim, request.owner, *given
+        )
+        if isinstance(answer, list):
+            return _time(answer[0]), _record(request.consumer, request.key, answer[1])
+        return _time(answer), int(answer)
 
     def _look(self, name: bytes, consumer: str, key: str) -> tuple[datetime, Record | None]:
         now, flat = self._run(_redis_scripts.LOOK, name)
@@ -201,7 +214,11 @@ class RedisStore(Store):
         return bool(self._run(_redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
 
     def _run(self, script: Script, name: bytes, *arguments: Any) -> Any:
-        return self._retrying(lambda: self._evaluated(script, name, arguments))
+        try:  # nothing else than this call, but where something is wrong
+            result = self._client.execute_command("EVALSHA", script.sha, 1, name, *arguments)
+            return self._called(result) if self.is_async else result
+        except self._errors:
+            return self._retrying(lambda: self._evaluated(script, name, arguments))
 
     def _evaluated(self, script: Script, name: bytes, arguments: Sequence[Any]) -> Any:
         try:
@@ -325,12 +342,13 @@ def _time(text: bytes) -> datetime:
 
 def _record(consumer: str, key: str, flat: list[bytes]) -> Record:
     found = dict(zip([name.decode() for name in flat[::2]], flat[1::2], strict=True))
-    values: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__) | {"interruptions": 0}
+    values: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__) | _AT_FIRST
     for name, value in found.items():
         if name in _NUMBERS:
             values[name] = int(value)
         elif name in _TIMES:
-            values[name] = _time(value)
+            values[name] = _time(value) if value else None
         else:
             values[name] = value if name in _BYTES else value.decode()
+    values["updated_at"] = values["updated_at"] or values["created_at"]
     return Record(**values | {"consumer": consumer, "key": key, "status": Status(values["status"])})

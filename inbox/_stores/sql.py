@@ -214,6 +214,8 @@ class SqlStore(Store):
         if request.policy is not None and request.policy.known(connection) is None:
             request.policy.agree(connection, is_new=True)
         now, record = self._add_or_look(connection, request)
+        if isinstance(record, int):
+            return Answer.first(request, record, now)
         if record is None:  # purged in between
             return None
         if is_ours(record, request):
@@ -223,7 +225,8 @@ class SqlStore(Store):
             return self._change(connection, request, record, now, judgement)
         return Answer(verdict=judgement.verdict, record=record, now=now)
 
-    def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | None]:
+    def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | int | None]:
+        """The store's clock, and what was there; or the token of what is there now."""
         parameters = _new(request)
         if connection.dialect.name == "postgresql":
             row = connection.execute(_sql_statements.add_or_look(self.tables), parameters).one_or_none()
@@ -231,7 +234,7 @@ class SqlStore(Store):
                 return EPOCH, None
             if row.token is None:
                 return row.now, _record_of_json(row.record)
-            return row.now, new_record(request, row.token, row.now)
+            return row.now, int(row.token)
         where = {"consumer_": request.consumer, "key_": request.key}
         now, record = self._look(connection, where)
         if record is None:
