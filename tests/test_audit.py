@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 import outbox
-from inbox import Inbox, SqlStore, StatusInbox
+from inbox import Inbox, SqlStore, StatusInbox, set_policy
 from outbox import Audit, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, TablesMissing
 from tests.database import Database
@@ -36,6 +36,13 @@ def take(engine: Engine, *keys: str) -> None:
     with engine.begin() as connection:
         for key in keys:
             Inbox(CONSUMER).accept(connection, key)
+
+
+def consume(engine: Engine, key: str) -> None:
+    """What the consumer does with a message once it has moved to status-table mode."""
+    set_policy(engine, CONSUMER, mode="status")
+    with StatusInbox(CONSUMER, store=SqlStore(engine), lease=60).claim(key):
+        pass
 
 
 def counts(found: Audit) -> dict[str, int]:
@@ -180,8 +187,7 @@ def test_an_inbox_in_another_database(
     made = sent(engine, *(f"{key}1" for key in "abcdefgh"), "-1", h1=[Refused("no")])
     for place in (engine, elsewhere):
         take(place, "a", "c", "d", made[-1])
-        with StatusInbox(CONSUMER, store=SqlStore(place), lease=60).claim("f"):
-            pass
+        consume(place, "f")
     for key in ("key", "id"):
         together, apart = audit(engine, key=key), audit(engine, key=key, inbox_engine=elsewhere)
         assert replace(together, taken_since=None) == replace(apart, taken_since=None)
@@ -209,8 +215,7 @@ def test_what_was_taken_without_an_answer(
     publish(engine, "a3")
     for place in (engine, elsewhere):
         take(place, *"abcd", *"hijk")
-        with StatusInbox(CONSUMER, store=SqlStore(place), lease=60).claim("e"):
-            pass
+        consume(place, "e")
     for inbox_engine in (None, elsewhere):
         found = audit(engine, inbox_engine=inbox_engine)
         assert counts(found) == {"taken": 9, "dead": 2, "not_sent": 2}

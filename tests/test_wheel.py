@@ -196,7 +196,7 @@ def test_every_command(full: Installed, database: Database) -> None:
     done = full.succeed("inbox-outbox", "inbox", "purge", "--older-than", "0s", "--json", "--url", url)
     assert json.loads(done)["finished"] is True
     assert "CREATE TABLE" in full.succeed("inbox-outbox", "migrate", "--sql", "--url", url)
-    full.succeed("inbox-outbox", "migrate", "--to", "base", "--url", url)
+    full.succeed("inbox-outbox", "migrate", "--to", "base", "--yes", "--url", url)
     assert inspect(engine).get_table_names() == []
 
 
