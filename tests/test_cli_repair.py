@@ -214,7 +214,8 @@ def test_missing_tables(database: Database, command: list[str]) -> None:
 
 
 def test_status(migrated: Database) -> None:
-    """`status` counts the messages in each status, beside the rows of the exactly-once path, or alone."""
+    """`status` counts the messages in each status, beside the rows of the exactly-once path, or alone, and
+    shows what each consumer asked for."""
     store = SqlStore(migrated.engine())
     for number, status in enumerate((Status.DEAD, Status.DEAD, Status.HALTED)):
         end(store, store.claim(request(str(number))), status)
@@ -222,9 +223,10 @@ def test_status(migrated: Database) -> None:
     assert only == [CONSUMER, "0", "0", "0", "2", "1"]
     with migrated.engine().begin() as connection:
         Inbox("billing").accept(connection, KEY)
-    first, second = rows(succeeded(inbox_outbox("inbox", "status", url=migrated.url)))
+    first, second, third = rows(succeeded(inbox_outbox("inbox", "status", url=migrated.url)))
     assert first[:3] == ["billing", "1", "1"]
     assert second == only
+    assert third[:4] == ["billing", "exactly-once", "7d", "-"]
     billing, orders = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
     assert (billing["consumer"], billing["rows"], billing["messages"]) == ("billing", 1, {})
     assert (orders["rows"], orders["oldest"], orders["messages"]) == (0, None, {"dead": 2, "halted": 1})
