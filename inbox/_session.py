@@ -71,12 +71,20 @@ def _written(table: Table) -> Update:
 
 
 def connection_of(
-    session: Session, bind: Engine | Connection, error: type[UnusableConnection] = UnusableConnection
+    session: Session,
+    bind: Engine | Connection,
+    error: type[UnusableConnection] = UnusableConnection,
+    *,
+    is_ours: bool = False,
 ) -> Connection:
     """The session's connection to this bind, for a row of ours: from now on its COMMIT raises the error if
-    the session has written to another database as well, before anything is committed."""
+    the session has written to another database as well, before anything is committed.
+
+    `is_ours`: so is the session, and we roll it back if its COMMIT fails.
+    """
     connection = session.connection(bind_arguments={"bind": bind})
-    _failed_commit.watch(connection)
+    if not is_ours:
+        _failed_commit.watch(connection)
     if not session.twophase:
         _keep(session, connection, error)
     return connection

@@ -83,7 +83,7 @@ class StepTransaction:
             return handle
         if self._store is None:
             return handle.connection()
-        return connection_of(handle, bind_of(handle, self._store.tables.status))
+        return connection_of(handle, bind_of(handle, self._store.tables.status), is_ours=True)
 
     def end(self, result: Any) -> None:
         """Record the step, and commit.

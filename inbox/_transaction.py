@@ -97,7 +97,7 @@ class Transaction:
     def _connection(self, handle: Connection | Session) -> Connection:
         if isinstance(handle, Session):
             self.bind = bind_of(handle, self._attempt.tables.message, self._bind_arguments)
-            return connection_of(handle, self.bind)
+            return connection_of(handle, self.bind, is_ours=True)
         check_no_session(self._bind_arguments)
         self.bind = handle.engine
         return handle

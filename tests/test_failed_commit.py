@@ -55,6 +55,12 @@ def in_transaction(engine: Engine) -> None:
         accounts.add(work.session)
 
 
+def in_transaction_of_an_engine(engine: Engine) -> None:
+    """The same without a session."""
+    with INBOX.transaction(engine, "a") as work:
+        accounts.add(work.connection)
+
+
 def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
     """The next to borrow the connection commits nothing but its own, and the message comes again."""
     with engine.begin() as connection:
@@ -65,7 +71,12 @@ def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
         assert INBOX.accept(connection, "a") is Verdict.NEW
 
 
-WAYS: list[Callable[[Engine], None]] = [in_session, in_connection, in_transaction]
+WAYS: list[Callable[[Engine], None]] = [
+    in_session,
+    in_connection,
+    in_transaction,
+    in_transaction_of_an_engine,
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
