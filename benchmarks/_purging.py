@@ -63,7 +63,7 @@ def _fill_with_old(engine: Engine, rows: int) -> Table:
 def _latencies(engine: Engine) -> list[float]:
     """Seconds for each accept, until committed; one that had to wait for a stalled one counts from when it
     was due."""
-    box = Inbox(CONSUMER, schema=_SCHEMA)
+    box = Inbox(CONSUMER, retention=_RETENTION, schema=_SCHEMA)
     found = []
     ended = start = time.perf_counter()
     for number in range(round(_SECONDS * _PER_SECOND)):
