@@ -47,8 +47,9 @@ class ClaimBase:
 
     @property
     def token(self) -> int:
-        """The fencing token: it grows with every claim of a key, so whoever is given it downstream can refuse
-        an older one. It repeats for no key, not even after the record was purged; 0 without a claim."""
+        """The fencing token: it grows with every claim of a key, so a service to which you give it can refuse
+        an older one. After the record was purged it begins with the store's clock again, so it is larger
+        unless that clock has gone back. 0 without a claim."""
         return self._hold.held.token if self._hold else 0
 
     @property
