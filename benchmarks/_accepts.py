@@ -119,11 +119,35 @@ def duplicates(lab: Lab) -> Report:
         with engine.begin() as connection:
             box.accept_many(connection, old)
         again = single(engine, box, lambda: random.choice(old))
-        rates = lab.compare("duplicates", {"again": again, "fresh": single(engine, box)}, turns=2)
+        variants = {
+            "again": again,
+            "fresh": single(engine, box),
+            "handled": _handled(engine, box, old),
+            "remembered": _handled(engine, Inbox(CONSUMER, remember=len(old)), old),
+        }
+        rates = lab.compare("duplicates", variants, turns=2)
         dead = _dead_rows(engine, again)
     slower = [1 / ratio for ratio in ratios(rates, "again", "fresh")]
     rows = figure("dead rows of a refused duplicate", [dead], at_most=0)
-    return Report([figure("time of a refused duplicate / accept", slower, at_most=1), rows])
+    saved = figure("a remembered duplicate / one that is not", ratios(rates, "remembered", "handled"))
+    return Report([figure("time of a refused duplicate / accept", slower, at_most=1), rows, saved])
+
+
+def _handled(engine: Engine, box: Inbox, keys: list[str]) -> Operation:
+    """Duplicates that come to a handler."""
+
+    @box.handler(engine, key=lambda message: message)
+    def handle(connection: object, message: str) -> None:
+        raise AssertionError("it is no duplicate")
+
+    for key in keys:
+        handle(key)
+
+    def work(_: int) -> int:
+        handle(random.choice(keys))
+        return 1
+
+    return work
 
 
 def _dead_rows(engine: Engine, again: Operation) -> float:

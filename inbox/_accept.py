@@ -14,6 +14,7 @@ from . import _statements
 from ._databases import Attempt, Batch, Database, Found, Stored, database_of
 from ._fault import OWN
 from ._keys import Key, digest, encode_key
+from ._memory import Known, Memory, place_of
 from ._missing import explain
 from ._policy import Declaration
 from ._verdict import Verdict
@@ -76,10 +77,15 @@ def accept(
     wait: float,
     policy: Declaration,
     message_time: datetime | None = None,
+    memory: Memory | None = None,
+    begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
-    """Take one message in the transaction on this connection; the stored row if it was taken before."""
+    """Take one message in the transaction on this connection, which may begin with it; the stored row if it
+    was taken before."""
     with OWN:
         database = usable(connection)
+        if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
+            return known.verdict(attempt.digest), Stored(b"", known.digest, known.result)
         try:
             if message_time is not None and _is_too_old(database, connection, policy, message_time):
                 found = database.find(connection, attempt)
@@ -91,7 +97,25 @@ def accept(
             _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
         return Verdict.NEW, None
+    if memory is not None and taken is not None:
+        _learn(memory, connection, attempt, taken, policy, begins=begins)
     return (Verdict.IN_FLIGHT, None) if taken is None else (_judge(attempt, taken), taken)
+
+
+def _learn(
+    memory: Memory,
+    connection: Connection,
+    attempt: Attempt,
+    stored: Stored,
+    policy: Declaration,
+    *,
+    begins: bool,
+) -> None:
+    """Remember a row that is committed: in a transaction that begins with it, every row is that it sees."""
+    place = place_of(connection, attempt.key)
+    transaction = connection.get_transaction()
+    if begins or (transaction is not None and memory.is_certain(place, stored.claim, transaction)):
+        memory.remember(place, Known(stored.digest, stored.result), policy.kept(connection))
 
 
 def _judge(attempt: Attempt, stored: Stored) -> Verdict:

@@ -175,7 +175,7 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
             async def handle_message(message: M) -> Outcome:
                 for attempt, pause in enumerate(pauses(attempts), 1):
                     try:
-                        return await once(message)
+                        return self._remembered(source, key, payload, message) or await once(message)
                     except Exception as error:
                         if pause is None or not self._may_retry(error):
                             raise

@@ -53,6 +53,8 @@ class Inbox(Settings, Listens[Listener]):
             `DUPLICATE`, `MISMATCH`, `IN_FLIGHT`, `TOO_OLD`, `RETRIED`, `COMMIT_RESOLVED`. Never inside a
             transaction, and what it raises is logged and ignored. `accept`, `accept_many` and `take` answer
             in your own transaction and tell nobody else.
+        remember: how many messages that have committed this object remembers, with their results: it answers
+            their duplicates without asking the database. `accept_many` asks it all the same.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -238,7 +240,7 @@ class Inbox(Settings, Listens[Listener]):
             def handle_message(message: M) -> Outcome:
                 for attempt, pause in enumerate(pauses(attempts), 1):
                     try:
-                        return once(message)
+                        return self._remembered(source, key, payload, message) or once(message)
                     except Exception as error:
                         if pause is None or not self._may_retry(error):
                             raise

@@ -6,9 +6,14 @@ import threading
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
 from ._outcome import Outcome
 from ._verdict import Verdict
+
+_places: WeakKeyDictionary[Pool, object] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +28,16 @@ class Known:
     digest: bytes | None
     result: str | None
 
-    def outcome(self, digest: bytes | None) -> Outcome:
+    def verdict(self, digest: bytes | None) -> Verdict:
         """What to say of a message with the same key and this digest."""
-        if None not in (digest, self.digest) and digest != self.digest:
-            return Outcome(Verdict.MISMATCH)
-        return Outcome(Verdict.DUPLICATE, None if self.result is None else json.loads(self.result))
+        differs = None not in (digest, self.digest) and digest != self.digest
+        return Verdict.MISMATCH if differs else Verdict.DUPLICATE
+
+    def outcome(self, digest: bytes | None) -> Outcome:
+        """The same, with the result for a duplicate."""
+        verdict = self.verdict(digest)
+        has_result = verdict is Verdict.DUPLICATE and self.result is not None
+        return Outcome(verdict, json.loads(self.result or "null") if has_result else None)
 
 
 class Memory:
@@ -67,7 +77,31 @@ class Memory:
             if len(self._known) > self._count:
                 del self._known[next(iter(self._known))]
 
+    def is_certain(self, key: Hashable, claim: bytes, transaction: RootTransaction) -> bool:
+        """Whether a row that this transaction sees is committed: this very one was seen in another before.
+
+        In the transaction that has added it, which may be rolled back, the row is seen as well.
+        """
+        with self._lock:
+            before = self._seen.get(key)
+            if before is not None and before[0] == claim:
+                return before[1]() is not transaction
+            self._seen.pop(key, None)
+            self._seen[key] = claim, ref(transaction)
+            if len(self._seen) > self._count:
+                del self._seen[next(iter(self._seen))]
+            return False
+
     def _forget(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
+        self._seen: dict[Hashable, tuple[bytes, ReferenceType[RootTransaction]]] = {}
         self._known: dict[Hashable, tuple[Known, float]] = {}
+
+
+def place_of(bind: Engine | Connection, key: str) -> Hashable:
+    """A key in the tables to which an engine's or a connection's own options lead."""
+    pool = bind.engine.pool
+    place = _places.get(pool) or _places.setdefault(pool, object())
+    translated = bind.get_execution_options().get("schema_translate_map")
+    return (place, key, frozenset(translated.items()) if translated else None)

@@ -127,6 +127,10 @@ class Declaration:
             return self.asked
         return self.known(connection) or self.agree(connection, is_new=False)
 
+    def kept(self, connection: Connection) -> float:
+        """The same in seconds, as far as this process knows without asking."""
+        return (self.asked or self.known(connection) or Retention()).duration.total_seconds()
+
     def agree(self, connection: Connection, *, is_new: bool) -> Retention:
         """Compare with the stored policy; with a new message, store what it lacks.
 

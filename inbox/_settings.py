@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlalchemy import Engine
+
 from . import _options
 from ._accept import Messages, new_attempt
 from ._databases import Attempt
-from ._events import Event, EventKind, Hook, Hooks, describe
+from ._events import OF_VERDICT, Event, EventKind, Hook, Hooks, describe
 from ._extras import check_greenlet
 from ._fault import is_worth_another_try
 from ._keys import Key, digest, encode_key
+from ._memory import Memory, place_of
+from ._outcome import Outcome
 from ._policy import Declaration
 from ._refusal import OnRefusal, raise_refusal
 from ._retention import Retention
@@ -39,6 +43,7 @@ class Settings:
         schema: str | None = None,
         on_refusal: OnRefusal = "raise",
         on_event: Hook | Iterable[Hook] | None = None,
+        remember: int = 0,
     ) -> None:
         if self._is_async:
             check_greenlet()
@@ -48,6 +53,8 @@ class Settings:
         self.schema = schema
         self.on_refusal = _options.one_of("on_refusal", on_refusal, ("raise", "return"))
         self.hooks = Hooks(on_event)
+        self.remember = _options.whole("remember", remember)
+        self._memory = Memory(remember) if remember else None
         self.tables = tables(schema)
         self._policy = Declaration(self.tables, consumer, "exactly-once", retention)
 
@@ -71,8 +78,37 @@ class Settings:
             policy=self._policy,
             message_time=_time(message_time),
             bind_arguments=bind_arguments,
+            memory=self._memory,
             sleep=sleep,
         )
+
+    def _remembered(
+        self,
+        source: object,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None,
+        message: Any,
+    ) -> Outcome | None:
+        """What a duplicate gets that this process remembers, where a look needs no connection.
+
+        Raises:
+            PayloadMismatch: the same key came with another payload.
+        """
+        if self._memory is None:
+            return None
+        engine = getattr(source, "sync_engine", source)
+        if not isinstance(engine, Engine):
+            return None
+        stored_key = encode_key(key(message))
+        known = self._memory.recall(place_of(engine, stored_key))
+        if known is None:
+            return None
+        outcome = known.outcome(digest(payload(message) if payload else None))
+        if self.hooks:
+            self.hooks(Event(kind=OF_VERDICT[outcome.verdict], consumer=self.consumer, key=stored_key))
+        if self.on_refusal == "raise":
+            raise_refusal(outcome.verdict, self.consumer, stored_key)
+        return outcome
 
     def _check_taken(self, transaction: Transaction) -> None:
         """Raise unless the message was taken, now or before, or the caller wants to see verdicts."""
@@ -110,7 +146,12 @@ class Settings:
         )
 
     def _limits(self, message_time: datetime | None) -> dict[str, Any]:
-        return {"wait": self.wait, "policy": self._policy, "message_time": _time(message_time)}
+        return {
+            "wait": self.wait,
+            "policy": self._policy,
+            "message_time": _time(message_time),
+            "memory": self._memory,
+        }
 
 
 def _time(message_time: datetime | None) -> datetime | None:

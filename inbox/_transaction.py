@@ -21,6 +21,7 @@ from ._connect import on_connection
 from ._databases import Attempt, Stored, database_of
 from ._events import OF_VERDICT, Event, EventKind, Hooks
 from ._fault import COMMIT, OWN
+from ._memory import Known, Memory, place_of
 from ._policy import Declaration
 from ._session import BindArguments, bind_of, check_no_session, connection_of, is_aborted
 from ._verdict import Verdict
@@ -45,6 +46,7 @@ class Transaction:
         policy: Declaration,
         message_time: datetime | None,
         bind_arguments: BindArguments | None = None,
+        memory: Memory | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._attempt = attempt
@@ -52,6 +54,7 @@ class Transaction:
         self._policy = policy
         self._message_time = message_time
         self._bind_arguments = bind_arguments
+        self._memory = memory
         self._sleep = sleep
         self._process = os.getpid()
         self.verdict: Verdict = Verdict.IN_FLIGHT
@@ -86,6 +89,8 @@ class Transaction:
                 wait=self._wait,
                 policy=self._policy,
                 message_time=self._message_time,
+                memory=self._memory,
+                begins=isinstance(self.bind, Engine),
             )
         except DBAPIError as error:
             # The pool would go on with connections to a server that was demoted.
@@ -130,6 +135,15 @@ class Transaction:
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
+            # A session on a connection may be inside a transaction that somebody else will roll back.
+            if self._memory is not None and isinstance(self.bind, Engine):
+                self._remember(self._memory)
+
+    def _remember(self, memory: Memory) -> None:
+        """It has committed."""
+        text = None if self.result is None else encode_result(self.result)
+        known = Known(self._attempt.digest, text)
+        memory.remember(place_of(self.connection, self.key), known, self._policy.kept(self.connection))
 
     def roll_back(self, handle: Connection | Session) -> None:
         """Undo all of it, in the process that has begun it."""
