@@ -14,7 +14,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 
 from ._connect import root
 
-_MARK = "inbox: our rows were written, or will be, and no rollback was seen since"
+_MARK = "inbox: our rows were written, or will be, since the pool gave this connection away"
 
 _engines: WeakSet[Engine] = WeakSet()
 """Those whose pools look for such transactions."""
@@ -24,23 +24,20 @@ def watch(connection: Connection) -> None:
     """Our rows are, or will be, written in the transaction on this connection."""
     if connection.closed or connection.invalidated:
         return  # nothing can be written
+    info = connection.info
+    if _MARK in info:
+        return
     engine = root(connection.engine)
     if engine not in _engines:
-        for moment in ("rollback", "rollback_twophase"):
-            event.listen(engine, moment, _forget)
+        # Of the pool alone: with a listener to its transactions, each statement of the engine costs more.
         event.listen(engine, "reset", _reset)
         _engines.add(engine)
-    connection.info[_MARK] = True
-
-
-def _forget(connection: Connection, *_: object) -> None:
-    if not connection.invalidated:
-        connection.info.pop(_MARK, None)
+    info[_MARK] = True
 
 
 def _reset(driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState) -> None:
     """The pool takes a connection back. It sends a ROLLBACK by itself unless SQLAlchemy had a transaction on
-    it, which it then takes for rolled back; if no rollback was seen, it was not."""
+    it, which it takes for rolled back, whatever has become of it."""
     if entry is None:  # the connection was detached from its pool, and is closed
         return
     if entry.info.pop(_MARK, False) and state.transaction_was_reset and state.asyncio_safe:
