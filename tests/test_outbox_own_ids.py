@@ -12,10 +12,12 @@ from sqlalchemy.orm import Session
 
 from inbox import is_transient
 from outbox import Message, MessageState, Outbox, Refused, Relay, drop, peek, purge_dead, retry
+from outbox._databases import supported
+from outbox._relays.beside import Overtaken, forget_sent
 from outbox.errors import InvalidMessage
 from tests import accounts
 from tests.database import Database
-from tests.outbox_publishers import Recorder
+from tests.outbox_publishers import TABLES, Recorder
 from tests.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
 from tests.test_outbox_async import run
 from tests.together import Task, together, wait_until_blocked
@@ -270,3 +272,46 @@ def test_async(migrated: Database) -> None:
 
     run(migrated, work)
     assert sorted(texts(migrated.engine())) == ["first", "first"]
+
+
+def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> None:
+    """Do something right after the first statement of the engine that begins like this."""
+    calls = iter([act])
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def look(*args: Any) -> None:
+        if args[2].startswith(statement):
+            next(calls, lambda: None)()
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+def test_what_is_sent_again_while_it_is_purged(migrated: Database) -> None:
+    """A dead letter that an operator sends again at the same moment keeps its id: nobody else may use it."""
+    purging, engine = migrated.engine(), migrated.engine()
+    publish(engine, "1")
+    refuse(engine)
+    in_between(purging, "SELECT outbox_dead.id", lambda: retry(engine, "order-1"))
+    assert purge_dead(purging, 0) == 0
+    publish(engine, "never")
+    assert texts(engine) == ["1"]
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+def test_two_relays_forget_the_same_record(migrated: Database) -> None:
+    """The slower one frees no id that has been used again since the quicker one has freed it."""
+    engine = migrated.engine()
+    slow, quick = (migrated.engine(isolation_level="READ COMMITTED") for _ in range(2))
+    database = supported(engine.dialect.name)
+    publish(engine, "1")
+    Relay(engine, Recorder(), keep_sent=3600).run_once()
+
+    def forget_and_publish() -> None:
+        with quick.begin() as connection:
+            forget_sent(connection, database, TABLES, 0)
+        publish(engine, "2")
+
+    in_between(slow, "SELECT outbox_sent.id", forget_and_publish)
+    with pytest.raises(Overtaken), slow.begin() as connection:
+        forget_sent(connection, database, TABLES, 0)
+    publish(engine, "never")
+    assert texts(engine) == ["2"]

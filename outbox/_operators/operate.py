@@ -259,11 +259,15 @@ def purge_dead(
         old = old.where(all_tables.dead.c.topic == _options.topic(topic))
 
     def delete(connection: Connection) -> int:
-        these = list(connection.execute(old, given).scalars())
-        if not these:
+        these = {"these": list(connection.execute(old, given).scalars())}
+        if not these["these"]:
             return 0
-        _free(connection, all_tables, these)
-        return int(connection.execute(statements.forget_dead(all_tables), {"these": these}).rowcount)
+        # Those that somebody sends again meanwhile keep their ids.
+        connection.execute(statements.lock_dead(all_tables), these)
+        mine = list(connection.execute(statements.still_dead(all_tables), these).scalars())
+        connection.execute(statements.forget_dead(all_tables), {"these": mine})
+        _free(connection, all_tables, mine)
+        return len(mine)
 
     deleted = 0
     while page := transact(engine, all_tables, delete):

@@ -42,6 +42,10 @@ def forget_sent(
         return math.inf
     old = connection.execute(_statements.old_sent(tables), {"age": -keep, "limit": _MOVED}).all()
     if old:
-        connection.execute(_statements.forget_sent(tables), {"these": [row.id for row in old]})
-        database.free_ids(connection, tables, [row.id for row in old if row.own_id])
+        these = {"these": [row.id for row in old]}
+        forgotten = connection.execute(_statements.forget_sent(tables), these).rowcount
+        own = [row.id for row in old if row.own_id]
+        if own and forgotten < len(old):
+            raise Overtaken("another relay has forgotten what was sent; its producer may use an id again")
+        database.free_ids(connection, tables, own)
     return 0.0 if len(old) == _MOVED else math.inf
