@@ -110,7 +110,7 @@ def headers_of(text: Any) -> dict[str, str]:
     """
     try:
         headers = _decode(text)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Unreadable(f"its headers are not JSON: {error}") from None
     if type(headers) is dict:
         for value in headers.values():

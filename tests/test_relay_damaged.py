@@ -27,6 +27,7 @@ __all__ = ["server"]
 
 HEADERS = {
     "no JSON": ("{it's", "its headers are not JSON"),
+    "too deep": ("[" * 60_000, "its headers are not JSON"),
     "no object": ("[1]", "its headers are not a JSON object of strings"),
     "no strings": ('{"tries": 3}', "its headers are not a JSON object of strings"),
 }
@@ -71,6 +72,21 @@ def test_headers_that_cannot_be_read(migrated: Database, headers: str) -> None:
     assert retry_all(engine, "dead") == 1
     assert relay(engine, publisher) == 1
     assert publisher.of("a") == ["a1", "a3", "a2"]
+
+
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "0044-03-15 BC"])
+def test_times_that_python_does_not_have(postgres: Database, time: str) -> None:
+    """PostgreSQL can store them: they stop nothing, and who has to wait until infinity waits."""
+    engine = postgres.engine()
+    publisher = Recorder()
+    for what in ("created_at = :time, failing_since = :time", "retry_at = :time, attempts = 1"):
+        publish(engine, "a1", "a2", "a3", "b1")
+        with engine.begin() as connection:
+            spoilt = text(f"UPDATE outbox_message SET {what} WHERE payload = 'a2'")
+            connection.execute(spoilt, {"time": time})
+        waits = time == "infinity" and what.startswith("retry_at")
+        assert relay(engine, publisher) == (2 if waits else 4)
+        assert count(engine, TABLES.message) == (2 if waits else 0)
 
 
 def test_its_key_is_held(migrated: Database) -> None:
