@@ -99,6 +99,7 @@ class StepTransaction:
             self._handle.flush()
         self._record()
         self._hold.check()
+        self.leave()  # a COMMIT in two phases is statements of SQLAlchemy's own
         try:
             with COMMIT:
                 self._hold.call(self._commit)
@@ -117,13 +118,14 @@ class StepTransaction:
 
     def roll_back(self) -> None:
         """Undo all of it, in the process that has begun it."""
+        self.leave()
         if _forked.is_in(self._process):
             roll_back(self._handle)
         else:
             _forked.abandon(self._handle)
 
     def leave(self) -> None:
-        """It is over, however it went."""
+        """The body is over, however it went."""
         if self._is_watched:
             _ending.unwatch(self._handle, self._connection)
 

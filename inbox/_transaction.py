@@ -124,6 +124,7 @@ class Transaction:
         self._check_not_aborted()
         if self.verdict is Verdict.NEW and self.result is not None:
             self._store_result()
+        self.leave()  # a COMMIT in two phases is statements of SQLAlchemy's own
         try:
             with COMMIT:
                 self._handle.commit()
@@ -147,13 +148,14 @@ class Transaction:
 
     def roll_back(self, handle: Connection | Session) -> None:
         """Undo all of it, in the process that has begun it."""
+        self.leave()
         if _forked.is_in(self._process):
             roll_back(handle)
         else:
             _forked.abandon(handle)
 
     def leave(self) -> None:
-        """It is over, however it went."""
+        """The body is over, however it went."""
         if self.verdict is Verdict.NEW:
             _ending.unwatch(self._handle, self.connection)
 

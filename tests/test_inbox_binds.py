@@ -18,6 +18,7 @@ from tests.accounts import Account
 from tests.database import Database, make_tables
 from tests.several_databases import balance, other, recipe, replica
 from tests.status_async import in_loop
+from tests.status_stores import status_inbox
 
 __all__ = ["other", "replica"]
 
@@ -37,6 +38,12 @@ def swallow(session: Session) -> None:
     accounts.add(session)
     with suppress(DBAPIError):
         session.execute(insert(Account), [{"name": "cash", "total": 1}])
+
+
+def fail(session: Session) -> None:
+    """A body that raises after it has written."""
+    accounts.add(session)
+    raise ZeroDivisionError
 
 
 def add_late(session: Session) -> None:
@@ -187,3 +194,26 @@ def test_two_phases() -> None:
         assert accounts.total(second) == 2
         first.dispose()
         second.dispose()
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_two_phases_on_mysql(migrated: Database, other: Database, name: str) -> None:
+    """The same there, where PREPARE, COMMIT and ROLLBACK are statements that SQLAlchemy sends: neither a
+    commit nor a rollback leaves a prepared transaction behind, with its locks."""
+    if migrated.name not in ("mariadb", "mysql"):
+        pytest.skip("SQLite has no two-phase commit, and PostgreSQL has a test of its own")
+    first = migrated.engine()
+    binds: dict[Any, Any] = {Account: other.engine()} if name == "two" else {}
+    source = sessionmaker(first, binds=binds, twophase=True)
+    with pytest.raises(ZeroDivisionError), INBOX.transaction(source, KEY) as work:
+        fail(work.session)
+    for verdict_expected in (NEW, DUPLICATE):
+        with INBOX.transaction(source, KEY) as work:
+            assert work.verdict is verdict_expected
+            if work.is_new:
+                accounts.add(work.session)
+    with status_inbox(SqlStore(first)).claim(KEY) as claim:
+        claim.transact("book", accounts.add, source=source)
+    with first.connect() as connection:
+        assert not connection.exec_driver_sql("XA RECOVER").all()
+    assert balance(other if name == "two" else migrated) == 2
