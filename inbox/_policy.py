@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Pool, RootTransaction, Row
+from sqlalchemy import Connection, Pool, Row, Transaction
 from sqlalchemy.exc import DBAPIError
 
 from . import _codes, _statements
@@ -78,15 +78,28 @@ class _Memo:
 
     known: dict[Any, Retention] = field(default_factory=dict)
     """By declaration: how long its keys are kept, once the database has agreed to it."""
-    declared: dict[Any, "weakref.ref[RootTransaction]"] = field(default_factory=dict)
-    """The transaction in which a declaration was stored: nobody knows yet whether it will commit."""
+    declared: dict[Any, "tuple[weakref.ref[Transaction], weakref.ref[Transaction]]"] = field(
+        default_factory=dict
+    )
+    """The transaction in which a declaration was stored, and the savepoint: nobody knows yet whether it will
+    commit."""
 
     def is_under_way(self, place: Any) -> bool:
-        transaction = self.declared.get(place, lambda: None)()
-        return transaction is not None and transaction.is_active
+        return place in self.declared and _is_active(self.declared[place][0]())
 
-    def is_declared_in(self, place: Any, transaction: RootTransaction | None) -> bool:
-        return self.is_under_way(place) and self.declared[place]() is transaction
+    def is_declared_in(self, place: Any, transaction: Transaction | None) -> bool:
+        return self.is_under_way(place) and self.declared[place][0]() is transaction
+
+    def is_certain_in(self, place: Any, transaction: Transaction | None) -> bool:
+        """Whether it goes with the transaction: a savepoint that is over may have been rolled back."""
+        return self.is_declared_in(place, transaction) and _is_active(self.declared[place][1]())
+
+    def declare_in(self, place: Any, transaction: Transaction, innermost: Transaction) -> None:
+        self.declared[place] = weakref.ref(transaction), weakref.ref(innermost)
+
+
+def _is_active(transaction: Transaction | None) -> bool:
+    return transaction is not None and transaction.is_active
 
 
 _memos: "weakref.WeakKeyDictionary[Pool, _Memo]" = weakref.WeakKeyDictionary()
@@ -139,11 +152,12 @@ class Declaration:
             TablesMissing: the table has not been made.
         """
         memo, place = _memos.setdefault(connection.engine.pool, _Memo()), self._place(connection)
-        if memo.is_declared_in(place, connection.get_transaction()):
+        if memo.is_certain_in(place, connection.get_transaction()):
             return self.asked or Retention()
+        innermost = connection.get_nested_transaction() or connection.get_transaction()
         try:
             with database_of(connection).protected(connection):
-                return self._agree(connection, memo, place, is_new)
+                return self._agree(connection, memo, place, is_new, innermost)
         except DBAPIError as error:
             if _codes.ends_wait(error):  # others are at it: ask again at the next message
                 return self.asked or Retention()
@@ -153,17 +167,21 @@ class Declaration:
             self._warn(kept, error)
             return kept
 
-    def _agree(self, connection: Connection, memo: _Memo, place: Any, is_new: bool) -> Retention:
+    def _agree(
+        self, connection: Connection, memo: _Memo, place: Any, is_new: bool, innermost: Transaction | None
+    ) -> Retention:
         stored = look(connection, self._tables, self._consumer).get(self._consumer)
         kept = self.asked or (stored.kept if stored else Retention())
+        transaction = connection.get_transaction()
         if stored is None or self._asks_for_more(stored):
-            if not is_new or memo.is_under_way(place):
+            if not is_new or (memo.is_under_way(place) and not memo.is_declared_in(place, transaction)):
                 return kept
             connection.execute(_statements.declare(self._tables), self._row(stored))
-            transaction = connection.get_transaction()
             if transaction is not None and not database_of(connection).is_autocommit(connection):
-                memo.declared[place] = weakref.ref(transaction)
+                memo.declare_in(place, transaction, innermost or transaction)
                 return kept
+        elif memo.is_declared_in(place, transaction):
+            return kept
         memo.known[place] = kept
         return kept
 

@@ -340,6 +340,30 @@ def test_first_users_at_once(migrated: Database, level: str | None) -> None:
     assert set(policies(engines[0])) == {"billing", "orders"}
 
 
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) -> None:
+    """The policy is there if a message is, although the savepoint of the first message was rolled back, and
+    with it the policy; and although the transaction was rolled back after a savepoint that was not."""
+    if migrated.name == "sqlite":
+        pytest.skip("its driver begins no transaction before a savepoint")
+    engine, billing = migrated.engine(), Inbox("billing", retention=MONTH)
+    with engine.connect() as connection:
+        for number in range(4):
+            savepoint = connection.begin_nested()
+            assert billing.accept(connection, f"a{number}") is Verdict.NEW
+            if is_undone and number < 2:
+                savepoint.rollback()
+            else:
+                savepoint.commit()
+        assert billing.accept(connection, "b") is Verdict.NEW
+        if is_undone:
+            connection.commit()
+    if not is_undone:
+        assert count(engine) == 0
+        take(engine, billing, "a")
+    assert policies(engine) == {"billing": ("exactly-once", MONTH, None)}
+
+
 def test_a_process_asks_once(migrated: Database) -> None:
     """After its first messages an inbox sends one statement for a new message, as if there were no policy; so
     do other inboxes of the same consumer. Other tables are asked once more."""
