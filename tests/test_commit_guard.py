@@ -401,6 +401,25 @@ def test_asynchronous_swallowed_flush_error(migrated: Database) -> None:
 
 
 @pytest.mark.usefixtures("engine")
+@pytest.mark.filterwarnings("ignore:Previous unbuffered result was left incomplete")
+def test_an_asynchronous_body_that_does_not_read_its_stream_to_the_end(migrated: Database) -> None:
+    """It has not ended its transaction."""
+    if migrated.name == "postgresql":
+        pytest.skip("its driver complains of cursors that are left open")
+
+    async def body(connection: Any) -> None:
+        await accounts.add_async(connection)
+        stream = await connection.stream(text("SELECT 1 UNION ALL SELECT 2"))
+        await stream.fetchone()
+
+    async def work(engine: AsyncEngine) -> None:
+        assert await deliver_async(engine, body) is Verdict.NEW
+
+    run_async(migrated, work)
+    assert accounts.total(migrated.engine()) == 1
+
+
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
 @pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "stops"])
 @pytest.mark.parametrize("end", ["commit", "rollback", "COMMIT", "ROLLBACK"])

@@ -225,7 +225,9 @@ class MySQL(Database):
         driver = _driver(connection)
         if connection.dialect.is_async:
             # asyncmy's connection keeps the last status that was not zero, and after COMMIT it is zero.
-            driver = driver._result or driver  # noqa: SLF001
+            # A result that is still being read has no status yet.
+            result = driver._result  # noqa: SLF001
+            driver = driver if result is None or result.unbuffered_active else result
         return not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
