@@ -118,6 +118,9 @@ class SqlStore(Store):
     def renew(
         self, claims: Sequence[Held], lease: float, keep: float, within: float
     ) -> Iterator[tuple[Held, float | None]]:
+        if not self._database.locks_rows:  # nor may a process that stands still be in the middle of a read
+            yield from super().renew(claims, lease, keep, within)
+            return
         for start in range(0, len(claims), _LARGEST_STATEMENT):
             part = claims[start : start + _LARGEST_STATEMENT]
             work = partial(self._renew_on, claims=part, lease=lease)
