@@ -192,7 +192,6 @@ class Inbox(Settings, Listens[Listener]):
                     transaction.roll_back(handle)
                     raise
         finally:
-            transaction.leave()
             if self.hooks:
                 transaction.tell(self.hooks)
 
