@@ -95,7 +95,7 @@ def digest(payload: Any) -> bytes | None:
         text = _canonical(payload)
         if ".0" in text or "e+" in text:  # as whole numbers in a float are written, among others
             text = _canonical(_with_whole_numbers(payload))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidOption(f"payload: expected bytes, str or a JSON value: {error}") from None
     return blake2b(text.encode(), digest_size=16).digest()
 

@@ -88,3 +88,12 @@ def test_a_number_that_was_written_in_another_way(migrated: Database) -> None:
         assert inbox.accept(connection, "a", {"amount": 11}) is Verdict.MISMATCH
         assert inbox.accept(connection, "b", ("EUR", 10)) is Verdict.NEW
         assert inbox.accept(connection, "b", ("USD", 10)) is Verdict.MISMATCH
+
+
+def test_a_payload_that_is_nested_too_deeply() -> None:
+    """It is refused like other payloads that cannot be used."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidOption, match="payload"):
+        digest(deep)
