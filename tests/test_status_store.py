@@ -9,7 +9,7 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._stores import UNDO_ATTEMPTS, Store
-from inbox._stores._store import Judgement, judge
+from inbox._stores._records import Judgement, judge
 from tests.status_stores import (
     CONSUMER,
     DIGESTS,

@@ -1,6 +1,6 @@
 """Where status-table mode keeps its records, one file for each kind of store."""
 
-from ._store import (
+from ._records import (
     LONGEST_ERROR,
     UNDO_ATTEMPTS,
     USED_UP,
@@ -10,10 +10,10 @@ from ._store import (
     Record,
     Request,
     Status,
-    Store,
     new_record,
     remember,
 )
+from ._store import Store
 from .redis import RedisStore
 from .sql import SqlStore
 

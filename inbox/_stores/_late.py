@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..errors import StoreUnreachable
 
 if TYPE_CHECKING:
-    from ._store import Change, Held
+    from ._records import Change, Held
 
 _MOST = 10_000
 """Ends that are kept; the attempts of those beyond count as such that never ended."""

@@ -35,7 +35,7 @@ from sqlalchemy.types import BigInteger
 from .._columns import from_now
 from .._databases.mysql import or_tell
 from ..schema import Tables, utcnow
-from ._store import Status
+from ._records import Status
 
 CLAIM_WAIT = 1.0
 """Seconds for which a claim waits, twice at most, for a row that somebody else has locked."""

@@ -5,28 +5,27 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._extras import brought_by
 from .._verdict import Verdict
 from ..errors import InvalidOption, StoreUnreachable
+from . import _redis_records as hashes
 from . import _redis_scripts
-from ._redis_scripts import Script
-from ._store import (
-    EPOCH,
+from ._records import (
     Answer,
     Change,
     Held,
     Record,
     Request,
     Status,
-    Store,
     is_ours,
     judge,
     successor,
-    tries,
 )
+from ._redis_scripts import Script
+from ._store import Store, tries
 
 if TYPE_CHECKING:
     import redis
@@ -35,14 +34,7 @@ if TYPE_CHECKING:
     Client = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 T = TypeVar("T")
-_NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
-_AT_FIRST = {"attempts_finished": 0, "undos": 0, "interruptions": 0}
-"""What need not be stored of a message that has no other number."""
-
 _HELD = (Status.CONSUMING,)
-_TIMES = ("lease_until", "created_at", "updated_at")
-_BYTES = ("claim", "digest", "payload")
-_MICROSECOND = timedelta(microseconds=1)
 _CODES = "OOM|NOREPLICAS|MISCONF|BUSY|LOADING|MASTERDOWN|READONLY|CLUSTERDOWN|TRYAGAIN"
 _NOT_NOW = re.compile(rf"^(?:ERR Error running script .*? -|-)?({_CODES}) ")
 """Answers of a server that is full or degraded begin with one of these words of its protocol. Before Redis 7
@@ -110,7 +102,7 @@ class RedisStore(Store):
 
     def _complete(self, held: Held, change: Change) -> bool:
         given = () if change.result is None else (change.result,)
-        keep = _milliseconds(change.forget_after)
+        keep = hashes.milliseconds(change.forget_after)
         name = self._name(held.consumer, held.key)
         return bool(self._run(_redis_scripts.COMPLETE, name, held.token, keep, *given))
 
@@ -130,7 +122,9 @@ class RedisStore(Store):
         """In one go: for each claim whether it was renewed, or that Redis has forgotten the script."""
         pipeline = self._client.pipeline(transaction=False)
         for held in claims:
-            arguments = _write_arguments(held, (Status.CONSUMING,), {}, change.forget_after, change.lease)
+            arguments = hashes.write_arguments(
+                held, (Status.CONSUMING,), {}, change.forget_after, change.lease
+            )
             pipeline.evalsha(_redis_scripts.WRITE.sha, 1, self._name(held.consumer, held.key), *arguments)
         answers: Sequence[Any] = self._called(pipeline.execute(raise_on_error=False))
         for answer in answers:
@@ -145,8 +139,8 @@ class RedisStore(Store):
         """As `Store.list`; reads all records there are, because Redis has no index of them."""
         start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
         found = []
-        for name in self._names(_escaped(start) + "*"):
-            of, key = _parted(name[len(self._prefix) + 1 :].decode())
+        for name in self._names(hashes.escaped(start) + "*"):
+            of, key = hashes.parted(name[len(self._prefix) + 1 :].decode())
             record = self._look(name, of, key)[1]
             if record is not None and status in (None, record.status):
                 found.append(record)
@@ -154,7 +148,7 @@ class RedisStore(Store):
 
     def delete(self, held: Held, among: Iterable[Status]) -> bool:
         name = self._name(held.consumer, held.key)
-        return bool(self._run(_redis_scripts.DELETE, name, held.token, _listed(among)))
+        return bool(self._run(_redis_scripts.DELETE, name, held.token, hashes.listed(among)))
 
     def now(self) -> datetime:
         return self._look(self._name("", ""), "", "")[0]
@@ -176,7 +170,9 @@ class RedisStore(Store):
         else:
             keep, lease, started = request.dead_retention, None, 0
         seen = Held(record.consumer, record.key, record.token)
-        if not self._write(seen, [record.status], values, keep, lease, started, 0, judged=_judged(record)):
+        if not self._write(
+            seen, [record.status], values, keep, lease, started, 0, judged=hashes.judged(record)
+        ):
             return None
         now, found = self._look(name, request.consumer, request.key)
         if found is None or (judgement.bury is None and found.claim != request.claim):
@@ -186,17 +182,20 @@ class RedisStore(Store):
     def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record | int]:
         """The store's clock, and what was there; or the token of what is there now."""
         given = () if request.digest is None else (request.digest,)
-        lease, keep = _microseconds(request.lease), _milliseconds(request.lease + request.retention)
+        lease, keep = (
+            hashes.microseconds(request.lease),
+            hashes.milliseconds(request.lease + request.retention),
+        )
         answer = self._run(
             _redis_scripts.ADD_OR_LOOK, name, lease, keep, request.claim, request.owner, *given
         )
         if isinstance(answer, list):
-            return _time(answer[0]), _record(request.consumer, request.key, answer[1])
-        return _time(answer), int(answer)
+            return hashes.time_of(answer[0]), hashes.record_of(request.consumer, request.key, answer[1])
+        return hashes.time_of(answer), int(answer)
 
     def _look(self, name: bytes, consumer: str, key: str) -> tuple[datetime, Record | None]:
         now, flat = self._run(_redis_scripts.LOOK, name)
-        return _time(now), _record(consumer, key, flat) if flat else None
+        return hashes.time_of(now), hashes.record_of(consumer, key, flat) if flat else None
 
     def _write(
         self,
@@ -210,7 +209,7 @@ class RedisStore(Store):
         *,
         judged: str = "",
     ) -> bool:
-        arguments = _write_arguments(held, among, values, keep, lease, started, finished, judged)
+        arguments = hashes.write_arguments(held, among, values, keep, lease, started, finished, judged)
         return bool(self._run(_redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
 
     def _run(self, script: Script, name: bytes, *arguments: Any) -> Any:
@@ -278,77 +277,3 @@ def _socket_timeout(client: Any) -> float | None:
     default = inspect.signature(redis.connection.AbstractConnection).parameters["socket_timeout"].default
     timeout: float | None = getattr(holder, "connection_kwargs", {}).get("socket_timeout", default)
     return timeout
-
-
-def _write_arguments(
-    held: Held,
-    among: Iterable[Status],
-    values: Mapping[str, Any],
-    keep: float,
-    lease: float | None,
-    started: int = 0,
-    finished: int = 0,
-    judged: str = "",
-) -> tuple[Any, ...]:
-    removed = [field for field, value in values.items() if value is None]
-    written = [part for field, value in values.items() if value is not None for part in (field, value)]
-    return (
-        held.token,
-        _listed(among),
-        judged,
-        "" if lease is None else _microseconds(lease),
-        _milliseconds(keep),
-        started,
-        finished,
-        int("status" in values),
-        len(removed),
-        *removed,
-        *written,
-    )
-
-
-def _parted(name: str) -> tuple[str, str]:
-    """Consumer and key."""
-    length, _, rest = name.partition(":")
-    return rest[: int(length)], rest[int(length) + 1 :]
-
-
-def _escaped(text: str) -> str:
-    """Text as a pattern that matches nothing else."""
-    return "".join(f"\\{each}" if each in "\\*?[]^-" else each for each in text)
-
-
-def _judged(record: Record) -> str:
-    """By what a record was judged, besides token and status: what its holder may have changed since."""
-    return f"{record.undos},{record.pending_step or ''}"
-
-
-def _listed(statuses: Iterable[Status]) -> str:
-    return "".join(f",{status.value}" for status in statuses) + ","
-
-
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1_000_000)
-
-
-def _milliseconds(seconds: float) -> int:
-    """At least one: Redis takes 0 for "delete it"."""
-    return max(1, round(seconds * 1_000))
-
-
-def _time(text: bytes) -> datetime:
-    return EPOCH + int(text) * _MICROSECOND
-
-
-def _record(consumer: str, key: str, flat: list[bytes]) -> Record:
-    found = dict(zip([name.decode() for name in flat[::2]], flat[1::2], strict=True))
-    values: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__) | _AT_FIRST
-    for name, value in found.items():
-        if name in _NUMBERS:
-            values[name] = int(value)
-        elif name in _TIMES:
-            values[name] = _time(value) if value else None
-        else:
-            values[name] = value if name in _BYTES else value.decode()
-    values["updated_at"] = values["updated_at"] or values["created_at"]
-    return Record(**values | {"consumer": consumer, "key": key, "status": Status(values["status"])})

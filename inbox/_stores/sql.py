@@ -1,6 +1,5 @@
 """Records of status-table mode in a table: every write repeats, in one statement, what it is based on."""
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, StaticPool
+from sqlalchemy import Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from .. import _codes
@@ -21,9 +20,10 @@ from .._retention import Retention
 from .._verdict import Verdict
 from ..errors import InvalidOption, StoreUnreachable
 from ..schema import tables
+from . import _sql_rows as rows
 from . import _sql_statements
 from ._bound import Call, Watchdog
-from ._store import (
+from ._records import (
     EPOCH,
     Answer,
     Change,
@@ -32,13 +32,12 @@ from ._store import (
     Record,
     Request,
     Status,
-    Store,
     is_ours,
     judge,
     new_record,
     successor,
-    tries,
 )
+from ._store import Store, tries
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -49,8 +48,6 @@ LONGEST_CALL = 20.0
 
 _LARGEST_STATEMENT = 1_000
 """Claims that one statement renews, at most."""
-
-_ESCAPED = re.compile(rb"\\(?:([0-7]{3})|\\)")
 
 
 class _RowLocked(StoreUnreachable):
@@ -94,9 +91,9 @@ class SqlStore(Store):
         return f"SqlStore({self.engine.url.render_as_string()!r})"
 
     def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
-        values = _values(change)
-        statement = _sql_statements.write(self.tables, frozenset(values), _names(among))
-        parameters = values | _where(held)
+        values = rows.values(change)
+        statement = _sql_statements.write(self.tables, frozenset(values), rows.names(among))
+        parameters = values | rows.where(held)
         if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
             return True
         return self._has_happened(held, change)
@@ -112,7 +109,7 @@ class SqlStore(Store):
         parameters = {"consumer_": consumer, "status_": status and status.value, "limit": limit}
         given = {name: value for name, value in parameters.items() if value is not None}
         return self._run(
-            lambda connection: [_record(row) for row in connection.execute(statement, given)],
+            lambda connection: [rows.record_of(row) for row in connection.execute(statement, given)],
         )
 
     def renew(
@@ -145,18 +142,18 @@ class SqlStore(Store):
         """MySQL and MariaDB do not leave out locked rows of an UPDATE, and given a list, the optimizer may
         scan past it and wait for rows of others."""
         unlocked = connection.execute(_sql_statements.unlocked(self.tables), these).all()
-        statement = _sql_statements.write(self.tables, frozenset({"lease"}), _names([Status.CONSUMING]))
+        statement = _sql_statements.write(self.tables, frozenset({"lease"}), rows.names([Status.CONSUMING]))
         for row in unlocked:
             held = Held(these["consumer_"], row.key, row.token)
             try:
-                connection.execute(statement, _where(held) | {"lease": lease})
+                connection.execute(statement, rows.where(held) | {"lease": lease})
             except DBAPIError as error:
                 if not _codes.ends_wait(error):  # somebody has locked it just now
                     raise
 
     def delete(self, held: Held, among: Iterable[Status]) -> bool:
-        statement = _sql_statements.forget(self.tables, _names(among))
-        return self._run(lambda connection: connection.execute(statement, _where(held)).rowcount == 1)
+        statement = _sql_statements.forget(self.tables, rows.names(among))
+        return self._run(lambda connection: connection.execute(statement, rows.where(held)).rowcount == 1)
 
     def now(self) -> datetime:
         return self._run(self._database.now)
@@ -164,9 +161,9 @@ class SqlStore(Store):
     def lock(self, connection: Connection, held: Held, witness: bytes) -> bool:
         """In the caller's transaction, keep everybody else from the record until it ends; False if the claim
         is not the message's any more. A transaction that has been undone does not leave its `witness`."""
-        parameters = _where(held) | {"claim": witness}
+        parameters = rows.where(held) | {"claim": witness}
         dialect = connection.dialect.name
-        statement = _sql_statements.lock(self.tables, dialect, _names([Status.CONSUMING]))
+        statement = _sql_statements.lock(self.tables, dialect, rows.names([Status.CONSUMING]))
         done = connection.execute(statement, parameters)
         return done.first() is not None if done.returns_rows else done.rowcount == 1
 
@@ -175,7 +172,12 @@ class SqlStore(Store):
     ) -> bool:
         """In that same transaction, write down the steps and let the lease begin anew, in seconds; False if
         the transaction has been undone in between."""
-        parameters = _where(held) | {"claim": witness, "steps": steps, "undos": undos, "lease": lease}
+        parameters = rows.where(held) | {
+            "claim": witness,
+            "steps": steps,
+            "undos": undos,
+            "lease": lease,
+        }
         statement = _sql_statements.record_step(self.tables, connection.dialect.name)
         return connection.execute(statement, parameters).rowcount == 1
 
@@ -230,13 +232,13 @@ class SqlStore(Store):
 
     def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | int | None]:
         """The store's clock, and what was there; or the token of what is there now."""
-        parameters = _new(request)
+        parameters = rows.new(request)
         if connection.dialect.name == "postgresql":
             row = connection.execute(_sql_statements.add_or_look(self.tables), parameters).one_or_none()
             if row is None:
                 return EPOCH, None
             if row.token is None:
-                return row.now, _record_of_json(row.record)
+                return row.now, rows.record_of_json(row.record)
             return row.now, int(row.token)
         where = {"consumer_": request.consumer, "key_": request.key}
         now, record = self._look(connection, where)
@@ -247,12 +249,12 @@ class SqlStore(Store):
 
     def _look(self, connection: Connection, where: dict[str, Any]) -> tuple[datetime, Record | None]:
         row = connection.execute(_sql_statements.look(self.tables), where).one()
-        return row.now, None if row.token is None else _record(row)
+        return row.now, None if row.token is None else rows.record_of(row)
 
     def _change(
         self, connection: Connection, request: Request, record: Record, now: datetime, judgement: Judgement
     ) -> Answer | None:
-        seen = _where(Held(record.consumer, record.key, record.token))
+        seen = rows.where(Held(record.consumer, record.key, record.token))
         judged = {
             "status_": record.status.value,
             "undos_": record.undos,
@@ -322,46 +324,3 @@ class SqlStore(Store):
 def _reason(error: SQLAlchemyError) -> object:
     """What the driver said, without the statement and its parameters."""
     return error.orig if isinstance(error, DBAPIError) else error
-
-
-def _new(request: Request) -> dict[str, Any]:
-    names = (*_sql_statements.GIVEN, "lease")
-    return {name: getattr(request, name) for name in names}
-
-
-def _where(held: Held) -> dict[str, Any]:
-    return {"consumer_": held.consumer, "key_": held.key, "token_": held.token}
-
-
-def _values(change: Change) -> dict[str, Any]:
-    counts = ("started", "finished")
-    values = change.fields() | {name: getattr(change, name) for name in counts if getattr(change, name)}
-    return values if change.lease is None else values | {"lease": change.lease}
-
-
-def _names(statuses: Iterable[Status]) -> frozenset[str]:
-    return frozenset(status.value for status in statuses)
-
-
-def _record_of_json(found: dict[str, Any]) -> Record:
-    """A record as PostgreSQL's to_jsonb() gives it."""
-    for name in ("claim", "digest", "payload"):
-        if found[name] is not None:
-            found[name] = _bytes(found[name])
-    for name in ("lease_until", "created_at", "updated_at"):
-        if found[name] is not None:
-            found[name] = datetime.fromisoformat(found[name])
-    return Record(**found | {"status": Status(found["status"])})
-
-
-def _bytes(text: str) -> bytes:
-    """Bytes as PostgreSQL writes them, whichever its bytea_output is."""
-    if text.startswith("\\x"):
-        return bytes.fromhex(text[2:])
-    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]) if found[1] else b"\\", text.encode())
-
-
-def _record(row: Row[Any]) -> Record:
-    found = row._mapping  # noqa: SLF001 - SQLAlchemy documents it
-    values = {name: found[name] for name in Record.__dataclass_fields__}
-    return Record(**values | {"status": Status(values["status"])})
