@@ -70,9 +70,10 @@ class Job:
             fitted(connection, self._database, self.settings, schema)
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)
-            consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
-            consumer.agree(connection, is_new=True)
-            connection.commit()
+        # By itself, because it may have to be tried again: on SQLite a transaction that has read cannot write
+        # once another one has.
+        consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
+        committed(self._engine, self._database, self.settings, partial(consumer.agree, is_new=True))
         return Task(self.settings, self.run, self._parts, self._done)
 
     def check_keys(self, schema: pa.Schema) -> None:
