@@ -45,14 +45,15 @@ def _look_behind(source: Any, table: Table, bind_arguments: BindArguments | None
     except Exception as error:  # noqa: BLE001 - as above
         _log.debug("the engine could not be found: %s", reason(error))
         return
-    look(engine)
+    if isinstance(engine, Engine):  # a function may have none yet
+        look(engine)
 
 
-def _engine(source: Any, table: Table, bind_arguments: BindArguments | None) -> Engine:
-    """An engine's, or that by which sessions write to the table."""
+def _engine(source: Any, table: Table, bind_arguments: BindArguments | None) -> Any:
+    """The engine itself, or that by which sessions write to the table."""
     while callable(source):  # a function that returns a source, and makers of sessions
         source = getattr(source, "session_factory", source)()
     source = getattr(source, "sync_session", source)
     if hasattr(source, "get_bind"):
         source = bind_of(source, table, bind_arguments).engine
-    return getattr(source, "sync_engine", source)  # type: ignore[no-any-return]
+    return getattr(source, "sync_engine", source)
