@@ -45,7 +45,7 @@ def check_others(store: SqlStore) -> None:
 def test_a_locked_row_stops_no_other_heartbeat(engine: Engine) -> None:
     """While somebody has one message's row locked for longer than its lease, the leases of all other messages
     of the process are renewed; the one message is lost."""
-    store, lost = SqlStore(engine), list[str]()
+    store, lost, before = SqlStore(engine), list[str](), set(threading.enumerate())
 
     def hook(event: Event) -> None:
         if event.kind is EventKind.LOST:
@@ -61,7 +61,8 @@ def test_a_locked_row_stops_no_other_heartbeat(engine: Engine) -> None:
             claim.step("next", lambda: pytest.fail("it was called"))
             pytest.fail("it went on")
         check_others(store)
-        assert sum(thread.name.startswith("inbox heartbeat") for thread in threading.enumerate()) <= 4
+        begun = set(threading.enumerate()) - before
+        assert sum(thread.name.startswith("inbox heartbeat") for thread in begun) <= 4
     assert {stored(store, key).status for key in KEYS[1:]} == {Status.CONSUMED}
 
 
