@@ -32,8 +32,6 @@ TRIES = 12
 """How often a transaction is tried where somebody waits for its end: about five seconds' worth."""
 _READ_ONLY = {1290, 1836}
 """What a server of MySQL or MariaDB says that is no primary any more: its connections are of no use."""
-_PASSING = _READ_ONLY | {"57014", 1047, 1203, 1226, 1317, 1969, 3024}
-"""Errors that a time limit, too many connections, or a cluster that is changing, bring about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,4 +110,4 @@ def passes(error: Exception) -> bool:
         return True
     code = code_of(error)
     is_full = isinstance(code, str) and code.startswith("53")
-    return is_transient(error) or is_full or code in _PASSING or is_refusal(code)
+    return is_transient(error) or is_full or is_refusal(code)
