@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -45,33 +45,37 @@ class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
             self._beats = LoopHeartbeats(self._schedule())
         return self._beats
 
-    @asynccontextmanager
-    async def claim(
+    def claim(
         self,
         key: Key | None,
         payload: Any = None,
         *,
         message_id: str | None = None,
         message_time: datetime | None = None,
-    ) -> AsyncIterator[AsyncClaim]:
+    ) -> AbstractAsyncContextManager[AsyncClaim]:
         """Claim the message, run the block, and record how it ended, as `StatusInbox.claim` does.
 
         When the lease is lost the block's task is cancelled, and what comes out of the block is `LeaseLost`.
         A cancellation by anybody else releases the message and stays a CancelledError.
         """
-        async with self._claimed(key, payload, message_id, message_time) as claim:
-            self._check_taken(claim)
-            yield claim
-        self._check_taken(claim)
+        return self._claimed(key, payload, message_id, message_time, raises=True)
 
     @asynccontextmanager
     async def _claimed(
-        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+        self,
+        key: Key | None,
+        payload: Any,
+        message_id: str | None,
+        message_time: datetime | None,
+        *,
+        raises: bool = False,
     ) -> AsyncIterator[AsyncClaim]:
-        """The same whatever the verdict is; it raises none."""
+        """The same whatever the verdict is; unless it `raises`, as `on_refusal` says."""
         stored_key, given = await begin(self._claim, key, payload, message_id, message_time)
         claim = AsyncClaim(stored_key, self.store, given)
         if not isinstance(given, Hold):
+            if raises:
+                self._check_taken(claim)
             yield claim
             await checkpoint()
             return
@@ -96,6 +100,8 @@ class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
             await heartbeat.leave()
         finally:
             given.leave()
+        if raises:
+            self._check_taken(claim)
 
     def handler(
         self,

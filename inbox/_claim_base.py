@@ -1,5 +1,6 @@
 """What a claim is, whether its handler is synchronous or not."""
 
+import json
 import time
 from collections.abc import Callable
 from hashlib import blake2b
@@ -10,7 +11,7 @@ from ._hold import GivingUp, Hold, OnUnknown, describe
 from ._outcome import Outcome
 from ._signals import is_interruption
 from ._stores import Status, Store
-from ._transaction import normalised
+from ._transaction import encode_result
 from ._verdict import Verdict
 from .errors import InvalidOption, LeaseLost
 
@@ -21,7 +22,7 @@ Undo = Callable[[Any], Any]
 class ClaimBase:
     """One message, and what the store says about it."""
 
-    __slots__ = ("_hold", "_result", "_store", "_undos", "key", "retry_after", "verdict")
+    __slots__ = ("_hold", "_result", "_store", "_text", "_undos", "key", "retry_after", "verdict")
 
     def __init__(self, key: str, store: Store, given: Hold | Outcome) -> None:
         self.key = key
@@ -36,6 +37,8 @@ class ClaimBase:
         self.retry_after = refusal.retry_after if refusal else None
         """For `IN_FLIGHT` and after a failure: seconds after which to deliver the message again."""
         self._result: Any = refusal.result if refusal else None
+        self._text: str | None = None
+        """The result as JSON, as long as nobody has read it, and may have changed it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r}, verdict={self.verdict.name})"
@@ -72,13 +75,17 @@ class ClaimBase:
             InvalidResult: not JSON, or more than a million bytes of it.
             InvalidOption: the message is not new.
         """
+        if self._text is not None:
+            self._result, self._text = json.loads(self._text), None
         return self._result
 
     @result.setter
     def result(self, value: Any) -> None:
         if not self.is_new:
             raise InvalidOption(f"claim.result: only a new message gets a result, this one is {self.verdict}")
-        self._result = normalised(value)  # fails here, inside the handler, and not when it is completed
+        # Fails here, inside the handler, and not when it is completed.
+        text = None if value is None else encode_result(value)
+        self._result, self._text = None, text
 
     def step_key(self, name: str) -> str:
         """The idempotency key of a step, 32 characters: the same in every attempt, another for every other
@@ -128,14 +135,20 @@ class ClaimBase:
         elif not hold.is_here:
             return
         if error is None and hold.steps.is_undoing:  # there is no way forward, however far the handler came
-            error, self._result = GivingUp(), None
+            error, self.result = GivingUp(), None
         try:
             if error is None:
-                hold.complete(self._result)
+                hold.complete(self._encoded())
             elif not self._is_over(error):
                 self._give_up_or_fail(error)
         finally:
             self._settle(delay)
+
+    def _encoded(self) -> str | None:
+        """The result as JSON."""
+        if self._text is None and self._result is not None:
+            return encode_result(self._result)
+        return self._text
 
     def _give_up_or_fail(self, error: BaseException) -> None:
         hold, to_undo = self._held, self._to_undo(error)

@@ -29,7 +29,6 @@ from ._stores import (
     Store,
     remember,
 )
-from ._transaction import encode_result
 from .errors import GiveUp, InvalidOption, LeaseLost, StepNotDone
 
 OnUnknown = Literal["retry", "halt"]
@@ -247,14 +246,12 @@ class Hold:
         self._until = sent + self.lease
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
 
-    def complete(self, result: Any) -> None:
-        """The handler has succeeded.
+    def complete(self, text: str | None) -> None:
+        """The handler has succeeded, with this result as JSON.
 
         Raises:
             LeaseLost: somebody else has the message.
-            InvalidResult: the result is not JSON, or too large.
         """
-        text = None if result is None else encode_result(result)
         change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
         self._end(change, "completing")
         if self._memory is not None and self._store is not None:

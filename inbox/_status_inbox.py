@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -66,7 +66,6 @@ class StatusInbox(StatusSettings, Listens[Listener]):
             self._beats = Heartbeats(self._schedule())
         return self._beats
 
-    @contextmanager
     def claim(
         self,
         key: Key | None,
@@ -74,7 +73,7 @@ class StatusInbox(StatusSettings, Listens[Listener]):
         *,
         message_id: str | None = None,
         message_time: datetime | None = None,
-    ) -> Iterator[Claim]:
+    ) -> AbstractContextManager[Claim]:
         """Claim the message, run the block, and record how it ended.
 
         The block runs for a new message and for a duplicate; look at `claim.is_new`. Leaving it normally
@@ -97,19 +96,24 @@ class StatusInbox(StatusSettings, Listens[Listener]):
             TablesMissing: the tables have not been made.
             PolicyConflict: the consumer's stored policy is another one; nothing was claimed.
         """
-        with self._claimed(key, payload, message_id, message_time) as claim:
-            self._check_taken(claim)
-            yield claim
-        self._check_taken(claim)
+        return self._claimed(key, payload, message_id, message_time, raises=True)
 
     @contextmanager
     def _claimed(
-        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+        self,
+        key: Key | None,
+        payload: Any,
+        message_id: str | None,
+        message_time: datetime | None,
+        *,
+        raises: bool = False,
     ) -> Iterator[Claim]:
-        """The same whatever the verdict is; it raises none."""
+        """The same whatever the verdict is; unless it `raises`, as `on_refusal` says."""
         stored_key, given = self._claim(key, payload, message_id, message_time)
         claim = Claim(stored_key, self.store, given)
         if not isinstance(given, Hold):
+            if raises:
+                self._check_taken(claim)
             yield claim
             return
         heartbeats = self._heartbeats
@@ -127,6 +131,8 @@ class StatusInbox(StatusSettings, Listens[Listener]):
             if given.is_here:  # a fork may have been made while their lock was held
                 heartbeats.remove(given)
             given.leave()
+        if raises:
+            self._check_taken(claim)
 
     def handler(
         self,

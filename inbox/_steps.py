@@ -41,7 +41,7 @@ class Steps:
     @property
     def is_undoing(self) -> bool:
         """Whether something has been undone already: there is no way forward any more."""
-        return any(step["state"] == "undone" for step in self._steps.values())
+        return bool(self._steps) and any(step["state"] == "undone" for step in self._steps.values())
 
     def to_undo(self) -> Iterator[str]:
         """Finished steps that have something to undo, the last one first."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from ._records import EPOCH, Held, Record, Status
@@ -62,13 +63,15 @@ def listed(statuses: Iterable[Status]) -> str:
     return "".join(f",{status.value}" for status in statuses) + ","
 
 
-def microseconds(seconds: float) -> int:
-    return round(seconds * 1_000_000)
+@lru_cache  # an inbox has two or three such times, and sends them with each message
+def microseconds(seconds: float) -> bytes:
+    return b"%d" % round(seconds * 1_000_000)
 
 
-def milliseconds(seconds: float) -> int:
+@lru_cache
+def milliseconds(seconds: float) -> bytes:
     """At least one: Redis takes 0 for "delete it"."""
-    return max(1, round(seconds * 1_000))
+    return b"%d" % max(1, round(seconds * 1_000))
 
 
 def time_of(text: bytes) -> datetime:

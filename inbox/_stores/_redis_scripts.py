@@ -46,20 +46,6 @@ return stamp
 LOOK = _script(
     _CLOCK
     + """
--- ARGV: lease in microseconds, milliseconds to keep the record, claim, owner and digest of a new one
-local found, stamp = redis.call('HGETALL', KEYS[1]), whole(now)
-if #found > 0 then return {stamp, found} end
-redis.call('HSET', KEYS[1], 'status', 'consuming', 'token', stamp, 'lease_until', whole(now + ARGV[1]),
-    'attempts_started', 1, 'created_at', stamp, 'claim', ARGV[3], 'owner', ARGV[4])
-if ARGV[5] then redis.call('HSET', KEYS[1], 'digest', ARGV[5]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return stamp
-"""
-)
-
-LOOK = _script(
-    _CLOCK
-    + """
 return {whole(now), redis.call('HGETALL', KEYS[1])}
 """
 )
