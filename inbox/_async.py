@@ -89,8 +89,12 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
         is sent as SQL text stores no result.
         """
         attempt, limits = self._attempt(key, payload), self._limits(message_time)
-        work = partial(take, attempt=attempt, at_commit=True, **limits)
-        return await self._on(connection, bind_arguments, work)
+        from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+        given = connection() if isinstance(connection, async_scoped_session) else connection
+        session = given.sync_session if isinstance(given, AsyncSession) else None
+        work = partial(take, attempt=attempt, session=session, at_commit=True, **limits)
+        return await self._on(given, bind_arguments, work)
 
     async def accept_many(
         self,

@@ -117,7 +117,9 @@ class Inbox(Settings, Listens[Listener]):
         `accept`; it answers with a verdict, and never commits, rolls back or aborts.
         """
         attempt = self._attempt(key, payload)
-        return take(self._on(connection, bind_arguments), attempt, **self._limits(message_time))
+        given = connection() if isinstance(connection, scoped_session) else connection
+        session = given if isinstance(given, Session) else None
+        return take(self._on(given, bind_arguments), attempt, session=session, **self._limits(message_time))
 
     def accept_many(
         self,

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from sqlalchemy import Connection, Engine, event
 
 from inbox._connect import root
+from inbox._savepoints import innermost, number
 
 from ._message import Draft
 
@@ -46,8 +47,7 @@ def stage(connection: Connection, drafts: list[Draft], write: Write) -> None:
         event.listen(engine, "rollback_savepoint", _roll_back)
         event.listen(engine, "rollback", _forget)
         _engines.add(engine)
-    innermost = connection.get_nested_transaction()
-    savepoint = 0 if innermost is None else _number(innermost._savepoint)  # noqa: SLF001 - nothing public says
+    savepoint = innermost(connection)
     _staged.setdefault(connection, []).extend(_Staged(draft, write, savepoint) for draft in drafts)
 
 
@@ -57,15 +57,9 @@ def _write_all(connection: Connection, *_: object) -> None:
 
 
 def _roll_back(connection: Connection, name: str, _: object) -> None:
-    """Savepoints are numbered as they begin: those inside one have higher numbers, those around it lower."""
     if connection in _staged:
-        number = _number(name)
-        _staged[connection] = [each for each in _staged[connection] if each.savepoint < number]
-
-
-def _number(savepoint: str) -> int:
-    """SQLAlchemy names the savepoints of a connection sa_savepoint_1, sa_savepoint_2 and so on."""
-    return int(savepoint.rpartition("_")[2])
+        gone = number(name)
+        _staged[connection] = [each for each in _staged[connection] if each.savepoint < gone]
 
 
 def _forget(connection: Connection) -> None:

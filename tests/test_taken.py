@@ -85,6 +85,65 @@ def test_a_result_belongs_to_its_transaction(migrated: Database, handle: str) ->
         assert INBOX.take(given, "b").is_new
 
 
+@handles
+def test_a_result_that_was_set_in_a_savepoint(migrated: Database, handle: str) -> None:
+    """If the savepoint is rolled back, by itself or with one around it, the result is what it was before; one
+    that is released keeps it. What reads here is what a duplicate will read."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    with opened(engine, handle) as given:
+        accounts.add(given)
+        taken = {key: INBOX.take(given, key) for key in "abcd"}
+        taken["b"].result = taken["d"].result = 0
+        outer = given.begin_nested()
+        taken["c"].result = 1
+        inner = given.begin_nested()
+        for each in taken.values():
+            each.result = 2
+        inner.commit()
+        assert [each.result for each in taken.values()] == [2, 2, 2, 2]
+        inner = given.begin_nested()
+        taken["c"].result = 3
+        inner.rollback()
+        assert taken["c"].result == 2
+        outer.rollback()
+        given.begin_nested().commit()
+        assert [each.result for each in taken.values()] == [None, 0, None, 0]
+        savepoint = given.begin_nested()
+        taken["d"].result = 4
+        savepoint.commit()
+        given.commit()
+    with opened(engine, handle) as given:
+        assert [INBOX.take(given, key).result for key in "abcd"] == [None, 0, None, 4]
+    assert [each.result for each in taken.values()] == [None, 0, None, 4]
+
+
+@handles
+@in_loop
+async def test_a_result_and_savepoints_asynchronously(migrated: Database, handle: str) -> None:
+    """The same; and whatever else is taken in a savepoint that is rolled back, results from outside stay."""
+    accounts.make(migrated.engine())
+    async with async_engine(migrated) as engine:
+        async with opened_async(engine, handle) as given:
+            await accounts.add_async(given)
+            taken = {key: await ASYNC_INBOX.take(given, key) for key in "ab"}
+            taken["b"].result = 0
+            savepoint = await given.begin_nested()
+            for key, each in taken.items():
+                each.result = 1
+                assert same(await ASYNC_INBOX.take(given, key), Verdict.DUPLICATE, 1)
+            assert (await ASYNC_INBOX.take(given, "c")).is_new
+            await savepoint.rollback()
+            savepoint = await given.begin_nested()
+            taken["a"].result = 2
+            await savepoint.rollback()
+            assert [each.result for each in taken.values()] == [None, 0]
+            assert same(await ASYNC_INBOX.take(given, "b"), Verdict.DUPLICATE, 0)
+            await given.commit()
+        async with opened_async(engine, handle) as given:
+            assert [(await ASYNC_INBOX.take(given, key)).result for key in "ab"] == [None, 0]
+
+
 def test_what_json_cannot_hold_is_refused_where_it_is_set(postgres: Database) -> None:
     """The line that sets it raises, nothing is written, and the transaction goes on."""
     with postgres.engine().begin() as connection:
