@@ -6,11 +6,12 @@ closed, the connection goes back to the pool in the middle of that transaction, 
 would commit what it had written.
 """
 
+from functools import partial
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
+from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState, reset_rollback
 
 from ._connect import root
 
@@ -30,15 +31,20 @@ def watch(connection: Connection) -> None:
     engine = root(connection.engine)
     if engine not in _engines:
         # Of the pool alone: with a listener to its transactions, each statement of the engine costs more.
-        event.listen(engine, "reset", _reset)
+        rolls_back = engine.pool._reset_on_return is reset_rollback  # noqa: SLF001 - nothing public says
+        event.listen(engine, "reset", partial(_reset, rolls_back))
         _engines.add(engine)
     info[_MARK] = True
 
 
-def _reset(driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState) -> None:
-    """The pool takes a connection back. It sends a ROLLBACK by itself unless SQLAlchemy had a transaction on
-    it, which it takes for rolled back, whatever has become of it."""
+def _reset(
+    rolls_back: bool, driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState
+) -> None:
+    """The pool takes a connection back. Unless it was told to COMMIT, or to leave it, it sends a ROLLBACK by
+    itself; but not if SQLAlchemy had a transaction on it, which it takes for rolled back, whatever has become
+    of it."""
     if entry is None:  # the connection was detached from its pool, and is closed
         return
-    if entry.info.pop(_MARK, False) and state.transaction_was_reset and state.asyncio_safe:
+    is_left = state.transaction_was_reset or not rolls_back
+    if entry.info.pop(_MARK, False) and is_left and state.asyncio_safe:
         driver.rollback()

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from . import _codes, _ending, _forked
+from . import _codes, _ending, _failed_commit, _forked
 from ._accept import usable
 from ._databases import database_of
 from ._fault import COMMIT, OWN
@@ -120,6 +120,8 @@ class StepTransaction:
         """Undo all of it, in the process that has begun it."""
         self.leave()
         if _forked.is_in(self._process):
+            if self._hold.is_locked:
+                _failed_commit.watch(self._connection)
             roll_back(self._handle)
         else:
             _forked.abandon(self._handle)

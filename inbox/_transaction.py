@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from . import _codes, _ending, _forked, _statements
+from . import _codes, _ending, _failed_commit, _forked, _statements
 from ._accept import accept
 from ._connect import on_connection
 from ._databases import Attempt, Stored, database_of
@@ -150,6 +150,8 @@ class Transaction:
         """Undo all of it, in the process that has begun it."""
         self.leave()
         if _forked.is_in(self._process):
+            if self.verdict is Verdict.NEW:
+                _failed_commit.watch(self.connection)
             roll_back(handle)
         else:
             _forked.abandon(handle)

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import AsyncInbox, Inbox, Verdict
+from inbox import AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
 from tests import accounts
 from tests.accounts import Account
 from tests.database import Database
@@ -61,6 +61,24 @@ def in_transaction_of_an_engine(engine: Engine) -> None:
         accounts.add(work.connection)
 
 
+def in_session_rolled_back(engine: Engine) -> None:
+    """A session of the caller's, who rolls back: SQLAlchemy takes the transaction for ended by then."""
+    with Session(engine) as session:
+        accounts.add(session)
+        assert INBOX.accept(session, "a") is Verdict.NEW
+        try:
+            session.commit()
+        finally:
+            session.rollback()
+
+
+def in_step(engine: Engine) -> None:
+    """A step of status-table mode."""
+    with StatusInbox("steps", store=SqlStore(engine), lease=60, heartbeat=False).claim("s") as claim:
+        spoil_commit(engine)
+        claim.transact("add", accounts.add)
+
+
 def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
     """The next to borrow the connection commits nothing but its own, and the message comes again."""
     with engine.begin() as connection:
@@ -85,6 +103,21 @@ def test_a_listener_fails(migrated: Database, way: Callable[[Engine], None]) -> 
     accounts.make(migrated.engine())
     engine = migrated.engine(**POOL_OF_ONE)
     spoil_commit(engine)
+    with pytest.raises(Spoilt):
+        way(engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+@pytest.mark.parametrize("way", [*WAYS, in_session_rolled_back, in_step])
+@pytest.mark.parametrize("reset", ["commit", None])
+def test_a_pool_that_does_not_roll_back(
+    migrated: Database, way: Callable[[Engine], None], reset: str | None
+) -> None:
+    """The same where the pool was told to commit what comes back to it, or to leave it as it is."""
+    accounts.make(migrated.engine())
+    engine = migrated.engine(**POOL_OF_ONE, pool_reset_on_return=reset)
+    if way is not in_step:
+        spoil_commit(engine)
     with pytest.raises(Spoilt):
         way(engine)
     check_nothing_is_left(engine, migrated.engine())
