@@ -40,7 +40,8 @@ def watch(handle: Connection | Session, connection: Connection) -> None:
 
 
 def unwatch(handle: Connection | Session, connection: Connection) -> None:
-    """It is over. A connection that is not given back is the caller's own, and takes statements again."""
+    """It is over, once for each `watch`. A connection that is not given back is the caller's own, and takes
+    statements again."""
     connection.__class__ = getattr(connection, "unwatched", type(connection))
     if isinstance(handle, Session):
         _sessions.pop(handle, None)
@@ -48,9 +49,8 @@ def unwatch(handle: Connection | Session, connection: Connection) -> None:
 
 @cache
 def _watched(kind: Any) -> Any:
-    """The same kind of connection, of which every statement goes through one of these."""
-    if hasattr(kind, "unwatched"):
-        return kind
+    """The same kind of connection, of which every statement goes through one of these. It may be watched
+    already: a transaction on a caller's connection can be inside another one of ours."""
 
     class Watched(kind):  # type: ignore[misc]
         unwatched = kind

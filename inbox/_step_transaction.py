@@ -129,6 +129,7 @@ class StepTransaction:
     def leave(self) -> None:
         """The body is over, however it went."""
         if self._is_watched:
+            self._is_watched = False
             _ending.unwatch(self._handle, self._connection)
 
     def _bounded(self) -> AbstractContextManager[None]:

@@ -57,6 +57,7 @@ class Transaction:
         self._memory = memory
         self._sleep = sleep
         self._process = os.getpid()
+        self._is_watched = False
         self.verdict: Verdict = Verdict.IN_FLIGHT
         self.result: Any = None
         self._begun = time.monotonic()
@@ -76,6 +77,7 @@ class Transaction:
             stored = self._take()
         if self.verdict is Verdict.NEW:
             _ending.watch(handle, self.connection)
+            self._is_watched = True
         else:
             self._events.append(OF_VERDICT[self.verdict])
         if stored is not None and stored.result is not None:
@@ -158,7 +160,8 @@ class Transaction:
 
     def leave(self) -> None:
         """The body is over, however it went."""
-        if self.verdict is Verdict.NEW:
+        if self._is_watched:
+            self._is_watched = False
             _ending.unwatch(self._handle, self.connection)
 
     def tell(self, hooks: Hooks) -> None:

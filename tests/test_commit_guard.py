@@ -329,6 +329,24 @@ def test_the_callers_own_connection(engine: Engine) -> None:
     assert accounts.total(engine) == 4
 
 
+@pytest.mark.parametrize("end", [None, RuntimeError], ids=["commits", "fails"])
+def test_a_transaction_inside_another_one(engine: Engine, end: type[Exception] | None) -> None:
+    """However the inner one ends: the outer one's connection takes no statement once its transaction has."""
+
+    def body(connection: Connection) -> None:
+        source = sessionmaker(connection, join_transaction_mode="create_savepoint")
+        with suppress(RuntimeError), INBOX.transaction(source, "inner") as work:
+            accounts.add(work.session)
+            if end is not None:
+                raise end
+        connection.exec_driver_sql("ROLLBACK")
+        accounts.add(connection, amount=100)
+
+    with pytest.raises(TransactionEnded):
+        deliver(engine, body)
+    assert accounts.total(engine) == 0
+
+
 def test_a_body_that_closes_its_connection(engine: Engine) -> None:
     """Closing is rolling back: TransactionEnded, nothing written, and the redelivered message runs."""
     with pytest.raises(TransactionEnded):
