@@ -6,12 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from ._envelope import Envelope
+from ._times import NO_TIME
 
 
 class Unreadable(ValueError):
     """A row that is no message: somebody else has written it, or has changed it."""
 
 
+_COUNTS = ("attempts", "unanswered")
 _decode = json.JSONDecoder().decode  # what json.loads() calls, once it knows that it may
 
 
@@ -87,8 +89,15 @@ def read(row: Any) -> Letter:
 
 def read_loose(row: Any) -> Letter:
     """The same where a column may hold something else than its type says."""
+    if not (type(row.attempts) is int and type(row.unanswered) is int):
+        letter = read(0 if name in _COUNTS else each for name, each in row._asdict().items())
+        letter.damage = "its attempts are not numbers"
+        return letter
     letter = read(row)
     envelope = letter.envelope
+    if NO_TIME in (envelope.created_at, row.retry_at, letter.failing_since):
+        letter.damage = "it has a time that is none"
+        return letter
     topic, key = envelope.topic, envelope.key
     try:
         if type(envelope.payload) is not bytes:

@@ -31,6 +31,7 @@ from sqlalchemy.types import NullType
 from inbox._columns import from_now
 from inbox.schema import utcnow
 
+from ._times import movable, readable
 from .schema import OutboxTables
 
 COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type", "headers")
@@ -77,6 +78,12 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return OWN_COLUMNS if any("own_id" in row for row in rows) else COLUMNS
 
 
+def content(table: Table, *but: str) -> list[ColumnElement[Any]]:
+    """The columns of `CONTENT`, to be moved; without some."""
+    names = (name for name in CONTENT if name not in but)
+    return [movable(table.c[name]) if name == "created_at" else table.c[name] for name in names]
+
+
 @cache
 def add(tables: OutboxTables, names: tuple[str, ...] = COLUMNS) -> Insert:
     """A message, in the caller's transaction."""
@@ -110,15 +117,26 @@ def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
     # As the driver has it: SQLAlchemy would stumble over what is not bytes, and with it over the whole scan.
     payload = type_coerce(c.payload, NullType())
     light = case((size <= bindparam("light", type_=Integer), payload), else_=null()).label("payload")
-    named = ("id", "bucket", "topic", "key", "content_type", "headers", "created_at")
-    progress = ("sequence", "attempts", "unanswered", "state", "retry_at", "own_id", "failing_since")
-    return [*(c[name] for name in named), light, size.label("size"), *(c[name] for name in progress)]
+    return [
+        *(c[name] for name in ("id", "bucket", "topic", "key", "content_type", "headers")),
+        _time(c.created_at),
+        light,
+        size.label("size"),
+        *(c[name] for name in ("sequence", "attempts", "unanswered", "state")),
+        _time(c.retry_at),
+        c.own_id,
+        _time(c.failing_since),
+    ]
+
+
+def _time(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return readable(column).label(column.key)
 
 
 def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
     """What says how long a message has yet to wait."""
     c = tables.message.c
-    return [c.sequence, c.state, c.retry_at, _now().label("now")]
+    return [c.sequence, c.state, _time(c.retry_at), _now().label("now")]
 
 
 @cache
@@ -186,9 +204,8 @@ def _since_first(tables: OutboxTables) -> ColumnElement[Any]:
 @cache
 def bury(tables: OutboxTables) -> Insert:
     """A dead letter, made from the message's row."""
-    c = tables.message.c
     given = [bindparam(name, type_=tables.dead.c[name].type) for name in ("attempts", "outcome", "error")]
-    row = select(*(c[name] for name in CONTENT), *given).where(_this(tables))
+    row = select(*content(tables.message), *given).where(_this(tables))
     return insert(tables.dead).from_select((*CONTENT, "attempts", "outcome", "error"), row)
 
 
@@ -323,7 +340,7 @@ def due(tables: OutboxTables) -> Select[Any]:
 def next_due(tables: OutboxTables) -> Select[Any, Any]:
     """The database's clock, and when the next delayed message of some buckets is due."""
     c = tables.delayed.c
-    mine = select(c.available_at).where(_these(tables.delayed, "bucket"))
+    mine = select(readable(c.available_at)).where(_these(tables.delayed, "bucket"))
     soonest = mine.order_by(c.available_at).limit(1).scalar_subquery()
     return select(utcnow().label("now"), soonest.label("due"))
 
@@ -333,7 +350,7 @@ def add_due(tables: OutboxTables) -> Insert:
     """Messages that were delayed join the others, in the order in which they leave; they keep when they were
     due."""
     c = tables.delayed.c
-    rows = select(*(c[name] for name in CONTENT), c.available_at)
+    rows = select(*content(tables.delayed), movable(c.available_at))
     rows = rows.where(_these(tables.delayed, "id")).order_by(c.available_at, c.id)
     return insert(tables.message).from_select((*CONTENT, "retry_at"), rows)
 

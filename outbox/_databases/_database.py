@@ -149,6 +149,13 @@ class Database:
         for part in parts(ids):
             connection.execute(_statements.free_ids(tables), {"these": part})
 
+    def due(
+        self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], limit: int
+    ) -> list[str]:
+        """Ids of delayed messages of these buckets whose time has come, in the order in which they leave."""
+        given = {"these": buckets, "limit": limit}
+        return list(connection.execute(_statements.due(tables), given).scalars())
+
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
         """Who may yet commit a low sequence; None where nobody can tell, so that every scan begins at the
         oldest message.

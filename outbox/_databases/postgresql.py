@@ -16,7 +16,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
-    Column,
     Connection,
     Delete,
     Integer,
@@ -29,13 +28,11 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
-    case,
     cast,
     column,
     delete,
     func,
     literal,
-    literal_column,
     select,
     true,
 )
@@ -58,7 +55,6 @@ _NOT_TEXT: dict[str, type[TypeEngine[Any]]] = {"bucket": SmallInteger, "own_id":
 _OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _SCANNING = dict.fromkeys(_OFF, "off") | {"TimeZone": "UTC"}
 """The planner reads tables by their indexes; and psycopg has nothing to convert."""
-_TIMES = ("created_at", "retry_at", "failing_since")
 _LIMITS = ("idle_in_transaction_session_timeout", "tcp_user_timeout")
 
 
@@ -112,19 +108,6 @@ def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
     return taken.returning(tables.ids.c.id)
 
 
-def _readable(columns: Iterable[ColumnElement[Any]]) -> list[ColumnElement[Any]]:
-    """Points in time as Python can hold them: psycopg would stumble over infinity, and with it over the whole
-    scan."""
-    first: ColumnElement[Any] = literal_column("TIMESTAMPTZ '0001-01-02 00:00Z'")
-    last: ColumnElement[Any] = literal_column("TIMESTAMPTZ '9999-12-30 00:00Z'")
-    return [
-        case((each < first, first), (each > last, last), else_=each).label(each.name)
-        if isinstance(each, Column) and each.name in _TIMES
-        else each
-        for each in columns
-    ]
-
-
 @cache
 def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
     """The oldest messages of each bucket in turn, until there are enough."""
@@ -136,7 +119,7 @@ def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any
     )
     limit = bindparam("limit", type_=Integer)
     of_bucket = (
-        select(*_readable(_statements.fetched(tables)))
+        select(*_statements.fetched(tables))
         .where(c.bucket == places.c.bucket, c.sequence > places.c.low)
         .order_by(c.sequence)
         .limit(bindparam("each", type_=Integer))
@@ -214,7 +197,7 @@ def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
 @cache
 def progress(tables: OutboxTables) -> Select[Any]:
     """How long some messages have yet to wait."""
-    return select(*_readable(_statements.progressed(tables))).where(_given(tables))
+    return select(*_statements.progressed(tables)).where(_given(tables))
 
 
 @cache

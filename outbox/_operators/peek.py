@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindpara
 
 from .. import _options
 from .._buckets import bucket_of
+from .._times import readable
 from ..schema import OutboxTables, tables
 from . import statements
 from .stored_message import MessageState, StoredMessage
@@ -15,6 +16,7 @@ from .transact import transact
 
 _IN_LINE = ("attempts", "retry_at", "error")
 _DEAD = ("attempts", "dead_at", "error")
+_TIMES = ("created_at", "retry_at", "available_at", "dead_at")
 
 
 def peek(
@@ -116,7 +118,8 @@ def _aside(tables: OutboxTables, state: MessageState, *filters: str) -> Select[A
 def _viewed(table: Table, names: tuple[str, ...], filters: tuple[str, ...]) -> Select[Any]:
     c = table.c
     size = func.length(c.payload, type_=Integer).label("payload_bytes")
-    found = select(*(c[name] for name in (*statements.VIEWED, *names)), size)
+    viewed = (c[name] for name in (*statements.VIEWED, *names))
+    found = select(*(readable(each).label(each.key) if each.key in _TIMES else each for each in viewed), size)
     for name in filters:
         found = found.where(c[name] == bindparam(f"{name}_", type_=c[name].type))
     return found.limit(bindparam("limit", type_=Integer))

@@ -32,7 +32,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from inbox._columns import from_now
 from inbox.schema import utcnow
 
-from .._statements import CONTENT
+from .._statements import CONTENT, content
+from .._times import readable
 from ..schema import OutboxTables
 
 VIEWED = ("id", "topic", "key", "content_type", "headers", "created_at")
@@ -143,7 +144,7 @@ def revive(tables: OutboxTables) -> Insert:
     """A message made from a dead letter: the last of its bucket."""
     c = tables.dead.c
     kept = [name for name in CONTENT if name != "bucket"]
-    row = select(bindparam("bucket_", type_=c.bucket.type), *(c[name] for name in kept))
+    row = select(bindparam("bucket_", type_=c.bucket.type), *content(tables.dead, "bucket"))
     return insert(tables.message).from_select(["bucket", *kept], row.where(c.id == bindparam("id_")))
 
 
@@ -249,7 +250,7 @@ def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
         chosen = chosen.where(c.bucket == bindparam("bucket_"))
         chosen = chosen.order_by(c.sequence).limit(bindparam("limit", type_=Integer))
     found = chosen.subquery()
-    oldest = func.min(found.c.since, type_=c.created_at.type).label("since")
+    oldest = readable(func.min(found.c.since)).label("since")
     return select(found.c.state, func.count().label("messages"), oldest).group_by(found.c.state)
 
 

@@ -13,6 +13,7 @@ from inbox._statements import clock
 
 from .. import _options, _statements
 from .._databases import supported
+from .._times import NO_TIME
 from ..schema import OutboxTables, tables
 from . import statements
 from .stored_message import MessageState
@@ -150,7 +151,7 @@ class _Line:
 
     def _add(self, rows: Sequence[Row[Any]]) -> None:
         self.counts.update({row.state: row.messages for row in rows})
-        self._since += [row.since for row in rows if row.state != MessageState.HELD]
+        self._since += [row.since for row in rows if row.state != MessageState.HELD and row.since != NO_TIME]
 
 
 def _count(connection: Connection, table: Table, most: int | None) -> tuple[int, bool]:

@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from .. import _statements
 from .._databases import Database
+from .._times import NO_TIME
 from ..schema import OutboxTables
 
 _MOVED = 1_000
@@ -16,22 +17,23 @@ class Overtaken(Exception):
     """Somebody was quicker; nothing was written, and the next try will find it."""
 
 
-def move_due(connection: Connection, tables: OutboxTables, buckets: Sequence[int]) -> float:
+def move_due(
+    connection: Connection, database: Database, tables: OutboxTables, buckets: Sequence[int]
+) -> float:
     """Move delayed messages whose time has come to the others; seconds until the next ones are due.
 
     Only those of the relay's own buckets: two relays that moved messages of one key could swap them.
     """
-    mine = {"these": buckets}
-    due = list(connection.execute(_statements.due(tables), mine | {"limit": _MOVED}).scalars())
+    due = database.due(connection, tables, buckets, _MOVED)
     if due:
         connection.execute(_statements.add_due(tables), {"these": due})
         forget = _statements.forget_delayed(tables)
         if connection.execute(forget, [{"id_": each} for each in due]).rowcount < len(due):
             raise Overtaken("somebody has dropped a delayed message that was about to be moved")
-    if len(due) == _MOVED:
+    if len(due) >= _MOVED:
         return 0.0
-    found = connection.execute(_statements.next_due(tables), mine).one()
-    return math.inf if found.due is None else max(0.0, (found.due - found.now).total_seconds())
+    found = connection.execute(_statements.next_due(tables), {"these": buckets}).one()
+    return math.inf if found.due in (None, NO_TIME) else max(0.0, (found.due - found.now).total_seconds())
 
 
 def forget_sent(

@@ -140,7 +140,7 @@ class Core:
         if set(paused) != set(self._paused):
             self._waiting.forget_waits()
         self._paused = paused
-        moved = beside.move_due(connection, self._tables, self._buckets)
+        moved = beside.move_due(connection, self._database, self._tables, self._buckets)
         forgotten = beside.forget_sent(connection, self._database, self._tables, self._settings.keep_sent)
         wait = min(self._settings.tend_every, moved, forgotten)
         self.next_tend = time.monotonic() + wait
