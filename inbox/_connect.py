@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from ._async_calls import uninterrupted
+from ._codes import is_read_only
 
 T = TypeVar("T")
 
@@ -32,6 +33,18 @@ def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
             return work(connection)
 
     return uninterrupted(do) if engine.dialect.is_async else do()
+
+
+def transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
+    """What a function of a connection returns, in a transaction of its own. A connection on which the server
+    says that it is read-only does not go back to its pool: it may be so for as long as the session lasts."""
+    try:
+        with connection.begin():
+            return work(connection)
+    except DBAPIError as error:
+        if is_read_only(error):
+            connection.invalidate(error)
+        raise
 
 
 def root(engine: Engine) -> Engine:

@@ -11,7 +11,7 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from inbox._codes import code_of
-from outbox import Envelope, Outbox, Outcome, Relay
+from outbox import Envelope, Outbox, Outcome, Relay, pause
 from outbox.errors import TablesMissing, WrongBucketCount
 from tests.database import Database
 from tests.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay
@@ -188,6 +188,39 @@ def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: in
     running.result()
     assert publisher.names == ["a1"]
     _run(root, f"DROP USER {account}")
+
+
+def test_a_session_that_is_read_only(postgres: Database) -> None:
+    """One that began while the database was read-only stays so: the pool gets another one, and
+    the relay goes on once the database can be written."""
+    engine, codes = postgres.engine(), list[object]()
+    publish(postgres.engine(), "a1")
+    event.listen(engine, "handle_error", lambda context: codes.append(context.original_exception.sqlstate))
+    admin = postgres.engine(isolation_level="AUTOCOMMIT")
+    setting = f"ALTER DATABASE {postgres.url.database} SET default_transaction_read_only"
+    publisher = Recorder()
+    looping = Relay(engine, publisher, poll=0.02)
+    _run(admin, f"{setting} = on")
+    running = Task(looping.run)
+    wait_until(lambda: codes)
+    _run(admin, f"{setting} = off")
+    wait_until(lambda: publisher.accepted)
+    looping.stop()
+    running.result()
+    assert set(codes) == {"25006"}
+    assert publisher.names == ["a1"]
+
+
+def test_an_operator_after_the_server_was_read_only(postgres: Database) -> None:
+    """The same for what an operator does."""
+    engine = postgres.engine()
+    admin = postgres.engine(isolation_level="AUTOCOMMIT")
+    setting = f"ALTER DATABASE {postgres.url.database} SET default_transaction_read_only"
+    _run(admin, f"{setting} = on")
+    with pytest.raises(DBAPIError):
+        pause(engine)
+    _run(admin, f"{setting} = off")
+    assert pause(engine)
 
 
 def _run(engine: Engine, statement: str) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
-from inbox._connect import connected
+from inbox._connect import connected, transacted
 from inbox._transaction import pauses
 
 from .._databases import supported
@@ -33,8 +33,8 @@ def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], 
     own = engine.execution_options(isolation_level=database.own_isolation)
     for pause in pauses(_TRIES):
         try:
-            with connected(own) as connection, connection.begin():
-                return work(connection)
+            with connected(own) as connection:
+                return transacted(connection, work)
         except DBAPIError as error:
             if pause is None or not is_transient(error):
                 explained(engine, tables, error)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
 from inbox import is_transient
 from inbox._codes import code_of
-from inbox._connect import on_connection
+from inbox._connect import on_connection, transacted
 from inbox._login import is_refusal, refusal
 from inbox._secrets import place, reason, remember
 from inbox._transaction import pauses
@@ -30,8 +30,6 @@ TROUBLE = (DBAPIError, SQLTimeoutError, OSError, Overtaken)
 """What a transaction may raise without being wrong."""
 TRIES = 12
 """How often a transaction is tried where somebody waits for its end: about five seconds' worth."""
-_READ_ONLY = {1290, 1836}
-"""What a server of MySQL or MariaDB says that is no primary any more: its connections are of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Transactions:
 
     def _once(self, work: Callable[[Connection], T], connection: Connection) -> T:
         self._has_connected = True
-        result = _transacted(connection, work)
+        result = transacted(connection, work)
         self._relay.committed(connection)
         return result
 
@@ -91,16 +89,6 @@ class Transactions:
             code = self._relay.aside(partial(refusal, error))
             if code is not None:
                 raise DatabaseRefused(f"{self.place}: {reason(error)} ({code})") from error
-
-
-def _transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
-    try:
-        with connection.begin():
-            return work(connection)
-    except DBAPIError as error:
-        if code_of(error) in _READ_ONLY:
-            connection.invalidate(error)
-        raise
 
 
 def passes(error: Exception) -> bool:
