@@ -210,3 +210,25 @@ def explained(engine: Engine, statement: str, parameters: Any) -> Any:
 def buffers(plan: Any) -> int:
     """How many pages it has looked at."""
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@pytest.mark.usefixtures("often")
+def test_a_look_that_always_fails(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once a minute; the relay goes on, and goes on trying."""
+    engine = postgres.engine()
+    failed: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    def fail(*args: Any) -> tuple[str, Any]:
+        if "message.ctid" not in args[2]:
+            return args[2], args[3]
+        failed.append(args[2])
+        return "SELECT 1 / 0", None
+
+    publisher = Recorder()
+    with caplog.at_level(logging.WARNING, "outbox.relay"), running(engine, publisher):
+        publish(engine, "a1")
+        wait_until(lambda: len(failed) >= 3)
+        publish(engine, "a2")
+        wait_until(lambda: publisher.of("a") == ["a1", "a2"])
+    assert caplog.text.count("overlooked messages could not be looked for: ") == 1

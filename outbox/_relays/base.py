@@ -239,7 +239,7 @@ class RelayBase(ABC, Generic[E, P]):
         try:
             self._journal.overlooked(self._do(self._core.recheck, 1))
         except (SQLAlchemyError, OSError, OutboxError) as error:
-            _log.warning("overlooked messages could not be looked for: %s", reason(error))
+            self._journal.not_looked(error)
 
     def _round(self, connection: Connection) -> Batch:
         return self._core.round(connection, self._report, self._pace.demand())

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from inbox import Event, EventKind
 from inbox._events import Hooks
-from inbox._secrets import strike_out
+from inbox._secrets import reason, strike_out
 
 from .._letter import Letter
 from .._outcomes import Outcome, Refused, Unknown
@@ -27,6 +27,7 @@ class Journal:
         self._hooks = hooks
         self._counts: Counter[str] = Counter()
         self._next = time.monotonic() + MINUTE
+        self._next_complaint = 0.0
         self._owned = 0
 
     def say(self, what: str, *args: object) -> None:
@@ -42,6 +43,13 @@ class Journal:
     def overlooked(self, messages: int) -> None:
         """Messages were found below the marks."""
         self._counts["found late"] += messages
+
+    def not_looked(self, error: Exception) -> None:
+        """Say, once a minute at most, that overlooked messages could not be looked for."""
+        now = time.monotonic()
+        if now >= self._next_complaint:
+            self._next_complaint = now + MINUTE
+            _log.warning("overlooked messages could not be looked for: %s", reason(error))
 
     def settled(self, report: Report) -> None:
         """What became of a batch has been committed."""
