@@ -155,6 +155,13 @@ def payloads(tables: OutboxTables) -> Select[Any, Any]:
 
 
 @cache
+def ids(tables: OutboxTables) -> Select[Any]:
+    """The ids of some messages."""
+    c = tables.message.c
+    return select(c.sequence, c.id).where(_these(tables.message))
+
+
+@cache
 def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
     """The oldest messages of one bucket above a sequence, but not of keys and topics that wait."""
     c = tables.message.c

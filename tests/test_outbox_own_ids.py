@@ -11,13 +11,25 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from inbox import is_transient
-from outbox import Message, MessageState, Outbox, Refused, Relay, drop, peek, purge_dead, retry
+from outbox import (
+    Envelope,
+    Message,
+    MessageState,
+    Outbox,
+    Outcome,
+    Refused,
+    Relay,
+    drop,
+    peek,
+    purge_dead,
+    retry,
+)
 from outbox._databases import supported
 from outbox._relays.beside import Overtaken, forget_sent
 from outbox.errors import InvalidMessage
 from tests import accounts
 from tests.database import Database
-from tests.outbox_publishers import TABLES, Recorder
+from tests.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
 from tests.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
 from tests.test_outbox_async import run
 from tests.together import Task, together, wait_until_blocked
@@ -315,3 +327,38 @@ def test_two_relays_forget_the_same_record(migrated: Database) -> None:
         forget_sent(connection, database, TABLES, 0)
     publish(engine, "never")
     assert texts(engine) == ["2"]
+
+
+def test_an_id_of_a_message_that_was_dropped_while_it_was_sent(engine: Engine) -> None:
+    """The relay's lease was over, so the message could be dropped, and its id used again: what the relay
+    writes about its late send does not free that id."""
+
+    def answer(message: Envelope) -> Outcome:
+        late.stop()
+        let_leases_end(engine)
+        drop(engine, message.id)
+        publish(engine, "1")
+        return ACCEPTED
+
+    publish(engine, "1")
+    late = Relay(engine, Recorder(answer))
+    late.run_once()
+    publish(engine, "1")
+    assert texts(engine) == ["1"]
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+def test_a_purge_whose_first_letters_others_have_taken(migrated: Database) -> None:
+    """It goes on with those that are left."""
+    purging, engine = migrated.engine(), migrated.engine()
+    publish(engine, "1")
+    refuse(engine)
+
+    def take_it_and_leave_another() -> None:
+        drop(engine, "order-1")
+        publish(engine, "2", "order-2")
+        refuse(engine)
+
+    in_between(purging, "SELECT outbox_dead.id", take_it_and_leave_another)
+    assert purge_dead(purging, 0) == 1
+    assert not peek(engine, state="dead")

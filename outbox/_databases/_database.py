@@ -135,6 +135,16 @@ class Database:
             found |= {row.sequence: row.payload for row in connection.execute(statement, {"these": part})}
         return found
 
+    def left(self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]) -> list[str]:
+        """Ids of those of some messages that are still in their places."""
+        statement = _statements.ids(tables)
+        names = {(letter.sequence, letter.envelope.id) for letter in letters}
+        found: list[str] = []
+        for part in parts([letter.sequence for letter in letters]):
+            rows = connection.execute(statement, {"these": part})
+            found += [row.id for row in rows if (row.sequence, row.id) in names]
+        return found
+
     def forget(
         self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
     ) -> None:

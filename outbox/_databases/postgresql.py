@@ -208,6 +208,12 @@ def payloads(tables: OutboxTables) -> Select[Any, Any]:
 
 
 @cache
+def left(tables: OutboxTables) -> Select[Any]:
+    """Those of some messages that are there."""
+    return select(tables.message.c.id).where(_given(tables, by_id=True))
+
+
+@cache
 def forget(tables: OutboxTables) -> Delete:
     """Messages that have left."""
     return delete(tables.message).where(_given(tables, by_id=True))
@@ -274,6 +280,10 @@ class PostgreSQL(Database):
     ) -> dict[int, bytes]:
         found = connection.execute(payloads(tables), _places(_of(letters)))
         return {row.sequence: row.payload for row in found}
+
+    def left(self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]) -> list[str]:
+        given = _places(_of(letters)) | {"ids": _ids(letters)}
+        return list(connection.execute(left(tables), given).scalars())
 
     def forget(
         self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool

@@ -258,10 +258,10 @@ def purge_dead(
     if topic is not None:
         old = old.where(all_tables.dead.c.topic == _options.topic(topic))
 
-    def delete(connection: Connection) -> int:
+    def delete(connection: Connection) -> int | None:
         these = {"these": list(connection.execute(old, given).scalars())}
         if not these["these"]:
-            return 0
+            return None
         # Those that somebody sends again meanwhile keep their ids.
         connection.execute(statements.lock_dead(all_tables), these)
         mine = list(connection.execute(statements.still_dead(all_tables), these).scalars())
@@ -270,7 +270,7 @@ def purge_dead(
         return len(mine)
 
     deleted = 0
-    while page := transact(engine, all_tables, delete):
+    while (page := transact(engine, all_tables, delete)) is not None:  # 0: others had them
         deleted += page
     return deleted
 

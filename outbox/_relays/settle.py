@@ -40,10 +40,11 @@ class Settlement:
         dead = report.dead = []  # it may be written again, when the transaction is
         if report.accepted:
             keep = self._settings.keep_sent is not None
+            own = [] if keep else [letter for letter in report.accepted if letter.has_own_id]
+            # The id of one that is gone may be another one's by now: its lease was over, and it was dropped.
+            ids = self._database.left(connection, tables, own) if own else []
             self._database.forget(connection, tables, report.accepted, keep_sent=keep)
-            if not keep:
-                own = [letter.envelope.id for letter in report.accepted if letter.has_own_id]
-                self._database.free_ids(connection, tables, own)
+            self._database.free_ids(connection, tables, ids)
         waits: list[tuple[Answer, float]] = []
         for answer in report.others:
             if isinstance(answer.outcome, Refused):
