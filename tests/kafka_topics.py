@@ -76,9 +76,11 @@ class Topics:
         key: bytes | None = None,
         headers: Mapping[str, bytes | None] | None = None,
         partition: int = -1,
+        timestamp: int = 0,
     ) -> None:
-        """Write a record that no publisher of ours would."""
-        self._producer.produce(topic, value, key, partition, headers=list((headers or {}).items()))
+        """Write a record that no publisher of ours would; 0 is the time of its writing."""
+        given = list((headers or {}).items())
+        self._producer.produce(topic, value, key, partition, timestamp=timestamp, headers=given)
         self._flush(topic)
 
     def log(self, topic: str) -> list[Message]:

@@ -21,6 +21,7 @@ from inbox import (
 )
 from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
+from tests import kafka_native
 from tests.database import Database
 from tests.kafka_consumers import applied, applied_by_key, applying, consumer, make_table, running
 from tests.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
@@ -110,6 +111,31 @@ def test_records_of_others(topics: Topics) -> None:
     assert all(each.created_at and each.created_at.timestamp() > before - 60 for each in seen)
     assert [str(each.key).encode(errors="surrogateescape") for each in seen] == [b"k", b"\xff", b"\xfe"]
     assert [dict(each.headers) for each in seen] == [{"note": "größer"}, {}, {"empty": "", "odd": "\udcfd"}]
+
+
+def test_what_no_python_producer_would_write(topics: Topics) -> None:
+    """Times in micro- and nanoseconds become times, one that is before the year 1 is none, and a record with
+    a header's name that is not UTF-8 has no headers: no record stops its partition, or the consumer."""
+    topic, seen = topics.new(message_timestamp_after_max_ms=str(2**63 - 1)), list[Delivery]()
+    topics.put(topic, *(["common"] * 100), a="b")  # the interpreter is faster, and less careful, by then
+    now = time.time_ns()
+    for timestamp in (now // 1_000_000, now // 1_000, now, -(2**62)):
+        topics.put_raw(topic, b"a", timestamp=timestamp)
+    kafka_native.put(topics.address, topic, b"b", "größe".encode("latin-1"))
+    topics.put(topic, "end")
+
+    def see(delivery: Delivery) -> Outcome:
+        seen.append(delivery)
+        return Outcome(Verdict.NEW)
+
+    with running(consumer(topics.address, topic, see)):
+        wait_until(lambda: len(seen) >= 106)
+    seen = seen[100:]
+    times = [each.created_at for each in seen]
+    assert times[0] is not None
+    assert times[1:4] == [times[0], times[0], None]
+    assert [each.payload for each in seen[4:]] == [b"b", b"end"]
+    assert seen[4].headers == {}
 
 
 def test_a_business_key(topics: Topics, postgres: Database) -> None:

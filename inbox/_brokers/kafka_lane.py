@@ -94,9 +94,10 @@ class Lane:
             if self._listener.stopped:
                 return
             self._is_running = True
-            batch = [self._delivery(record) for record in itertools.islice(self._records, self._batch)]
-        decisions = Decisions()
+            records = [*itertools.islice(self._records, self._batch)]
+        batch, decisions = list[Delivery](), Decisions()
         try:
+            batch = [self._delivery(record) for record in records]
             decisions = self._decide(self._listener, batch)
         except BaseException as error:  # noqa: BLE001 - the thread that polls raises it
             self.failure = error

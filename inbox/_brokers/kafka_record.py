@@ -1,5 +1,7 @@
 """A record of Kafka as a delivery."""
 
+import logging
+import operator
 from datetime import UTC, datetime
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
@@ -7,10 +9,15 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 from .._delivery import Delivery
 from .cloud_events import event_id
 
+_log = logging.getLogger("inbox.kafka")
+_given_headers = operator.methodcaller("headers")
+"""Not called as a method: from the interpreter's fast path for methods the client's error is a crash."""
 _ID = "outbox-id"
 _CONTENT_TYPE = "content-type"
 _CREATED_AT = "outbox-created-at"
 _BYTES = "application/octet-stream"
+_LAST = 253_402_300_799_000
+"""The last second of the year 9999, in milliseconds."""
 
 
 def delivery_of(record: Message, attempt: int) -> Delivery:
@@ -43,8 +50,17 @@ def _place(record: Message) -> str:
 
 
 def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:
-    """Name and value of each header; names may repeat."""
-    given = record.headers() or []
+    """Name and value of each header; names may repeat.
+
+    None of a record with a name that is not UTF-8: the client cannot read that, and would crash the process
+    if it were asked once more.
+    """
+    try:
+        given = _given_headers(record) or []
+    except SystemError:
+        record.set_headers([])
+        _log.error("%s: the headers are left out, for the client cannot decode a name", _place(record))
+        given = []
     return list(given.items() if isinstance(given, dict) else given)
 
 
@@ -64,6 +80,14 @@ def _created_at(header: str | None, record: Message) -> datetime | None:
     except ValueError:
         pass  # written by somebody else
     kind, milliseconds = record.timestamp()
-    if kind == TIMESTAMP_NOT_AVAILABLE:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1_000, UTC)
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else _time(milliseconds)
+
+
+def _time(milliseconds: int) -> datetime | None:
+    """Kafka keeps whatever a producer has written there, such as microseconds; None if it is no time."""
+    while milliseconds > _LAST:
+        milliseconds //= 1_000
+    try:
+        return datetime.fromtimestamp(milliseconds / 1_000, UTC)
+    except (ValueError, ArithmeticError, OSError):
+        return None  # before the year 1
