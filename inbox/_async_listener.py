@@ -11,6 +11,7 @@ from ._decision import Action, Decision, Decisions
 from ._lanes import Batch, Job
 from ._listener_base import STOPPING, ListenerBase, caught, checked
 from ._outcome import Outcome
+from ._signals import as_failure
 
 M = TypeVar("M")
 
@@ -120,4 +121,6 @@ class AsyncListener(ListenerBase):
             outcome = await given if inspect.isawaitable(given) else None
         except Exception as error:  # noqa: BLE001 - becomes the message's decision
             return caught(error)
+        except asyncio.CancelledError as error:
+            return caught(as_failure(error))
         return checked(outcome)

@@ -17,6 +17,7 @@ from ._hold import GivingUp, Hold
 from ._keys import Key
 from ._listens import Listens
 from ._outcome import Outcome
+from ._signals import as_failure, original
 from ._status_settings import StatusSettings
 from .errors import LeaseLost
 
@@ -130,6 +131,8 @@ class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
                             claim.result = await body(claim, message)
                 except Exception as error:  # noqa: BLE001 - whoever asked for it decides
                     return claim, outcome_of(claim, error)
+                except asyncio.CancelledError as error:
+                    return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 
             async def outcome(message: M) -> Outcome:
@@ -139,7 +142,7 @@ class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
             async def handle_message(message: M) -> Outcome:
                 claim, found = await run(message)
                 if found.error is not None:
-                    raise found.error
+                    raise original(found.error)
                 if claim is not None:
                     self._check_taken(claim)
                 return found

@@ -1,5 +1,6 @@
 """The listener, for synchronous code: messages run in threads."""
 
+import asyncio
 import inspect
 import queue
 import threading
@@ -11,6 +12,7 @@ from ._decision import Action, Decision, Decisions
 from ._lanes import Batch, Job
 from ._listener_base import STOPPING, ListenerBase, caught, checked
 from ._outcome import Outcome
+from ._signals import as_failure
 from .errors import InvalidOption
 
 M = TypeVar("M")
@@ -137,4 +139,6 @@ class Listener(ListenerBase):
             outcome = job.batch.handler(job.message)
         except Exception as error:  # noqa: BLE001 - becomes the message's decision
             return caught(error)
+        except asyncio.CancelledError as error:
+            return caught(as_failure(error))
         return checked(outcome)

@@ -11,6 +11,24 @@ is_stopping: ContextVar[Callable[[], bool]] = ContextVar("inbox_is_stopping", de
 """Whether whoever runs the current handler has been told to stop."""
 
 
+class Uncalled(RuntimeError):
+    """The handler has waited for something that was cancelled (the cause), and was not cancelled itself."""
+
+
+def as_failure(error: asyncio.CancelledError) -> Uncalled:
+    """The failure that it is; a cancellation of the current task is raised again."""
+    if is_interruption(error):
+        raise error
+    failure = Uncalled("the handler waited for something that was cancelled")
+    failure.__cause__ = error
+    return failure
+
+
+def original(error: BaseException) -> BaseException:
+    """What the handler has raised itself."""
+    return error.__cause__ if isinstance(error, Uncalled) and error.__cause__ is not None else error
+
+
 def is_interruption(error: BaseException) -> bool:
     """Whether somebody has asked for this error, which is no Exception.
 

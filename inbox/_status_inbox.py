@@ -1,5 +1,6 @@
 """Status-table mode, for synchronous code."""
 
+import asyncio
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from ._keys import Key
 from ._listener import Listener
 from ._listens import Listens
 from ._outcome import Outcome
+from ._signals import as_failure, original
 from ._status_settings import StatusSettings
 
 M = TypeVar("M")
@@ -167,13 +169,15 @@ class StatusInbox(StatusSettings, Listens[Listener]):
                             claim.result = body(claim, message)
                 except Exception as error:  # noqa: BLE001 - whoever asked for it decides
                     return claim, outcome_of(claim, error)
+                except asyncio.CancelledError as error:
+                    return claim, outcome_of(claim, as_failure(error))
                 return claim, outcome_of(claim)
 
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
                 claim, outcome = run(message)
                 if outcome.error is not None:
-                    raise outcome.error
+                    raise original(outcome.error)
                 if claim is not None:
                     self._check_taken(claim)
                 return outcome

@@ -79,7 +79,7 @@ class Topics:
         timestamp: int = 0,
     ) -> None:
         """Write a record that no publisher of ours would; 0 is the time of its writing."""
-        given = list((headers or {}).items())
+        given: list[tuple[str, str | bytes | None]] = list((headers or {}).items())
         self._producer.produce(topic, value, key, partition, timestamp=timestamp, headers=given)
         self._flush(topic)
 

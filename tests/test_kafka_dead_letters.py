@@ -1,5 +1,6 @@
 """What becomes of messages of Kafka that no attempt can help: none is lost, and none goes unnoticed."""
 
+import asyncio
 import json
 import threading
 from secrets import token_hex
@@ -180,7 +181,10 @@ def test_failing_too_often(topics: Topics, postgres: Database) -> None:
     assert letters == [(3, "dead: GiveUp: it has failed 3 times: Fault: again")]
 
 
-def test_failing_too_often_in_status_table_mode(topics: Topics, postgres: Database) -> None:
+@pytest.mark.parametrize("fault", [Fault("again"), asyncio.CancelledError()], ids=repr)
+def test_failing_too_often_in_status_table_mode(
+    topics: Topics, postgres: Database, fault: BaseException
+) -> None:
     """The inbox counts what it has claimed; what it cannot, because its key is not to be had, the consumer
     counts. Both become dead letters, and stop no other."""
     topic, letters, taken = topics.new(), list[tuple[int, str]](), threading.Event()
@@ -189,7 +193,7 @@ def test_failing_too_often_in_status_table_mode(topics: Topics, postgres: Databa
     @inbox.handler(key=lambda delivery: json.loads(delivery.payload)["order"])
     def handle(claim: Claim, _: Delivery) -> None:
         if claim.key == "poison":
-            raise Fault("again")
+            raise fault
         taken.set()
 
     def put_away(delivery: Delivery, decision: Decision) -> None:
@@ -198,8 +202,9 @@ def test_failing_too_often_in_status_table_mode(topics: Topics, postgres: Databa
     topics.put(topic, *('{"order": "poison"}', "{}", '{"order": "a"}'))
     with running(consumer(topics.address, topic, handle, max_attempts=2, dead_letter=put_away)):
         wait_until(taken.is_set)
+    cancelled = "Uncalled: the handler waited for something that was cancelled"
     assert letters == [
-        (4, "dead: Fault: again"),
+        (4, f"dead: {'Fault: again' if isinstance(fault, Fault) else cancelled}"),
         (2, "dead: GiveUp: it has failed 2 times: KeyError: 'order'"),
     ]
 

@@ -1,5 +1,6 @@
 """How often a message may fail before a listener gives it up."""
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -57,6 +58,25 @@ def test_what_is_no_failure(decide: Decide, outcome: Outcome) -> None:
     free = decide(["m"], lambda _: outcome)
     bounded = decide(["m"], lambda _: outcome, failures=lambda _: 100, max_attempts=1)
     assert [(each.action, each.reason) for each in bounded] == [(each.action, each.reason) for each in free]
+
+
+@both
+def test_something_else_was_cancelled(decide: Decide) -> None:
+    """A handler that waits for what somebody else has cancelled fails like any other; no listener ends."""
+
+    def wait(_: object) -> Outcome:
+        raise asyncio.CancelledError
+
+    (first,), (last,) = (
+        decide(["m"], wait, failures=lambda _: failures, max_attempts=2)  # noqa: B023 - called in its turn
+        for failures in range(2)
+    )
+    assert first.outcome is not None
+    assert (first.action, first.outcome.is_failure) == (Action.RETRY, True)
+    assert (last.action, isinstance(last.outcome and last.outcome.error, GiveUp)) == (
+        Action.DEAD_LETTER,
+        True,
+    )
 
 
 @both

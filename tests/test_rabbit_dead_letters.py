@@ -1,8 +1,10 @@
 """Dead letters of RabbitMQ's consumer: where they go, and what is with them."""
 
+import asyncio
 from collections import Counter
 from typing import Any
 
+import pytest
 from aiormq.abc import DeliveredMessage
 from pamqp.common import FieldValue
 
@@ -51,7 +53,17 @@ def test_a_poison_message_is_put_away(queues: Queues, postgres: Database) -> Non
     assert queues.everything(queue) == []
 
 
-def test_a_handler_that_always_fails(queues: Queues, postgres: Database) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("never"), "Fault: never"),
+        (asyncio.CancelledError(), "Uncalled: the handler waited for something that was cancelled"),
+    ],
+    ids=["an Exception", "something was cancelled"],
+)
+def test_a_handler_that_always_fails(
+    queues: Queues, postgres: Database, fault: BaseException, reason: str
+) -> None:
     """After `max_attempts` failures of its own a message is a dead letter, with all its attempts before it if
     it is moved back; failures that pass do not count, nor do those of an inbox that counts for itself."""
     engine, queue, runs = postgres.engine(), queues.new(), Counter[str]()
@@ -62,7 +74,7 @@ def test_a_handler_that_always_fails(queues: Queues, postgres: Database) -> None
         if message.id == "passes" and runs[message.id] < 4:
             raise TransientError("the database is away")
         if message.id != "passes":
-            raise Fault("never")
+            raise fault
 
     queues.put(queue, "cash", id="fails")
     queues.put(queue, "cash", id="passes")
@@ -71,7 +83,7 @@ def test_a_handler_that_always_fails(queues: Queues, postgres: Database) -> None
         assert runs["fails"] == 2
     (dead,) = queues.take(f"{queue}.dead")
     assert headers_of(dead) == {
-        "inbox-reason": "dead: GiveUp: it has failed 2 times: Fault: never",
+        "inbox-reason": f"dead: GiveUp: it has failed 2 times: {reason}",
         "inbox-topic": queue,
         "inbox-attempt": 2,
     }
