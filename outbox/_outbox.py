@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime, timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sqlalchemy import Connection, Engine
@@ -236,7 +236,7 @@ class Outbox:
         )
 
     def _stage(self, session: Session, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None) -> None:
-        with _our_errors():
+        with _OUR_ERRORS:
             bind = bind_of(session, self.tables.message, bind_arguments)
         connection = connection_of(session, bind, UnusableConnection)
         if isinstance(bind, Engine):
@@ -252,14 +252,14 @@ class Outbox:
     def _write(self, connection: Connection, drafts: list[Draft]) -> None:
         if drafts:
             self._prepare(connection, drafts)
-            with _our_errors():
+            with _OUR_ERRORS:
                 supported(connection.dialect.name).check_savepoint(connection)
             self._insert(connection, drafts)
             self._mark(connection, drafts)
 
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
         """Refuse a connection without a transaction to join, and choose the buckets."""
-        with _our_errors():
+        with _OUR_ERRORS:
             usable(connection)
         supported(connection.dialect.name, self.schema)
         _failed_commit.watch(connection)
@@ -311,14 +311,22 @@ def _check_unbound(bind_arguments: Mapping[str, Any] | None) -> None:
         raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
 
 
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    try:
-        yield
-    except inbox_errors.UnusableConnection as error:
-        raise UnusableConnection(str(error).replace("inbox", "outbox")) from None
-    except inbox_errors.InvalidOption as error:
-        raise InvalidOption(str(error)) from None
+class _OurErrors:
+    """Around what the inbox does for us: its errors leave the block as this package's."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, inbox_errors.UnusableConnection):
+            raise UnusableConnection(str(error).replace("inbox", "outbox")) from None
+        if isinstance(error, inbox_errors.InvalidOption):
+            raise InvalidOption(str(error)) from None
+
+
+_OUR_ERRORS = _OurErrors()
 
 
 def _after(written: Awaitable[None] | None, result: Any) -> Any:

@@ -29,6 +29,7 @@ CHANNEL = "inbox_outbox"
 """PostgreSQL's channel; the payload is the schema of the tables."""
 
 _MARK = "outbox: messages were written in the transaction at hand"
+_KNOWN = "outbox: connections of the application, this one among them"
 _AFTER_COMMIT, _BETWEEN = 0.001, 0.02
 """Seconds for a commit to end, and between two notifications: relays look several times after each."""
 _KEPT = 10.0
@@ -114,10 +115,20 @@ class Notifier(Waker):
     def _wake_others(self, connection: Connection, schemas: set[str | None]) -> None:
         if self._has_ended:
             return
-        self._used.add(connection.connection.driver_connection)
+        info = connection.info
+        if info.get(_KNOWN) is not self._used:
+            self._used.add(connection.connection.driver_connection)
+            info[_KNOWN] = self._used
+        if self._is_about_to_tell(schemas):
+            return
         with self._changed:
             self._schemas |= schemas
             self._hint()
+
+    def _is_about_to_tell(self, schemas: set[str | None]) -> bool:
+        """Whether a former commit's hint will do, which the runner has not acted upon yet. To look takes no
+        lock: what it misses is hinted at once more."""
+        return self._runner is not None and schemas <= self._schemas
 
     def _disposed(self, engine: Engine) -> None:
         with self._changed:
@@ -215,6 +226,10 @@ class TaskWaker(Notifier):
     def _hint_runner(self) -> None:
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._hinted.set)
+
+    def _is_about_to_tell(self, schemas: set[str | None]) -> bool:
+        is_running = self._loop is not None and self._loop.is_running()
+        return is_running and super()._is_about_to_tell(schemas)
 
     async def _run(self, hinted: asyncio.Event) -> None:
         from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails

@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
-from inbox.schema import metadata
+from inbox.schema import metadata, metadata_for
 from outbox import Outbox, _wake
 from tests import accounts
 from tests.database import Database
@@ -420,6 +420,29 @@ def test_other_processes_hear_of_it(postgres: Database) -> None:
             OUTBOX.publish(writer, TOPIC, "later", delay=60)
             writer.commit()
         assert not is_heard(0.5)
+
+
+def test_commits_that_follow_each_other_closely(postgres: Database) -> None:
+    """Commits that follow each other closely share a notification, but each schema has its own."""
+    engine, listener = postgres.engine(), postgres.engine(isolation_level="AUTOCOMMIT")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA other"))
+    metadata_for("outbox", schema="other").create_all(engine)
+    boxes = {"": OUTBOX, "other": Outbox(schema="other")}
+    with listener.connect() as hearing:
+        hearing.execute(text("LISTEN inbox_outbox"))
+        driver: Any = hearing.connection.driver_connection
+        for number in range(20):
+            for box in [*boxes.values()] * (1 + number % 3):
+                with engine.begin() as connection:
+                    box.publish(connection, TOPIC, "a")
+            expected = {*boxes}
+            for told in driver.notifies(timeout=SOON):
+                expected.discard(told.payload)
+                if not expected:
+                    break
+            assert expected == set()
+            time.sleep(0.005 * (number % 6))
 
 
 def test_a_connection_that_is_lost(migrated: Database) -> None:
