@@ -199,9 +199,9 @@ def upgrade(
         start, present = _reached(op.get_bind(), schema), _revisions.there(op.get_bind(), schema)
     end = max(start, end)  # tables of newer revisions stay as they are, and those that are added have to fit
     steps = list(_revisions.ups(start, end, present, wanted))
-    if start == 0 < end:
-        _prepare(op, schema, as_sql=context.as_sql)
     with _inbox_schema(context, schema):
+        if start == 0 < end:
+            _prepare(op, schema, as_sql=context.as_sql)
         for number, step in steps:
             step.module.upgrade()
             if number > start:
@@ -303,12 +303,15 @@ def _note(op: Any, schema: str | None, number: int) -> None:
 
 @contextmanager
 def _inbox_schema(context: MigrationContext, schema: str | None) -> Iterator[None]:
-    before = context.opts.get("inbox_schema")
-    context.opts["inbox_schema"] = schema
+    """What the revisions are told. Without the application's metadata, whose naming convention Alembic would
+    apply to our constraints: a later revision finds them by their names."""
+    ours = {"inbox_schema": schema, "target_metadata": None}
+    before = {name: context.opts.get(name) for name in ours}
+    context.opts.update(ours)
     try:
         yield
     finally:
-        context.opts["inbox_schema"] = before
+        context.opts.update(before)
 
 
 def _reached(connection: Connection, schema: str | None) -> int:

@@ -104,6 +104,24 @@ def test_some_of_the_features(database: Database, tmp_path: Path) -> None:
     assert there(engine) == OWN
 
 
+def test_a_naming_convention(database: Database, tmp_path: Path) -> None:
+    """An application's naming convention is for its own tables: ours are the same as those that `migrate`
+    makes, constraint by constraint, and so is the SQL that `alembic --sql` prints."""
+    only_on(database, "postgresql", "sqlite")
+    convention = {"ck": "ck_%(table_name)s_%(constraint_name)s", "pk": "pk_%(table_name)s"}
+    application = Project(tmp_path, database.url, f"own.naming_convention = {convention}")
+    application.write("inbox", "migration.upgrade(op)", "migration.downgrade(op)")
+    application.alembic("upgrade", "head")
+    assert "ck_inbox" not in application.alembic("upgrade", "head", "--sql")
+    application.alembic("downgrade", "base")
+    application.alembic("upgrade", "head")
+    engine = database.engine()
+    made = snapshot(engine)
+    application.alembic("downgrade", "base")
+    migration.migrate(engine)
+    assert made == snapshot(engine)
+
+
 @pytest.mark.parametrize("features", [("inbox",), ("status", "outbox")])
 def test_the_features_are_the_same_whichever_way(database: Database, features: tuple[str, ...]) -> None:
     """`migrate`, its SQL and `metadata_for` make the same tables of the same features; the features that were
