@@ -21,7 +21,7 @@ class Message:
     event_type: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every message, and that costs three times as much
 class Draft:
     """One message, checked and serialised: what a row is made of."""
 

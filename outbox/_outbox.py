@@ -254,6 +254,7 @@ class Outbox:
             self._prepare(connection, drafts)
             with _OUR_ERRORS:
                 supported(connection.dialect.name).check_savepoint(connection)
+            _failed_commit.watch(connection)
             self._insert(connection, drafts)
             self._mark(connection, drafts)
 
@@ -262,7 +263,6 @@ class Outbox:
         with _OUR_ERRORS:
             usable(connection)
         supported(connection.dialect.name, self.schema)
-        _failed_commit.watch(connection)
         buckets = bucket_count(connection, self.tables)
         if self._buckets not in (None, buckets):
             raise WrongBucketCount(f"buckets={self._buckets}: the database has {buckets}")
@@ -277,18 +277,22 @@ class Outbox:
             at_once = [draft.row for draft in drafts if draft.due is None]
             if at_once:
                 supported(connection.dialect.name).add(connection, self.tables, at_once)
-            for from_clock in (False, True):
-                later = [
-                    draft.row | {"due": draft.due}
-                    for draft in drafts
-                    if draft.due is not None and isinstance(draft.due, float) is from_clock
-                ]
-                if later:
-                    names = _statements.columns(later)
-                    statement = _statements.add_delayed(self.tables, names, from_clock=from_clock)
-                    connection.execute(statement, later)
+            if len(at_once) < len(drafts):
+                self._insert_delayed(connection, drafts)
         except DBAPIError as error:
             explained(connection, self.tables, error)
+
+    def _insert_delayed(self, connection: Connection, drafts: list[Draft]) -> None:
+        for from_clock in (False, True):
+            later = [
+                draft.row | {"due": draft.due}
+                for draft in drafts
+                if draft.due is not None and isinstance(draft.due, float) is from_clock
+            ]
+            if later:
+                names = _statements.columns(later)
+                statement = _statements.add_delayed(self.tables, names, from_clock=from_clock)
+                connection.execute(statement, later)
 
     def _new(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
         """Without those whose own ids are in use already; the first of an id counts."""
