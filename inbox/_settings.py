@@ -1,7 +1,7 @@
 """What the synchronous and the asynchronous inbox have in common."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -136,8 +136,11 @@ class Settings:
     def _messages(
         self, keys: Sequence[Key], payloads: Sequence[Any] | None, times: Sequence[datetime | None] | None
     ) -> Messages:
-        for option, given in (("payloads", payloads), ("message_times", times)):
-            if given is not None and len(given) != len(keys):
+        for option, given in (("keys", keys), ("payloads", payloads), ("message_times", times)):
+            if isinstance(given, str | bytes | bytearray | Mapping):  # whose parts would be taken
+                kind = type(given).__name__
+                raise InvalidOption(f"{option}={kind}: expected a sequence that has one for each message")
+            if option != "keys" and given is not None and len(given) != len(keys):
                 raise InvalidOption(f"{option}: {len(given)} for {len(keys)} keys, expected one for each")
         return Messages(
             [encode_key(key) for key in keys],

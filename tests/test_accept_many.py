@@ -130,6 +130,11 @@ def test_what_does_not_belong_together_is_refused(postgres: Database) -> None:
     with postgres.engine().begin() as connection:
         with pytest.raises(InvalidOption, match="payloads: 1 for 2 keys"):
             INBOX.accept_many(connection, ["a", "b"], ["x"])
+        for single in ("order-1", b"ab", {"a": 1}):
+            with pytest.raises(InvalidOption, match=f"keys={type(single).__name__}"):
+                INBOX.accept_many(connection, single)  # type: ignore[arg-type]
+            with pytest.raises(InvalidOption, match=f"payloads={type(single).__name__}"):
+                INBOX.accept_many(connection, ["a"], single)  # type: ignore[arg-type]
         with pytest.raises(InvalidOption, match="message_times: 3 for 2 keys"):
             INBOX.accept_many(connection, ["a", "b"], message_times=[None] * 3)
         with pytest.raises(InvalidOption, match="message_time"):
