@@ -81,20 +81,19 @@ def accept(
     begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection, which may begin with it; the stored row if it
-    was taken before."""
-    with OWN:
-        database = usable(connection)
-        if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
-            return known.verdict(attempt.digest), Stored(b"", known.digest, known.result)
-        try:
-            if message_time is not None and _is_too_old(database, connection, policy, message_time):
-                found = database.find(connection, attempt)
-                return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
-            taken = database.take(connection, attempt, wait)
-        except DBAPIError as error:
-            explain(connection, attempt.tables.message, error)
-        if policy.known(connection) is None:
-            _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
+    was taken before. To be called inside `OWN`."""
+    database = usable(connection)
+    if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
+        return known.verdict(attempt.digest), Stored(b"", known.digest, known.result)
+    try:
+        if message_time is not None and _is_too_old(database, connection, policy, message_time):
+            found = database.find(connection, attempt)
+            return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
+        taken = database.take(connection, attempt, wait)
+    except DBAPIError as error:
+        explain(connection, attempt.tables.message, error)
+    if policy.known(connection) is None:
+        _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
         return Verdict.NEW, None
     if memory is not None and taken is not None:

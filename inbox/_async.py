@@ -70,8 +70,12 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
     ) -> Verdict:
         """In the caller's transaction on `connection`, take the message with this key."""
         attempt, limits = self._attempt(key, payload), self._limits(message_time)
-        verdict, _ = await self._on(connection, bind_arguments, partial(accept, attempt=attempt, **limits))
-        return verdict
+
+        def work(given: Connection) -> Verdict:
+            with OWN:
+                return accept(given, attempt, **limits)[0]
+
+        return await self._on(connection, bind_arguments, work)
 
     async def take(
         self,

@@ -7,12 +7,11 @@ from the server's last answer, so asking them costs no statement.
 
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, RootTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from ._databases import database_of
+from ._databases import Database, database_of
 from .errors import TransactionEnded
 
 _ENDED = (
@@ -20,23 +19,26 @@ _ENDED = (
     "until then is committed or rolled back, and nothing more is written"
 )
 
-_sessions: WeakKeyDictionary[Session, SessionTransaction] = WeakKeyDictionary()
-"""Those that are to have no other transaction; a session begins its next one on another connection."""
+_WATCHED = "_inbox_watched"
+"""An attribute of a session: the only transaction it is to have. It would begin its next one on another
+connection."""
 _listening: list[bool] = []
 """Not empty once all sessions tell of their connections."""
 
 
-def watch(handle: Connection | Session, connection: Connection) -> None:
-    """The transaction of this handle has written something on this connection, and has to go on; until
+def watch(
+    handle: Connection | Session, connection: Connection, transaction: RootTransaction | SessionTransaction
+) -> None:
+    """This transaction of the handle has written something on this connection, and has to go on; until
     `unwatch`."""
     # A listener to SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our own time.
     kind: Any = type(connection)
-    connection.__class__ = _watched(kind)
-    if isinstance(handle, Session) and (transaction := handle.get_transaction()) is not None:
+    connection.__class__ = _watched(kind, database_of(connection))
+    if isinstance(handle, Session):
         if not _listening:
             event.listen(Session, "after_begin", _begun)
             _listening.append(True)
-        _sessions[handle] = transaction
+        setattr(handle, _WATCHED, transaction)
 
 
 def unwatch(handle: Connection | Session, connection: Connection) -> None:
@@ -44,38 +46,38 @@ def unwatch(handle: Connection | Session, connection: Connection) -> None:
     statements again."""
     connection.__class__ = getattr(connection, "unwatched", type(connection))
     if isinstance(handle, Session):
-        _sessions.pop(handle, None)
+        setattr(handle, _WATCHED, None)
 
 
 @cache
-def _watched(kind: Any) -> Any:
+def _watched(kind: Any, database: Database) -> Any:
     """The same kind of connection, of which every statement goes through one of these. It may be watched
     already: a transaction on a caller's connection can be inside another one of ours."""
+
+    def check(connection: Connection) -> None:
+        is_open = not (connection.closed or connection.invalidated)
+        if is_open and database.is_ended(connection):
+            raise TransactionEnded(_ENDED)
 
     class Watched(kind):  # type: ignore[misc]
         unwatched = kind
 
         def execute(self, *args: Any, **kwargs: Any) -> Any:
-            _check(self)
-            return super().execute(*args, **kwargs)
+            check(self)
+            return kind.execute(self, *args, **kwargs)
 
         def scalar(self, *args: Any, **kwargs: Any) -> Any:
-            _check(self)
-            return super().scalar(*args, **kwargs)
+            check(self)
+            return kind.scalar(self, *args, **kwargs)
 
         def exec_driver_sql(self, *args: Any, **kwargs: Any) -> Any:
-            _check(self)
-            return super().exec_driver_sql(*args, **kwargs)
+            check(self)
+            return kind.exec_driver_sql(self, *args, **kwargs)
 
     return Watched
 
 
-def _check(connection: Any) -> None:
-    is_open = not (connection.closed or connection.invalidated)
-    if is_open and database_of(connection).is_ended(connection):
-        raise TransactionEnded(_ENDED)
-
-
 def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:
-    if session in _sessions and session.get_transaction() is not _sessions[session]:
+    watched = getattr(session, _WATCHED, None)
+    if watched is not None and session.get_transaction() is not watched:
         raise TransactionEnded(_ENDED)

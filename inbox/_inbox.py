@@ -99,7 +99,8 @@ class Inbox(Settings, Listens[Listener]):
         """
         attempt = self._attempt(key, payload)
         given = self._on(connection, bind_arguments)
-        return accept(given, attempt, **self._limits(message_time))[0]
+        with OWN:
+            return accept(given, attempt, **self._limits(message_time))[0]
 
     def take(
         self,

@@ -6,10 +6,10 @@ row's database only, or has to commit in two phases.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from sqlalchemy import Connection, Engine, Table, Update, event, update
 from sqlalchemy.exc import DBAPIError
@@ -23,19 +23,19 @@ BindArguments = Mapping[str, Any]
 """What a Session with several binds is asked, as by `Session.execute`."""
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True)
 class _Kept:
     """One transaction of a Session in which rows of ours were written."""
 
-    transaction: ref[SessionTransaction]
     error: type[UnusableConnection]
-    ours: set[Connection] = field(default_factory=set)
+    ours: set[Connection]
     """Where they were written."""
-    checked: set[Connection] = field(default_factory=set)
+    checked: set[Connection]
     """What tells before it commits."""
 
 
-_kept: WeakKeyDictionary[SessionTransaction, _Kept] = WeakKeyDictionary()
+_KEPT = "_inbox_kept"
+"""An attribute of such a transaction: cheaper than a WeakKeyDictionary, and each message has one."""
 _listening: list[bool] = []
 """Not empty once all sessions tell of their connections."""
 
@@ -48,9 +48,11 @@ def bind_of(
     Raises:
         InvalidOption: `bind_arguments` is no mapping, or its bind is none.
     """
-    if bind_arguments is not None and not isinstance(bind_arguments, Mapping):
+    if bind_arguments is None:
+        return session.get_bind(clause=_written(table))
+    if not isinstance(bind_arguments, Mapping):
         raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected a mapping")
-    arguments = {"clause": _written(table), **(bind_arguments or {})}
+    arguments = {"clause": _written(table), **bind_arguments}
     given = arguments.pop("bind", None)
     if given is None:
         return session.get_bind(**arguments)
@@ -100,10 +102,12 @@ def check_no_session(bind_arguments: BindArguments | None) -> None:
         raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
 
 
-def is_aborted(session: Session) -> bool:
-    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections."""
-    transaction = session.get_transaction()
-    return transaction is not None and any(map(_is_aborted, _connections(transaction)))
+def is_aborted(transaction: SessionTransaction, besides: Connection | None = None) -> bool:
+    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections, `besides`
+    one that the caller looks at."""
+    if besides is not None and not _has_several(transaction):
+        return False
+    return any(map(_is_aborted, _connections(transaction) - {besides}))
 
 
 def _is_aborted(connection: Connection) -> bool:
@@ -119,39 +123,45 @@ def _keep(session: Session, connection: Connection, error: type[UnusableConnecti
         _listening.append(True)
     if (transaction := session.get_transaction()) is None:
         return  # never: the session has a connection
-    kept = _kept.get(transaction)
+    kept: _Kept | None = getattr(transaction, _KEPT, None)
     if kept is None:
-        kept = _kept[transaction] = _Kept(ref(transaction), error)
-    if issubclass(error, kept.error):
+        kept = _Kept(error, {connection}, set())
+        setattr(transaction, _KEPT, kept)
+    elif issubclass(error, kept.error):
         kept.error = error
-    if connection not in kept.ours:
-        kept.ours.add(connection)
-        _check_all(transaction, kept)
+    kept.ours.add(connection)
+    _check_all(transaction, kept)
 
 
 def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:
     """A session uses a connection for the first time in its transaction."""
     transaction = session.get_transaction()
-    if transaction is not None and (kept := _kept.get(transaction)) is not None:
+    if transaction is not None and (kept := getattr(transaction, _KEPT, None)) is not None:
         _check_all(transaction, kept)
 
 
 def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
     """Whichever connection commits first: nothing has been committed anywhere by then."""
+    if not _has_several(transaction):
+        return
     connections = _connections(transaction)
-    if len(connections) > 1:
-        for connection in connections - kept.checked:
-            event.listen(connection, "commit", partial(_check, kept))
-            _failed_commit.watch(connection)
-        kept.checked |= connections
+    for connection in connections - kept.checked:
+        event.listen(connection, "commit", partial(_check, kept, ref(transaction)))
+        _failed_commit.watch(connection)
+    kept.checked |= connections
+
+
+def _has_several(transaction: SessionTransaction) -> bool:
+    # A connection is there twice: as itself, and as that of its engine.
+    return len(transaction._connections) > 2  # noqa: SLF001 - public since SQLAlchemy 2.1.7
 
 
 def _connections(transaction: SessionTransaction) -> set[Connection]:
     return {entry[0] for entry in transaction._connections.values()}  # noqa: SLF001 - public since SQLAlchemy 2.1.7
 
 
-def _check(kept: _Kept, _: Connection) -> None:
-    transaction = kept.transaction()
+def _check(kept: _Kept, begun: ref[SessionTransaction], _: Connection) -> None:
+    transaction = begun()
     if transaction is None or transaction.session.get_transaction() is not transaction:
         return  # the connection is the caller's own, and goes on without the session
     others = _connections(transaction) - kept.ours

@@ -60,22 +60,24 @@ def open_source(source: Any, kinds: Kinds) -> Any:
         UnusableConnection: the function returns no source (yet), or the scoped session of this thread or task
             is in a transaction already.
     """
-    is_known = source in kinds
-    if not is_known:
+    if source not in kinds:
         check_source(source, kinds)
+        with OWN:
+            source = _returned(source(), kinds)
     with OWN:
-        return _open(source if is_known else source(), kinds)
+        if isinstance(source, kinds.engine):
+            return source.connect()
+        return source() if isinstance(source, kinds.maker) else _idle(source())
 
 
-def _open(found: Any, kinds: Kinds) -> Any:
-    if isinstance(found, kinds.engine):
-        return found.connect()
-    if isinstance(found, kinds.maker):
-        return found()
-    if not isinstance(found, kinds.scoped):
-        # No InvalidOption, for which a listener would give up on the message: the engine may be there soon.
-        raise UnusableConnection(f"source: the function returned {_name(found)}, expected {kinds}")
-    session = found()
+def _returned(source: Any, kinds: Kinds) -> Any:
+    if source in kinds:
+        return source
+    # No InvalidOption, for which a listener would give up on the message: the engine may be there soon.
+    raise UnusableConnection(f"source: the function returned {_name(source)}, expected {kinds}")
+
+
+def _idle(session: Any) -> Any:
     if session.in_transaction():
         raise UnusableConnection(
             "the scoped session is in a transaction already: commit or roll it back first, or join it with "

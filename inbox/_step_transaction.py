@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from . import _codes, _ending, _failed_commit, _forked
 from ._accept import usable
@@ -59,7 +59,7 @@ class StepTransaction:
         """
         self._handle = handle
         with OWN:
-            handle.begin()
+            transaction = handle.begin()
             self._connection = self._connected(handle)
             try:
                 usable(self._connection)
@@ -75,7 +75,7 @@ class StepTransaction:
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
         self._hold.is_locked = True
         if store is not None:  # else nothing has been written yet, so the transaction may not have begun
-            _ending.watch(self._handle, self._connection)
+            _ending.watch(handle, self._connection, transaction)
             self._is_watched = True
 
     def _connected(self, handle: Connection | Session) -> Connection:
@@ -143,8 +143,11 @@ class StepTransaction:
         database = database_of(self._connection)
         if not self._connection.in_transaction() or database.is_ended(self._connection):
             raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back by itself")
-        session = self._handle if isinstance(self._handle, Session) else None
-        is_lost = is_aborted(session) if session else database.is_aborted(self._connection, None)
+        root = self._handle.get_transaction()
+        if isinstance(root, SessionTransaction):
+            is_lost = is_aborted(root)
+        else:
+            is_lost = database.is_aborted(self._connection, None)
         if is_lost or not self._is_recorded():
             raise TransactionAborted(
                 f"step={self._name!r}: the body swallowed a database error that had aborted the transaction: "

@@ -115,7 +115,8 @@ def take(
 ) -> Taken:
     """Take one message in the transaction on this connection, which is the session's if there is one; its
     result is written when it is set, or `at_commit`."""
-    verdict, stored = accept(connection, attempt, **limits)
+    with OWN:
+        verdict, stored = accept(connection, attempt, **limits)
     transaction = connection.get_transaction()
     before = None if stored is None else _result(connection, stored)
     value = _Value([_Setting(before, innermost(connection), frozenset())])

@@ -74,32 +74,28 @@ class Transaction:
         with OWN:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
-            stored = self._take()
+            try:
+                self.verdict, stored = accept(
+                    self.connection,
+                    self._attempt,
+                    wait=self._wait,
+                    policy=self._policy,
+                    message_time=self._message_time,
+                    memory=self._memory,
+                    begins=isinstance(self.bind, Engine),
+                )
+            except DBAPIError as error:
+                # The pool would go on with connections to a server that was demoted.
+                if _codes.is_read_only(error) and isinstance(self.bind, Engine):
+                    self.connection.invalidate(error)
+                raise
         if self.verdict is Verdict.NEW:
-            _ending.watch(handle, self.connection)
+            _ending.watch(handle, self.connection, self._transaction)
             self._is_watched = True
-        else:
-            self._events.append(OF_VERDICT[self.verdict])
+            return
+        self._events.append(OF_VERDICT[self.verdict])
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
-
-    def _take(self) -> Stored | None:
-        try:
-            self.verdict, stored = accept(
-                self.connection,
-                self._attempt,
-                wait=self._wait,
-                policy=self._policy,
-                message_time=self._message_time,
-                memory=self._memory,
-                begins=isinstance(self.bind, Engine),
-            )
-        except DBAPIError as error:
-            # The pool would go on with connections to a server that was demoted.
-            if _codes.is_read_only(error) and isinstance(self.bind, Engine):
-                self.connection.invalidate(error)
-            raise
-        return stored
 
     def _connection(self, handle: Connection | Session) -> Connection:
         if isinstance(handle, Session):
@@ -185,7 +181,8 @@ class Transaction:
         written = self._attempt if self.verdict is Verdict.NEW else None
         with OWN:
             is_lost = database_of(self.connection).is_aborted(self.connection, written)
-        if is_lost or (isinstance(self._handle, Session) and is_aborted(self._handle)):
+        root = self._transaction
+        if is_lost or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):
             raise TransactionAborted(
                 "the body swallowed a database error that had aborted the transaction: nothing was written"
             )

@@ -59,9 +59,9 @@ VERSION_TABLE = "inbox_outbox_version"
 """Where our own migrations note how far they are, apart from the application's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """The tables in one schema."""
+    """The tables in one schema; `tables` makes one object for each."""
 
     message: Table
     consumer: Table

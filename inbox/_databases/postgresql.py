@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Connection,
     Executable,
     LargeBinary,
@@ -79,8 +80,7 @@ def add_at_once(tables: Tables) -> Insert:
     given_back, take = func.pg_advisory_unlock(batch_lock), func.pg_try_advisory_xact_lock(key_lock)
     ours = case((given_back, take), else_=false())
     is_free = case((func.pg_try_advisory_lock(batch_lock), ours), else_=false())
-    c = tables.message.c
-    row = select(*(bindparam(name, type_=c[name].type) for name in _COLUMNS)).where(is_free)
+    row = select(*_row(tables).values()).where(is_free)
     added = insert(tables.message).from_select(_COLUMNS, row).on_conflict_do_nothing()
     return added.execution_options(preserve_rowcount=True)
 
@@ -90,7 +90,7 @@ def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests:
     """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and
     answers which keys went in. The ORDER BY makes sure that the guard has run before the first row is
     written, and that two batches meet their common keys in the same order, so that none deadlocks."""
-    c = tables.message.c
+    c, row = tables.message.c, _row(tables)
     if lock == "key":
         held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
     else:
@@ -103,10 +103,10 @@ def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests:
     keys = _given_keys_and_digests() if with_digests else _given_keys()
     rows = (
         select(
-            bindparam("consumer", type_=c.consumer.type),
+            row["consumer"],
             keys.c.key,
-            bindparam("claim", type_=c.claim.type),
-            keys.c.digest if with_digests else bindparam("digest", type_=c.digest.type),
+            row["claim"],
+            keys.c.digest if with_digests else row["digest"],
         )
         .select_from(guard.join(keys, literal(True)))
         .order_by(keys.c.key.collate("C"))
@@ -127,17 +127,24 @@ def wait_for_key(tables: Tables) -> Select[Any]:
     return select(timeout.label("during"), held.label("held"))
 
 
+@cache
+def _row(tables: Tables) -> dict[str, BindParameter[Any]]:
+    """The parameters of a new row. SQLAlchemy's time for a statement grows with their number, so all places
+    of a statement share them."""
+    return {name: bindparam(name, type_=tables.message.c[name].type) for name in _COLUMNS}
+
+
 def _key_lock(tables: Tables) -> ColumnElement[int]:
     """The number of a key's advisory lock: 64 bits, so two keys that share one are rare, and then one of
     them waits in vain for the other. The server computes it, which costs no parameters."""
-    consumer, key = (bindparam(name, type_=tables.message.c[name].type) for name in ("consumer", "key"))
-    return func.hashtextextended(key, func.hashtextextended(consumer, row_type(tables.message)))
+    row = _row(tables)
+    return func.hashtextextended(row["key"], func.hashtextextended(row["consumer"], row_type(tables.message)))
 
 
 def _batch_lock(tables: Tables) -> ColumnElement[int]:
     """The number of the advisory lock that all batches of a consumer share."""
     seed = row_type(tables.message) + literal_column("4294967296")  # no oid, so no key's lock is this one
-    return func.hashtextextended(bindparam("consumer", type_=tables.message.c.consumer.type), seed)
+    return func.hashtextextended(_row(tables)["consumer"], seed)
 
 
 class row_type(ColumnElement[int]):  # noqa: N801
@@ -303,7 +310,8 @@ def _driver(connection: Connection) -> Any:
         raise UnsupportedDatabase(
             f"driver={connection.dialect.driver!r}: on PostgreSQL the inbox speaks through psycopg 3 only"
         )
-    return connection.connection.driver_connection
+    given = connection.connection.dbapi_connection
+    return given.driver_connection if connection.dialect.is_async else given  # type: ignore[union-attr]
 
 
 def _milliseconds(wait: float) -> str:
