@@ -22,7 +22,7 @@ from ._message import Draft
 Write = Callable[[Connection, list[Draft]], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as `Draft`
 class _Staged:
     draft: Draft
     write: Write
@@ -48,7 +48,7 @@ def stage(connection: Connection, drafts: list[Draft], write: Write) -> None:
         event.listen(engine, "rollback", _forget)
         _engines.add(engine)
     savepoint = innermost(connection)
-    _staged.setdefault(connection, []).extend(_Staged(draft, write, savepoint) for draft in drafts)
+    _staged.setdefault(connection, []).extend([_Staged(draft, write, savepoint) for draft in drafts])
 
 
 def _write_all(connection: Connection, *_: object) -> None:
