@@ -16,7 +16,10 @@ from sqlalchemy import URL, Engine, StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
+from outbox._beside import SideConnection
+from outbox._relays import ears
 from outbox._relays.ears import BURST
+from outbox._relays.line import Line
 from outbox._relays.settings import Settings
 from outbox.schema import tables
 from tests.database import ASYNC_DRIVERS, Database
@@ -32,6 +35,7 @@ from tests.outbox_publishers import (
 from tests.status_workers import wait_until, workers
 from tests.together import Task, in_a_loop
 
+connect = Line.open
 NEVER = 3_600
 SOON = 60
 """Seconds: generous, and far below `NEVER`."""
@@ -173,6 +177,27 @@ def test_the_address_of_another_database(postgres: Database, caplog: pytest.LogC
         wait_until(lambda: bool(caplog.records))
     (record,) = caplog.records
     assert record.message.endswith("within 5 s: is it the relay's database?")
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_an_address_that_nobody_answers(
+    postgres: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A `listen_url` at which the relay is refused again and again is said once a minute, and nothing else
+    waits for it."""
+    tries: list[Line] = []
+
+    def counted(line: Line) -> SideConnection:
+        tries.append(line)
+        return connect(line)
+
+    monkeypatch.setattr(ears, "RETRY", 0.02)
+    monkeypatch.setattr(Line, "open", counted)
+    with _relay(kind, postgres, poll=0.1, listen_url=postgres.url.set(port=1)) as publisher:
+        publish(postgres.engine(), "a1")
+        wait_until(lambda: publisher.accepted and len(tries) > 5)
+    (record,) = caplog.records
+    assert record.message.startswith("no wake-up from other processes for now: ")
 
 
 def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:

@@ -97,11 +97,16 @@ class Complaint:
 
     def __init__(self) -> None:
         self._has_said = False
+        self._said: dict[str, float] = {}
 
     def about(self, error: Exception) -> float:
-        """Log it; seconds to wait. What does not pass by itself is said once."""
+        """Log it, the same at most once a minute; seconds to wait. What does not pass by itself is said
+        once."""
         if not isinstance(error, NotHeard | SharedConnection):
-            _log.warning("no wake-up from other processes for now: %s", reason(error))
+            why, now = reason(error), time.monotonic()
+            if now >= self._said.get(why, -math.inf) + LATER:
+                self._said = {why: now}
+                _log.warning("no wake-up from other processes for now: %s", why)
             return RETRY
         if not self._has_said:
             _log.warning("no wake-up from other processes, so the relay polls: %s", error)
