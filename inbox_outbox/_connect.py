@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 from sqlalchemy import URL, Engine, create_engine
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from inbox import RedisStore, SqlStore, Store, _secrets
 from inbox._url import for_engine
-from inbox.errors import InvalidOption, StoreUnreachable
+from inbox.errors import InboxError, InvalidOption, StoreUnreachable
 from inbox.migration import URL_VARIABLE, check, database_url
 
 Url = Annotated[
@@ -51,7 +51,7 @@ def engine_at(url: str, schema: str | None) -> Iterator[Engine]:
         InvalidOption: the address cannot be used, or there is no `schema` on such a database.
         UnsupportedDatabase: the tables are not made for such a database.
         ImportError: the driver is not installed.
-        sqlalchemy.exc.SQLAlchemyError: the database does not answer.
+        InboxError, sqlalchemy.exc.SQLAlchemyError: the database does not answer, or refuses; it says where.
     """
     address = database_url(url)
     _secrets.remember(address)
@@ -59,10 +59,20 @@ def engine_at(url: str, schema: str | None) -> Iterator[Engine]:
     engine = _engine(address)
     try:
         with _options_checked():
-            engine.connect().close()
+            _look(engine)
         yield engine
     finally:
         engine.dispose()
+
+
+def _look(engine: Engine) -> None:
+    try:
+        engine.connect().close()
+    except DBAPIError as error:
+        where, why = _secrets.place(engine.url), _secrets.reason(error)
+        if engine.url.host in (None, "") or engine.url.host in why:
+            raise
+        raise InboxError(f"{where}: {why}") from error
 
 
 @contextmanager

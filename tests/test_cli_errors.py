@@ -15,7 +15,14 @@ from tests.program import ROOT
 
 SECRET = "s3cr3t-P@ss/w:ord%"  # noqa: S105 - of nobody
 QUOTED = quote(SECRET, safe="")
-COMMANDS = (["migrate"], ["inbox", "status"], ["inbox", "show", "billing", "1"], ["inbox", "purge"])
+COMMANDS = (
+    ["migrate"],
+    ["inbox", "status"],
+    ["inbox", "show", "billing", "1"],
+    ["inbox", "purge"],
+    ["outbox", "status"],
+    ["outbox", "relay", "--to", "amqp://127.0.0.1:1"],
+)
 
 
 def refused(*arguments: str, url: URL | str | None = None, code: int) -> str:
@@ -39,11 +46,14 @@ def judged(done: Done, code: int) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_wrong_password(database: Database, command: list[str]) -> None:
-    """A server that refuses the login is exit code 1, in the server's words."""
+    """A server that refuses the login is exit code 1, in the server's words, and which server that was."""
     if database.name == "sqlite":
         pytest.skip("SQLite has no passwords")
     url = database.url.set(username="nobody_here", password=SECRET)
-    assert "nobody_here" in refused(*command, url=url, code=1)
+    message = refused(*command, url=url, code=1)
+    assert "nobody_here" in message
+    assert str(url.host) in message
+    assert str(url.port) in message
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mariadb"])
