@@ -81,14 +81,14 @@ def accept(
     begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection, which may begin with it; the stored row if it
-    was taken before. To be called inside `OWN`."""
+    is a duplicate. To be called inside `OWN`."""
     database = usable(connection)
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
-        return known.verdict(attempt.digest), Stored(b"", known.digest, known.result)
+        return _judge(attempt, Stored(b"", known.digest, known.result))
     try:
         if message_time is not None and _is_too_old(database, connection, policy, message_time):
             found = database.find(connection, attempt)
-            return (Verdict.TOO_OLD, None) if found is None else (_judge(attempt, found), found)
+            return (Verdict.TOO_OLD, None) if found is None else _judge(attempt, found)
         taken = database.take(connection, attempt, wait)
     except DBAPIError as error:
         explain(connection, attempt.tables.message, error)
@@ -98,7 +98,7 @@ def accept(
         return Verdict.NEW, None
     if memory is not None and taken is not None:
         _learn(memory, connection, attempt, taken, policy, begins=begins)
-    return (Verdict.IN_FLIGHT, None) if taken is None else (_judge(attempt, taken), taken)
+    return (Verdict.IN_FLIGHT, None) if taken is None else _judge(attempt, taken)
 
 
 def _learn(
@@ -117,8 +117,11 @@ def _learn(
         memory.remember(place, Known(stored.digest, stored.result), policy.kept(connection))
 
 
-def _judge(attempt: Attempt, stored: Stored) -> Verdict:
-    return Verdict.MISMATCH if _differs(attempt.digest, stored.digest) else Verdict.DUPLICATE
+def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
+    """Another payload does not get the result of the first one."""
+    if _differs(attempt.digest, stored.digest):
+        return Verdict.MISMATCH, None
+    return Verdict.DUPLICATE, stored
 
 
 def _differs(given: bytes | None, stored: bytes | None) -> bool:

@@ -86,6 +86,16 @@ def test_what_another_process_has_done_is_remembered(engine: Engine) -> None:
         assert inbox.take(connection, "a").result == 7
 
 
+def test_another_payload_does_not_get_what_is_remembered(engine: Engine) -> None:
+    """Neither the result nor the verdict of a duplicate."""
+    inbox = Inbox("billing", remember=10)
+    with inbox.transaction(engine, "a", 1) as work:
+        work.result = 7
+    with silent(engine), engine.begin() as connection:
+        taken = inbox.take(connection, "a", 2)
+        assert (taken.verdict, taken.result) == (Verdict.MISMATCH, None)
+
+
 def test_what_was_not_committed_is_not_remembered(engine: Engine) -> None:
     """A message whose transaction failed runs again, whatever was said in it."""
     inbox = Inbox("billing", remember=10)

@@ -88,12 +88,13 @@ def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database)
 
 
 def test_a_mismatch_does_not_run(migrated: Database) -> None:
-    """The same key with another payload is not new inside `transaction` either, if it shows verdicts."""
+    """The same key with another payload is not new inside `transaction` either, if it shows verdicts, and
+    does not get the first one's result."""
     inbox, engine = Inbox("billing", on_refusal="return"), migrated.engine()
     with inbox.transaction(engine, "a", payload={"amount": 1}) as work:
         work.result = "first"
     with inbox.transaction(engine, "a", payload={"amount": 2}) as work:
-        assert (work.verdict, work.is_new) == (Verdict.MISMATCH, False)
+        assert (work.verdict, work.is_new, work.result) == (Verdict.MISMATCH, False, None)
 
 
 def test_in_a_session(migrated: Database) -> None:
