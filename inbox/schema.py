@@ -76,9 +76,14 @@ class Tables:
         return metadata_for(*FEATURES, schema=self.message.schema)
 
 
-@cache
 def tables(schema: str | None = None) -> Tables:
-    """The tables as they stand in `schema` (None: the connection's default schema)."""
+    """The tables as they stand in `schema` (None: the connection's default schema): those of the inboxes and
+    outboxes there, for the `binds` of a Session too."""
+    return _tables(schema)
+
+
+@cache
+def _tables(schema: str | None) -> Tables:
     metadata = MetaData(schema=schema)
     message = Table(
         "inbox_message",

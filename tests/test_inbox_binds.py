@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox import AsyncInbox, Claim, Inbox, SqlStore, StatusInbox, Verdict
 from inbox.errors import InvalidOption, TransactionAborted, UnusableConnection
+from inbox.schema import tables
 from tests import accounts
 from tests.accounts import Account
 from tests.database import Database, make_tables
@@ -174,6 +175,15 @@ async def test_async_sessions(migrated: Database, other: Database) -> None:
     await second.dispose()
     assert accounts.totals(migrated.engine()) == {"cash": 1, "new": 1}
     assert balance(other) == 0
+
+
+def test_a_bind_that_names_our_table(migrated: Database, other: Database) -> None:
+    """A session may name the inbox's table in its binds, as the application's own."""
+    binds: dict[Any, Any] = {tables().message: migrated.engine()}
+    with Session(other.engine(), binds=binds) as session:
+        assert INBOX.accept(session, KEY) is NEW
+        session.commit()
+    assert verdict(migrated) is DUPLICATE
 
 
 def test_two_phases() -> None:

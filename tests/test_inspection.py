@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from sqlalchemy import CheckConstraint, Column, DefaultClause, Index, String, Table, text
 
-from inbox.schema import Tables, tables
+from inbox.schema import Tables, _tables
 from tests.database import Database
 from tests.inspection import snapshot
 
@@ -95,8 +95,8 @@ def test_a_difference_is_seen(database: Database, alter: Callable[[Table], None]
     if database.name not in VISIBLE_ON[alter]:
         pytest.skip("this database has nothing of the kind")
     engine = database.engine()
-    before = created(database, tables.__wrapped__())
-    altered = tables.__wrapped__()
+    before = created(database, _tables.__wrapped__(None))
+    altered = _tables.__wrapped__(None)
     alter(altered.message)
     altered.message.metadata.drop_all(engine)
     assert created(database, altered) != before
