@@ -44,9 +44,6 @@ class AsyncListener(ListenerBase):
         woken = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
         batch = self._batch(messages, handler, wake)
-        prepare = self._preparing(handler)
-        if prepare is not None:
-            await run(prepare)
         self._wakes.add(wake)
         try:
             for job in batch.jobs:
@@ -117,6 +114,8 @@ class AsyncListener(ListenerBase):
 
     async def _run(self, job: Job) -> Outcome:
         try:
+            if (prepare := job.batch.taken_preparation()) is not None:
+                await run(prepare)
             given = job.batch.handler(job.message)
             outcome = await given if inspect.isawaitable(given) else None
         except Exception as error:  # noqa: BLE001 - becomes the message's decision

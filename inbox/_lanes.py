@@ -48,11 +48,18 @@ class Batch:
         self.handler = handler
         self.wake = wake
         """Let the call look again."""
+        self.preparation: Callable[[], None] | None = None
+        """What the first message does before its handler: a database that hangs there holds up no stop."""
         self.interruption: BaseException | None = None
         """What ends the call instead of decisions."""
         self.jobs = [Job(self, *numbered) for numbered in enumerate(messages)]
         self._in_order = in_order
         self._undecided = len(self.jobs)
+
+    def taken_preparation(self) -> Callable[[], None] | None:
+        """What is to be prepared, if nobody has begun to."""
+        preparation, self.preparation = self.preparation, None
+        return preparation
 
     @property
     def is_decided(self) -> bool:

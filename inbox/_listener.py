@@ -65,9 +65,6 @@ class Listener(ListenerBase):
         batch = self._batch(messages, handler, partial(woken.put, None))
         if inspect.iscoroutinefunction(batch.handler):
             raise InvalidOption(f"handler={handler!r}: it is asynchronous, which is for AsyncListener")
-        prepare = self._preparing(handler)
-        if prepare is not None:
-            prepare()
         self._wakes.add(batch.wake)
         try:
             with self._lanes.lock:
@@ -136,6 +133,8 @@ class Listener(ListenerBase):
 
     def _run(self, job: Job) -> Outcome:
         try:
+            if (prepare := job.batch.taken_preparation()) is not None:
+                prepare()
             outcome = job.batch.handler(job.message)
         except Exception as error:  # noqa: BLE001 - becomes the message's decision
             return caught(error)

@@ -112,6 +112,7 @@ class ListenerBase:
         if not callable(run):
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
         batch = Batch(messages, run, in_order=self.order == "in_order", wake=wake)
+        batch.preparation = self._preparing(handler)
         for job in batch.jobs:
             job.context.run(is_stopping.set, self._is_stopping)
             try:

@@ -3,14 +3,17 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from inbox import Action, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
+from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
 from tests import accounts
 from tests.database import Database
 from tests.program import ROOT
@@ -176,6 +179,41 @@ def test_a_call_that_is_cancelled_cancels_its_messages() -> None:
         return await asyncio.wait_for(listener.decide("ab", quick), 60)
 
     assert asyncio.run(scenario()).acknowledged == 2
+
+
+@both_kinds
+def test_a_database_that_hangs_before_the_first_message(kind: str) -> None:
+    """A database that takes connections and says nothing holds up no stop, even if a listener has not
+    reached it once: the message is given back when `grace` is over."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql+psycopg://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
+        engine = create_engine(url)
+
+        @Inbox("a").handler(engine, key=str)
+        def handle(_: Any, __: str) -> None: ...
+
+        def decided() -> Any:
+            if kind == "threads":
+                return stopped(Listener(grace=0.1)).decide("a", handle)
+            tasks = create_async_engine(url)
+
+            @AsyncInbox("a").handler(tasks, key=str)
+            async def handle_async(_: Any, __: str) -> None: ...
+
+            async def decide() -> Any:
+                return await stopped(AsyncListener(grace=0.1)).decide("a", handle_async)
+
+            return asyncio.run(decide())
+
+        def stopped(listener: Any) -> Any:
+            threading.Timer(0.5, listener.stop).start()
+            return listener
+
+        (decision,) = Task(decided).result()
+    for left in [each for each in threading.enumerate() if each.name == "inbox listener"]:
+        left.join(60)  # its connection was refused with the end of the block
+    assert decision.action is Action.RETRY
+    assert decision.outcome is None
 
 
 def test_a_handler_that_is_cancelled_comes_again() -> None:
