@@ -1,7 +1,9 @@
 """Engines with options of their own, and connections of theirs."""
 
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -19,9 +21,21 @@ def connected(engine: Engine) -> Connection:
     """
     drivers = engine.dialect.loaded_dbapi.Error
     try:
-        return engine.connect()
+        connection = engine.connect()
     except drivers as error:
         raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
+    record: Any = connection.connection._connection_record  # noqa: SLF001
+    record.finalize_callback = deque(partial(_set_back, record, each) for each in record.finalize_callback)
+    return connection
+
+
+def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection: Any) -> None:
+    """A connection that breaks while its isolation level is set back is thrown away. SQLAlchemy would raise
+    the driver's error, although the transaction has ended, and lose the connection's place in the pool."""
+    try:
+        set_back(driver_connection)
+    except Exception as error:  # noqa: BLE001 - whatever the driver raises
+        record.invalidate(error)
 
 
 def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:

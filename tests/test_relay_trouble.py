@@ -15,6 +15,7 @@ from outbox import Envelope, Outbox, Outcome, Relay, pause
 from outbox.errors import TablesMissing, WrongBucketCount
 from tests.database import Database
 from tests.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay
+from tests.proxy import TcpProxy
 from tests.relay_crashes import Paused
 from tests.status_workers import wait_until
 from tests.together import Task, wait_until_blocked
@@ -221,6 +222,39 @@ def test_an_operator_after_the_server_was_read_only(postgres: Database) -> None:
         pause(engine)
     _run(admin, f"{setting} = off")
     assert pause(engine)
+
+
+def test_a_connection_that_breaks_on_its_way_to_the_pool(migrated: Database) -> None:
+    """MySQL's and MariaDB's drivers set the isolation level back there, by a statement: the relay goes on,
+    each message leaves once, and the pool has lost no place."""
+    if migrated.name not in {"mariadb", "mysql"}:
+        pytest.skip("the drivers of the others send nothing")
+    publish(migrated.engine(), "a1")
+    with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
+        url = migrated.url.set(host="127.0.0.1", port=proxy.port)
+        engine = migrated.engine_at(
+            url, connect_args={"ssl_disabled": True}, pool_size=1, max_overflow=0, pool_timeout=5
+        )
+        publisher = Recorder()
+        looping = Relay(engine, publisher, poll=0.02, lease=600)
+        running = Task(looping.run)
+        wait_until(lambda: publisher.accepted)
+        cuts = 0
+
+        def is_set_back(chunk: bytes) -> bool:
+            nonlocal cuts
+            is_it = b"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ" in chunk
+            cuts += is_it
+            return is_it
+
+        for times in (1, 2, 3):
+            proxy.cut_on(is_set_back, forward=False)
+            wait_until(lambda: cuts == times)  # noqa: B023
+            publish(migrated.engine(), f"b{times}")
+            wait_until(lambda: len(publisher.accepted) == 1 + times)  # noqa: B023
+        looping.stop()
+        running.result()
+    assert publisher.names == ["a1", "b1", "b2", "b3"]
 
 
 def _run(engine: Engine, statement: str) -> None:
