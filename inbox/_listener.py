@@ -2,17 +2,15 @@
 
 import asyncio
 import inspect
-import queue
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TypeVar
 
 from ._decision import Action, Decision, Decisions
 from ._lanes import Batch, Job
 from ._listener_base import STOPPING, ListenerBase, caught, checked
 from ._outcome import Outcome
-from ._signals import as_failure
+from ._signals import Doorbell, as_failure
 from .errors import InvalidOption
 
 M = TypeVar("M")
@@ -61,8 +59,8 @@ class Listener(ListenerBase):
             BaseException: what the handler raised, if it is no Exception (SystemExit), once the other running
                 messages have ended; nothing is decided.
         """
-        woken: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be put to in a signal handler
-        batch = self._batch(messages, handler, partial(woken.put, None))
+        woken = Doorbell()
+        batch = self._batch(messages, handler, woken.ring)
         if inspect.iscoroutinefunction(batch.handler):
             raise InvalidOption(f"handler={handler!r}: it is asynchronous, which is for AsyncListener")
         self._wakes.add(batch.wake)
@@ -81,16 +79,14 @@ class Listener(ListenerBase):
             raise batch.interruption
         return batch.decisions
 
-    def _wait(self, batch: Batch, woken: queue.SimpleQueue[None]) -> None:
+    def _wait(self, batch: Batch, woken: Doorbell) -> None:
         while True:
             if self.stopped:
                 with self._lanes.lock:
                     batch.give_back(STOPPING)
             if batch.is_decided:
                 return
-            try:
-                woken.get(timeout=self._patience())
-            except queue.Empty:
+            if not woken.wait(self._patience()):
                 with self._lanes.lock:
                     for job in batch.running():
                         self._record(job, self._unfinished(job))

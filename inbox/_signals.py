@@ -2,13 +2,35 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 is_stopping: ContextVar[Callable[[], bool]] = ContextVar("inbox_is_stopping", default=lambda: False)
 """Whether whoever runs the current handler has been told to stop."""
+
+
+class Doorbell:
+    """What a thread waits for, and any thread or signal handler may ring; rings before the wait count as one.
+
+    Not an Event: a signal handler that sets one may wait for itself. Nor a SimpleQueue: CPython's `get` waits
+    without end where a signal handler returns after its time is over.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """Wake the thread that waits, or that will wait next."""
+        with suppress(RuntimeError):  # it has rung already
+            self._lock.release()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Until it rings, which is True, or for so many seconds."""
+        return self._lock.acquire(timeout=-1 if seconds is None else seconds)
 
 
 class Uncalled(RuntimeError):

@@ -4,6 +4,8 @@ Looking by itself is put off for longer than a test takes, so that only a wake-u
 """
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,10 +17,11 @@ import pytest
 from sqlalchemy import URL, Engine, StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from inbox._signals import Doorbell
 from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
 from outbox._beside import SideConnection
 from outbox._relays import ears
-from outbox._relays.ears import BURST
+from outbox._relays.ears import BURST, ThreadBell
 from outbox._relays.line import Line
 from outbox._relays.settings import Settings
 from outbox.schema import tables
@@ -177,6 +180,25 @@ def test_the_address_of_another_database(postgres: Database, caplog: pytest.LogC
         wait_until(lambda: bool(caplog.records))
     (record,) = caplog.records
     assert record.message.endswith("within 5 s: is it the relay's database?")
+
+
+def test_a_signal_handler_that_returns_late() -> None:
+    """A relay that is idle, and a listener that waits for its messages, go on when their time is over, also
+    where a signal handler was running by then."""
+    for bell in (ThreadBell(), Doorbell()):
+        helped = threading.Event()
+        help_it = threading.Timer(SOON / 2, lambda bell=bell, helped=helped: (helped.set(), bell.ring()))
+        help_it.start()
+        former = signal.signal(signal.SIGALRM, lambda *_: time.sleep(1))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            for _ in BURST:
+                bell.wait(0.3)
+            bell.wait(0.3)
+        finally:
+            signal.signal(signal.SIGALRM, former)
+            help_it.cancel()
+        assert not helped.is_set()
 
 
 @pytest.mark.parametrize("kind", ["thread", "task"])

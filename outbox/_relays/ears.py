@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import math
-import queue
 import threading
 import time
 
 from sqlalchemy import Engine
 
 from inbox._secrets import reason
+from inbox._signals import Doorbell
 
 from .. import _bells
 from .._beside import SharedConnection
@@ -28,24 +28,20 @@ class ThreadBell(Bell):
     """A bell for a relay that runs in a thread."""
 
     def __init__(self) -> None:
-        # Not an Event: a signal handler that sets one may wait for itself.
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._bell = Doorbell()
         self._looks = 0
 
     def ring(self) -> None:
         """Wake the relay."""
         self._looks = 0
-        self._rings.put(None)
+        self._bell.ring()
 
     def wait(self, seconds: float) -> None:
         """Until it rings, or so many seconds; after it has rung, several short times."""
         if self._looks < len(BURST):
             seconds = min(seconds, BURST[self._looks])
             self._looks += 1
-        with contextlib.suppress(queue.Empty):
-            self._rings.get(timeout=seconds)
-            while True:
-                self._rings.get_nowait()
+        self._bell.wait(seconds)
 
 
 class Ears:
