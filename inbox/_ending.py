@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, RootTransaction, event
+from sqlalchemy.exc import PendingRollbackError, ResourceClosedError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from ._databases import Database, database_of
@@ -54,25 +55,32 @@ def _watched(kind: Any, database: Database) -> Any:
     """The same kind of connection, of which every statement goes through one of these. It may be watched
     already: a transaction on a caller's connection can be inside another one of ours."""
 
+    execute, scalar, exec_driver_sql = kind.execute, kind.scalar, kind.exec_driver_sql
+
     def check(connection: Connection) -> None:
-        is_open = not (connection.closed or connection.invalidated)
-        if is_open and database.is_ended(connection):
-            raise TransactionEnded(_ENDED)
+        try:
+            if not database.is_ended(connection):
+                return
+        except (ResourceClosedError, PendingRollbackError):
+            return  # closed or invalidated, which the statement itself will say
+        raise TransactionEnded(_ENDED)
 
     class Watched(kind):  # type: ignore[misc]
         unwatched = kind
 
-        def execute(self, *args: Any, **kwargs: Any) -> Any:
+        def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
             check(self)
-            return kind.execute(self, *args, **kwargs)
+            return execute(self, statement, parameters, execution_options=execution_options)
 
-        def scalar(self, *args: Any, **kwargs: Any) -> Any:
+        def scalar(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
             check(self)
-            return kind.scalar(self, *args, **kwargs)
+            return scalar(self, statement, parameters, execution_options=execution_options)
 
-        def exec_driver_sql(self, *args: Any, **kwargs: Any) -> Any:
+        def exec_driver_sql(
+            self, statement: str, parameters: Any = None, execution_options: Any = None
+        ) -> Any:
             check(self)
-            return kind.exec_driver_sql(self, *args, **kwargs)
+            return exec_driver_sql(self, statement, parameters, execution_options)
 
     return Watched
 

@@ -17,14 +17,19 @@ _MARK = "_raised_by_the_inbox"
 class _Own:
     """Around what the inbox does by itself: errors that leave the block are marked as its own."""
 
+    def mark(self, error: BaseException) -> None:
+        """The same where each message would pay for the block, which is half a microsecond."""
+        if isinstance(error, Exception) and not _codes.is_aftermath(error):
+            setattr(error, _MARK, True)
+
     def __enter__(self) -> None:
         """Nothing to prepare."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and not _codes.is_aftermath(error):
-            setattr(error, _MARK, True)
+        if error is not None:
+            self.mark(error)
 
 
 class _Commit(_Own):
@@ -33,11 +38,9 @@ class _Commit(_Own):
     PEP 249 has OperationalError for what is not necessarily under the programmer's control.
     """
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def mark(self, error: BaseException) -> None:
         if isinstance(error, OperationalError | InternalError):
-            super().__exit__(kind, error, trace)
+            super().mark(error)
 
 
 OWN = _Own()

@@ -71,24 +71,22 @@ class Transaction:
     def begin(self, handle: Connection | Session) -> None:
         """Begin a transaction and take the message in it."""
         self._handle = handle
-        with OWN:
+        try:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
-            try:
-                self.verdict, stored = accept(
-                    self.connection,
-                    self._attempt,
-                    wait=self._wait,
-                    policy=self._policy,
-                    message_time=self._message_time,
-                    memory=self._memory,
-                    begins=isinstance(self.bind, Engine),
-                )
-            except DBAPIError as error:
-                # The pool would go on with connections to a server that was demoted.
-                if _codes.is_read_only(error) and isinstance(self.bind, Engine):
-                    self.connection.invalidate(error)
-                raise
+            self.verdict, stored = accept(
+                self.connection,
+                self._attempt,
+                wait=self._wait,
+                policy=self._policy,
+                message_time=self._message_time,
+                memory=self._memory,
+                begins=isinstance(self.bind, Engine),
+            )
+        except Exception as error:
+            OWN.mark(error)
+            self._drop_read_only(error)
+            raise
         if self.verdict is Verdict.NEW:
             _ending.watch(handle, self.connection, self._transaction)
             self._is_watched = True
@@ -96,6 +94,11 @@ class Transaction:
         self._events.append(OF_VERDICT[self.verdict])
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
+
+    def _drop_read_only(self, error: Exception) -> None:
+        """The pool would go on with connections to a server that was demoted."""
+        if isinstance(error, DBAPIError) and _codes.is_read_only(error) and isinstance(self.bind, Engine):
+            self.connection.invalidate(error)
 
     def _connection(self, handle: Connection | Session) -> Connection:
         if isinstance(handle, Session):
@@ -124,9 +127,9 @@ class Transaction:
             self._store_result()
         self.leave()  # a COMMIT in two phases is statements of SQLAlchemy's own
         try:
-            with COMMIT:
-                self._handle.commit()
+            self._handle.commit()
         except DBAPIError as error:
+            COMMIT.mark(error)
             if not _codes.breaks_connection(error):
                 raise
             with OWN:
@@ -179,8 +182,11 @@ class Transaction:
 
     def _check_not_aborted(self) -> None:
         written = self._attempt if self.verdict is Verdict.NEW else None
-        with OWN:
+        try:
             is_lost = database_of(self.connection).is_aborted(self.connection, written)
+        except Exception as error:
+            OWN.mark(error)
+            raise
         root = self._transaction
         if is_lost or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):
             raise TransactionAborted(
