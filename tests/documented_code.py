@@ -1,0 +1,174 @@
+"""The Python blocks of README.md and docs/, and the names that their reader has already.
+
+The blocks of a page run one after the other, in one namespace. A block with a comment in front of it,
+`<!-- not run: reason -->`, is not run; its imports are. A block that a `text` block follows prints that.
+"""
+
+import ast
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, insert
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from inbox import Outcome, SqlStore, Verdict
+from outbox import DirectDelivery
+from tests.database import make_tables
+from tests.program import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^ *(```|~~~) *py", re.MULTILINE)
+BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"^```python\n(?P<code>.*?)^```$"
+    r"(?:\n+^```text\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+FIRST_SIGTERM, NEXT_SIGTERM, LIMIT = 1.0, 3.0, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of Python, with its page and the number of its first line."""
+
+    page: Path
+    line: int
+    code: str
+    not_run: str | None
+    output: str | None
+
+    def run(self, names: dict[str, Any]) -> None:
+        """Run it in a namespace; a traceback names the page and the line."""
+        if self.not_run is None:
+            with bounded(), stopped() if self.runs_until_stopped else nullcontext():
+                self._execute(self.code, names)
+        else:
+            self._execute(imports(self.code), names)
+
+    @property
+    def runs_until_stopped(self) -> bool:
+        """Whether it ends at SIGTERM only, as relays and consumers do."""
+        return ".run()" in self.code or "stopping_on_sigterm" in self.code
+
+    def _execute(self, code: str, names: dict[str, Any]) -> None:
+        exec(compile("\n" * (self.line - 1) + code, self.page, "exec"), names)  # noqa: S102  our own pages
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in their order."""
+    text = page.read_text()
+    return [
+        Block(page, text.count("\n", 0, each.start("code")) + 1, each["code"], each["reason"], each["output"])
+        for each in BLOCK.finditer(text)
+    ]
+
+
+def imports(code: str) -> str:
+    """The imports of a block, on their own lines."""
+    lines = [""] * len(code.splitlines())
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            lines[node.lineno - 1] = ast.unparse(node)
+    return "\n".join(lines)
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Raise in what has not ended within `LIMIT` seconds."""
+
+    def end(*_: object) -> None:
+        raise AssertionError(f"it has not ended within {LIMIT} seconds")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def stopped() -> Iterator[None]:
+    """Send SIGTERM to what runs in the block, until it has ended."""
+    over = threading.Event()
+
+    def ask() -> None:
+        pause = FIRST_SIGTERM
+        while not over.wait(pause):
+            os.kill(os.getpid(), signal.SIGTERM)
+            pause = NEXT_SIGTERM
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # before it listens, and after
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        asking.join()
+        signal.signal(signal.SIGTERM, before)
+
+
+class Base(DeclarativeBase):
+    """The reader's models."""
+
+
+class Order(Base):
+    """One of them."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[str]
+
+
+def reader(folder: Path) -> dict[str, Any]:
+    """What the reader of a page has: an engine on a database, messages, business functions."""
+    engine = create_engine(f"sqlite:///{folder / 'shop.db'}")
+    make_tables(engine.url)
+    Base.metadata.create_all(engine)
+    return {
+        "__name__": "__main__",
+        "engine": engine,
+        "app": SimpleNamespace(engine=engine),
+        "store": SqlStore(engine),
+        "message": {"order_id": "order-42", "amount": 5},
+        "batch": [{"order_id": "order-42"}, {"order_id": "order-43"}],
+        "Base": Base,
+        "Order": Order,
+        **business(engine),
+    }
+
+
+def business(engine: Engine) -> dict[str, Any]:
+    """Functions of the reader's own."""
+
+    def insert_order(connection: Connection, number: str = "order-42") -> None:
+        connection.execute(insert(Order).values(number=number))
+
+    def handler(message: object) -> Outcome:
+        return Outcome(Verdict.NEW)
+
+    def fetch(timeout: float) -> list[dict[str, str]]:
+        time.sleep(timeout / 10)
+        return [{"order_id": "order-44"}]
+
+    return {
+        "insert_order": insert_order,
+        "lock_stock": lambda key=None: {"lock": key},
+        "release_stock": lambda lock: None,
+        "charge": lambda: {"payment": 7},
+        "handler": handler,
+        "fetch": fetch,
+        "put_away": lambda message, decision: None,
+        "publisher": DirectDelivery({"orders": handler}),
+    }
