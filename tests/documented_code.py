@@ -1,7 +1,9 @@
 """The Python blocks of README.md and docs/, and the names that their reader has already.
 
-The blocks of a page run one after the other, in one namespace. A block with a comment in front of it,
-`<!-- not run: reason -->`, is not run; its imports are. A block that a `text` block follows prints that.
+The blocks of a page run one after the other, in one namespace. A comment in front of a block says that it
+`needs kafka` or `needs rabbitmq`, and is run with the address of a real broker in place of the page's, or
+that it is `not run: reason`. Of a block that is not run, the imports are. If a `text` block follows, that is
+what it prints.
 """
 
 import ast
@@ -10,17 +12,18 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, insert
+from sqlalchemy import Connection, Engine, Table, create_engine, func, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from inbox import Outcome, SqlStore, Verdict
+from inbox.schema import tables
 from outbox import DirectDelivery
 from tests.database import make_tables
 from tests.program import ROOT
@@ -28,12 +31,18 @@ from tests.program import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *(```|~~~) *py", re.MULTILINE)
 BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs (?P<broker>kafka|rabbitmq)) -->\n)?"
     r"^```python\n(?P<code>.*?)^```$"
     r"(?:\n+^```text\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
-FIRST_SIGTERM, NEXT_SIGTERM, LIMIT = 1.0, 3.0, 60
+ADDRESSES = {"kafka": "kafka:9092", "rabbitmq": "amqp://guest:guest@rabbitmq/"}
+"""Of the brokers, in the pages."""
+RUNS = re.compile(r"\.run\(\)|stopping_on_sigterm")
+"""What ends at SIGTERM only."""
+LIMIT = 60
+"""Seconds for a block."""
+TABLES = tables()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +53,50 @@ class Block:
     line: int
     code: str
     not_run: str | None
+    broker: str
     output: str | None
 
-    def run(self, names: dict[str, Any]) -> None:
-        """Run it in a namespace; a traceback names the page and the line."""
-        if self.not_run is None:
-            with bounded(), stopped() if self.runs_until_stopped else nullcontext():
-                self._execute(self.code, names)
-        else:
-            self._execute(imports(self.code), names)
+    def run(self, names: dict[str, Any], brokers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Run it in a namespace, with these addresses of brokers; a traceback names the page and the line."""
+        code = self.code
+        if self.broker in brokers:
+            code = code.replace(ADDRESSES[self.broker], brokers[self.broker])
+        elif self.broker or self.not_run:
+            code = imports(code)
+        waits = RUNS.search(code)
+        with bounded(), stopped(self._is_done(names["engine"])) if waits else nullcontext():
+            exec(compile("\n" * (self.line - 1) + code, self.page, "exec"), names)  # noqa: S102  our own pages
 
-    @property
-    def runs_until_stopped(self) -> bool:
-        """Whether it ends at SIGTERM only, as relays and consumers do."""
-        return ".run()" in self.code or "stopping_on_sigterm" in self.code
+    def _is_done(self, engine: Engine) -> Callable[[], bool]:
+        taken = rows(engine, TABLES.message)
 
-    def _execute(self, code: str, names: dict[str, Any]) -> None:
-        exec(compile("\n" * (self.line - 1) + code, self.page, "exec"), names)  # noqa: S102  our own pages
+        def is_done() -> bool:
+            is_taken = "Consumer(" not in self.code or rows(engine, TABLES.message) > taken
+            return is_taken and not rows(engine, TABLES.outbox.message)
+
+        return is_done
 
 
 def blocks(page: Path) -> list[Block]:
     """The blocks of a page, in their order."""
     text = page.read_text()
     return [
-        Block(page, text.count("\n", 0, each.start("code")) + 1, each["code"], each["reason"], each["output"])
+        Block(
+            page,
+            text.count("\n", 0, each.start("code")) + 1,
+            each["code"],
+            each["reason"],
+            each["broker"] or "",
+            each["output"],
+        )
         for each in BLOCK.finditer(text)
     ]
+
+
+def rows(engine: Engine, table: Table) -> int:
+    """How many rows a table has."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
 def imports(code: str) -> str:
@@ -98,15 +125,16 @@ def bounded() -> Iterator[None]:
 
 
 @contextmanager
-def stopped() -> Iterator[None]:
-    """Send SIGTERM to what runs in the block, until it has ended."""
+def stopped(is_done: Callable[[], bool]) -> Iterator[None]:
+    """Send SIGTERM to what runs in the block when it is done, and every three seconds until it has ended."""
     over = threading.Event()
 
     def ask() -> None:
-        pause = FIRST_SIGTERM
+        pause = 1
         while not over.wait(pause):
-            os.kill(os.getpid(), signal.SIGTERM)
-            pause = NEXT_SIGTERM
+            if is_done():
+                os.kill(os.getpid(), signal.SIGTERM)
+                pause = 3
 
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # before it listens, and after
     asking = threading.Thread(target=ask)
