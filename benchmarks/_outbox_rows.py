@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from outbox import Accepted, Envelope, Outcome
-from outbox._buckets import bucket_of
+from outbox._publishing.buckets import bucket_of
 from outbox.schema import BUCKETS, tables
 
 SIZE = 300

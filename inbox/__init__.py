@@ -15,33 +15,34 @@ and resumable step by step::
 `inbox.schema` declares the tables, `inbox.migration` makes them, `inbox.errors` is what can go wrong.
 """
 
+from inbox._exactly_once.async_inbox import AsyncInbox
+from inbox._exactly_once.inbox import Inbox
+from inbox._exactly_once.taken import Taken
+from inbox._exactly_once.work import Work
+from inbox._operating.purge import Purged, purge
+from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
+from inbox._operating.set_policy import set_policy
+from inbox._operating.status import ConsumerStatus, Message, show, status
+from inbox._status_mode.async_claim import AsyncClaim
+from inbox._status_mode.async_inbox import AsyncStatusInbox
+from inbox._status_mode.claim import Claim
+from inbox._status_mode.inbox import StatusInbox
+from inbox._status_mode.stores import Record, RedisStore, SqlStore, Status, Store
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.checks.keys import Key
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.errors.codes import is_transient
+from inbox_outbox_base.listening.async_listener import AsyncListener
+from inbox_outbox_base.listening.decision import Action, Decision, Decisions
+from inbox_outbox_base.listening.listener import Listener
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.monitoring.events import Event, EventKind
+from inbox_outbox_base.monitoring.log import LogEvents
+from inbox_outbox_base.transactions.policy import Policy
+from inbox_outbox_base.words.delivery import Delivery, message_id, message_key
+from inbox_outbox_base.words.verdict import Verdict
+
 from . import errors, schema
-from ._async import AsyncInbox
-from ._async_claim import AsyncClaim
-from ._async_listener import AsyncListener
-from ._async_status_inbox import AsyncStatusInbox
-from ._backoff import Backoff
-from ._claim import Claim
-from ._codes import is_transient
-from ._decision import Action, Decision, Decisions
-from ._delivery import Delivery, message_id, message_key
-from ._event_log import LogEvents
-from ._events import Event, EventKind
-from ._inbox import Inbox
-from ._keys import Key
-from ._listener import Listener
-from ._outcome import Outcome
-from ._policy import Policy
-from ._purge import Purged, purge
-from ._repair import discard, list_messages, release, resolve_step, retry, show_message
-from ._retention import Retention
-from ._set_policy import set_policy
-from ._status import ConsumerStatus, Message, show, status
-from ._status_inbox import StatusInbox
-from ._stores import Record, RedisStore, SqlStore, Status, Store
-from ._taken import Taken
-from ._verdict import Verdict
-from ._work import Work
 
 __all__ = [
     "Action",

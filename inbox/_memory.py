@@ -10,8 +10,8 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
-from ._outcome import Outcome
-from ._verdict import Verdict
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.words.verdict import Verdict
 
 _places: WeakKeyDictionary[Pool, object] = WeakKeyDictionary()
 

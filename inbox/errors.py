@@ -31,123 +31,59 @@
 them; `inbox.is_transient` says of any error whether the same work may simply be tried again.
 """
 
-from sqlalchemy.exc import InvalidRequestError
+from inbox_outbox_base.errors.inbox import (
+    CommitLost,
+    GiveUp,
+    InboxError,
+    InvalidKey,
+    InvalidOption,
+    InvalidResult,
+    LeaseLost,
+    MessageDead,
+    MessageHalted,
+    MessageInFlight,
+    MessageNotFound,
+    MessageTooOld,
+    NotTaken,
+    PayloadMismatch,
+    PolicyConflict,
+    StepNotDone,
+    StoreUnreachable,
+    TablesMissing,
+    TransactionAborted,
+    TransactionEnded,
+    TransientError,
+    UnsupportedDatabase,
+    UnusableConnection,
+    WrongStatus,
+)
 
-from ._verdict import Verdict
+__all__ = [
+    "CommitLost",
+    "GiveUp",
+    "InboxError",
+    "InvalidKey",
+    "InvalidOption",
+    "InvalidResult",
+    "LeaseLost",
+    "MessageDead",
+    "MessageHalted",
+    "MessageInFlight",
+    "MessageNotFound",
+    "MessageTooOld",
+    "NotTaken",
+    "PayloadMismatch",
+    "PolicyConflict",
+    "StepNotDone",
+    "StoreUnreachable",
+    "TablesMissing",
+    "TransactionAborted",
+    "TransactionEnded",
+    "TransientError",
+    "UnsupportedDatabase",
+    "UnusableConnection",
+    "WrongStatus",
+]
 
-
-class InboxError(Exception):
-    """Root of everything this package raises by itself."""
-
-
-class InvalidOption(InboxError, ValueError):
-    """An option has a value that cannot be used; the message names both."""
-
-
-class InvalidKey(InvalidOption):
-    """A business key is not 1 to 512 bytes of UTF-8 without NUL."""
-
-
-class InvalidResult(InboxError, TypeError):
-    """A result cannot be stored: it is not JSON, or too large."""
-
-
-class UnsupportedDatabase(InboxError, NotImplementedError):
-    """The guarantee has not been proven on this database, so it is not given."""
-
-
-class UnusableConnection(InboxError, InvalidRequestError):
-    """The connection has no transaction that an inbox row could join, or its session writes to two databases
-    without a two-phase commit."""
-
-
-class TablesMissing(InboxError, LookupError):
-    """The inbox tables are not where they were looked for."""
-
-
-class PolicyConflict(InboxError):
-    """An inbox asks for another mode, a shorter retention or another digest format than the table
-    `inbox_consumer` says of its consumer. Nothing was taken; the message names both values."""
-
-
-class TransactionAborted(InboxError):
-    """The transaction could no longer commit when the body returned: nothing was written."""
-
-
-class TransactionEnded(InboxError):
-    """The body ended the transaction that was to hold the inbox row and its writes together."""
-
-
-class LeaseLost(InboxError):
-    """The claim's token is no longer the message's: the lease ran out and somebody else took it over, or an
-    operator did. Nothing was written; do not acknowledge the message."""
-
-
-class MessageNotFound(InboxError, LookupError):
-    """The store has no record of this message."""
-
-
-class WrongStatus(InboxError):
-    """The message is not in a status in which this can be done, or somebody has changed it just now."""
-
-
-class StepNotDone(InboxError):
-    """For a step to raise: what it calls has certainly not happened, so that it may simply run again."""
-
-
-class GiveUp(InboxError):
-    """For a handler to raise: no attempt can succeed. Finished steps are undone, and the message is dead."""
-
-
-class NotTaken(InboxError):
-    """The message was neither taken now nor before: do not acknowledge it. Each verdict has its subclass."""
-
-    verdict: Verdict
-    """What the inbox says about the message."""
-
-    def __init__(self, *args: object, retry_after: float | None = None) -> None:
-        super().__init__(*args)
-        self.retry_after = retry_after
-        """Seconds after which to deliver the message again, where the inbox can tell."""
-
-
-class TransientError(InboxError):
-    """The same work may succeed when it is tried again; if it had taken effect, the inbox will say so."""
-
-
-class CommitLost(TransientError):
-    """The connection broke during COMMIT; it did not happen, or nobody could be asked whether it did."""
-
-
-class StoreUnreachable(TransientError):
-    """The store of status-table mode did not answer, after some tries."""
-
-
-class MessageInFlight(NotTaken, TransientError):
-    """Another worker is handling the message. It may still fail, so deliver the message again later."""
-
-    verdict = Verdict.IN_FLIGHT
-
-
-class PayloadMismatch(NotTaken):
-    """The key was taken before, with a different payload: a person has to look."""
-
-    verdict = Verdict.MISMATCH
-
-
-class MessageTooOld(NotTaken):
-    """The message is older than the retention: nobody can know whether it was taken before."""
-
-    verdict = Verdict.TOO_OLD
-
-
-class MessageDead(NotTaken):
-    """The attempts of the message are used up."""
-
-    verdict = Verdict.DEAD
-
-
-class MessageHalted(NotTaken):
-    """The outcome of one of the message's steps is unknown, and the step may not be repeated."""
-
-    verdict = Verdict.HALTED
+for _name in __all__:
+    globals()[_name].__module__ = __name__  # what tracebacks say, and where a pickle looks

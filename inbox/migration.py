@@ -37,12 +37,15 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, DropTable
 
-from . import _codes, _revisions, _turn
-from ._revisions import Features
-from ._turn import check, make_schema, turn
-from ._url import database_url
-from .errors import InvalidOption, TransientError, UnsupportedDatabase
-from .schema import FEATURES, VERSION_TABLE, tables
+from inbox._migrating.revisions import Features
+from inbox._migrating.turn import check, make_schema, turn
+from inbox_outbox_base.checks.url import database_url
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import InvalidOption, TransientError, UnsupportedDatabase
+from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE, tables
+
+from ._migrating import revisions
+from ._migrating import turn as _turn
 
 __all__ = [
     "URL_VARIABLE",
@@ -93,14 +96,14 @@ def migrate(
             each statement waits for a table for five seconds, and then everything begins again, so that
             nobody else waits for longer behind it.
     """
-    _revisions.position(revision)
-    wanted = _revisions.checked(features)
+    revisions.position(revision)
+    wanted = revisions.checked(features)
     deadline = time.monotonic() + _turn.LOCK_WAIT
     while True:
         try:
             _migrate(engine, revision, schema, wanted)
         except DBAPIError as error:
-            if not _codes.ends_wait(error):
+            if not codes.ends_wait(error):
                 raise
             if engine.dialect.name != "postgresql" or time.monotonic() > deadline:
                 raise TransientError(f"a table has been locked for {_turn.LOCK_WAIT} seconds") from error
@@ -149,8 +152,8 @@ def lost_rows(
     Tables without rows are left out, and so are those whose rows a migration makes. Counting stops after
     `most` rows of a table.
     """
-    reached, end = _reached(connection, schema), _revisions.position(revision)
-    steps = _revisions.downs(reached, end, _revisions.there(connection, schema))
+    reached, end = _reached(connection, schema), revisions.position(revision)
+    steps = revisions.downs(reached, end, revisions.there(connection, schema))
     found: dict[str, int] = {}
     for name in (name for _, step in steps for name in getattr(step.module, "makes", ())):
         some = select(literal_column("1")).select_from(table(name, schema=schema)).limit(most).subquery()
@@ -191,14 +194,14 @@ def upgrade(
     """
     context: MigrationContext = op.get_context()
     check(context.dialect.name, schema)
-    end, wanted = _revisions.position(revision), _revisions.checked(features)
+    end, wanted = revisions.position(revision), revisions.checked(features)
     if context.as_sql:
-        start = _revisions.position(since)
+        start = revisions.position(since)
         present = wanted if start else Features()
     else:
-        start, present = _reached(op.get_bind(), schema), _revisions.there(op.get_bind(), schema)
+        start, present = _reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
     end = max(start, end)  # tables of newer revisions stay as they are, and those that are added have to fit
-    steps = list(_revisions.ups(start, end, present, wanted))
+    steps = list(revisions.ups(start, end, present, wanted))
     with _inbox_schema(context, schema):
         if start == 0 < end:
             _prepare(op, schema, as_sql=context.as_sql)
@@ -229,20 +232,20 @@ def downgrade(
     """
     context: MigrationContext = op.get_context()
     check(context.dialect.name, schema)
-    end, gone = _revisions.position(revision), _revisions.checked(features)
+    end, gone = revisions.position(revision), revisions.checked(features)
     if context.as_sql:
-        start, present = _revisions.position(since), gone
+        start, present = revisions.position(since), gone
     else:
-        start, present = _reached(op.get_bind(), schema), _revisions.there(op.get_bind(), schema)
+        start, present = _reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
     left = present - gone
     if features is not None and end > 0:
         raise InvalidOption(
             f"revision={revision!r}: with features= expected base, which takes their tables away"
         )
     if left:
-        steps = [(start, step) for step in _revisions.removals(start, present & gone, left)]
+        steps = [(start, step) for step in revisions.removals(start, present & gone, left)]
     else:
-        steps = list(_revisions.downs(start, end, present))
+        steps = list(revisions.downs(start, end, present))
     with _inbox_schema(context, schema):
         for number, step in steps:
             step.module.downgrade()
@@ -271,7 +274,7 @@ def forget_base(connection: Connection, schema: str | None = None) -> None:
 
 def _migrate(engine: Engine, revision: str, schema: str | None, wanted: Features) -> None:
     with turn(engine, schema) as connection, _ALEMBIC:
-        is_up = _revisions.position(revision) >= _reached(connection, schema)
+        is_up = revisions.position(revision) >= _reached(connection, schema)
         context = MigrationContext.configure(connection, opts=options(schema))
         with Operations.context(context) as op:
             if is_up:
@@ -297,7 +300,7 @@ def _note(op: Any, schema: str | None, number: int) -> None:
     version = tables(schema).version
     op.execute(delete(version))
     if number > 0:
-        name = op.inline_literal(_revisions.names()[number])
+        name = op.inline_literal(revisions.names()[number])
         op.execute(insert(version).inline().values(version_num=name))
 
 
@@ -317,11 +320,11 @@ def _inbox_schema(context: MigrationContext, schema: str | None) -> Iterator[Non
 def _reached(connection: Connection, schema: str | None) -> int:
     """How many revisions the tables have gone through."""
     found = current(connection, schema) or "base"
-    if found not in _revisions.names():
+    if found not in revisions.names():
         raise UnsupportedDatabase(f"the tables are at revision {found}, unknown to this inbox-outbox")
-    if found == "base" and (present := _revisions.there(connection, schema)):
+    if found == "base" and (present := revisions.there(connection, schema)):
         raise UnsupportedDatabase(
             f"tables of {', '.join(sorted(present))} are there, but {VERSION_TABLE} names no revision: no "
             "migration of ours has made them (see `Autogenerate` in docs/tables.md)"
         )
-    return _revisions.position(found)
+    return revisions.position(found)

@@ -10,8 +10,8 @@ import time
 from contextvars import Token
 from dataclasses import dataclass
 
-from ._events import Event, EventKind
-from ._extras import brought_by
+from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.monitoring.events import Event, EventKind
 
 with brought_by("otel"):
     from opentelemetry import context, metrics, trace

@@ -7,8 +7,8 @@ from typing import NoReturn
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from inbox import _secrets
 from inbox.errors import InboxError, InvalidOption, MessageNotFound, WrongStatus
+from inbox_outbox_base.errors import secrets
 
 from . import _audit, _inbox, _migrate, _outbox, _relaying, _repair
 from ._exit import EXPLAINED, FAILED, INTERRUPTED, NOT_FOUND, USAGE, WRONG_STATUS
@@ -47,7 +47,7 @@ def run() -> NoReturn:
     except InboxError as error:
         _fail(str(error), FAILED)
     except (SQLAlchemyError, ImportError) as error:
-        _fail(_secrets.reason(error), FAILED)
+        _fail(secrets.reason(error), FAILED)
     except _WrongUsage as error:
         _fail(_usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
@@ -68,5 +68,5 @@ def _usage(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:
-        print(f"inbox-outbox: {' '.join(_secrets.strike_out(message).split())}", file=sys.stderr)
+        print(f"inbox-outbox: {' '.join(secrets.strike_out(message).split())}", file=sys.stderr)
     sys.exit(code)

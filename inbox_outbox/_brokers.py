@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from sqlalchemy import URL
 
-from inbox import _secrets
 from inbox.errors import InvalidOption
+from inbox_outbox_base.errors import secrets
 from outbox import Publisher
 
 EXPECTED = "amqp://user@host/vhost, amqps://, or kafka://host:9092?setting=value"
@@ -64,8 +64,9 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
         if any(part in name for part in _SECRET):
             _remember(value)
     try:
-        from outbox.kafka import KafkaPublisher  # isort: skip - it says which extra is missing
         from confluent_kafka import KafkaException
+
+        from outbox.kafka import KafkaPublisher
     except ImportError as error:
         raise ImportError(f"cannot load confluent-kafka: {error}") from None
 
@@ -83,4 +84,4 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
 
 def _remember(password: str) -> None:
     if password:
-        _secrets.remember(URL.create("broker", password=password))
+        secrets.remember(URL.create("broker", password=password))

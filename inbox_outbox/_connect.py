@@ -8,10 +8,11 @@ import typer
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from inbox import RedisStore, SqlStore, Store, _secrets
-from inbox._url import for_engine
+from inbox import RedisStore, SqlStore, Store
 from inbox.errors import InboxError, InvalidOption, StoreUnreachable
 from inbox.migration import URL_VARIABLE, check, database_url
+from inbox_outbox_base.checks.url import for_engine
+from inbox_outbox_base.errors import secrets
 
 Url = Annotated[
     str,
@@ -54,7 +55,7 @@ def engine_at(url: str, schema: str | None) -> Iterator[Engine]:
         InboxError, sqlalchemy.exc.SQLAlchemyError: the database does not answer, or refuses; it says where.
     """
     address = database_url(url)
-    _secrets.remember(address)
+    secrets.remember(address)
     check(address.get_backend_name(), schema)
     engine = _engine(address)
     try:
@@ -69,7 +70,7 @@ def _look(engine: Engine) -> None:
     try:
         engine.connect().close()
     except DBAPIError as error:
-        where, why = _secrets.place(engine.url), _secrets.reason(error)
+        where, why = secrets.place(engine.url), secrets.reason(error)
         if engine.url.host in (None, "") or engine.url.host in why:
             raise
         raise InboxError(f"{where}: {why}") from error
@@ -94,7 +95,7 @@ def store_at(url: str, schema: str | None, prefix: str) -> Iterator[Store]:
 
 @contextmanager
 def _redis_at(address: URL, schema: str | None, prefix: str) -> Iterator[Store]:
-    _secrets.remember(address)
+    secrets.remember(address)
     if schema is not None:
         raise InvalidOption(f"schema={schema!r}: only PostgreSQL has schemas inside a database")
     try:

@@ -9,7 +9,7 @@ import typer
 
 import inbox
 from inbox import ConsumerStatus, Message, Policy, Purged, SqlStore, Status
-from inbox._policy import brief
+from inbox_outbox_base.transactions.policy import brief
 
 from ._connect import Json, Prefix, Schema, StoreUrl, Url, engine_at, store_at
 from ._exit import NOT_FOUND, UNFINISHED

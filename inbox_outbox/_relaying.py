@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
-from inbox import _secrets
+from inbox_outbox_base.errors import secrets
 
 from ._brokers import EXPECTED, publisher_at
 from ._connect import Json, Schema, Url, engine_at
@@ -160,7 +160,7 @@ def _options(
 ) -> dict[str, Any]:
     """What a `Relay` is told."""
     if listen_url is not None:
-        _secrets.remember_in(listen_url)
+        secrets.remember_in(listen_url)
     return {
         "name": name,
         "lease": length("lease", lease),

@@ -14,7 +14,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
-from inbox import Event, EventKind, _secrets
+from inbox import Event, EventKind
+from inbox_outbox_base.errors import secrets
 from outbox import Publisher, Relay
 
 from ._progress import ProgressLine
@@ -133,4 +134,4 @@ def _logging_to_stderr() -> Iterator[None]:
 
 class _WithoutPasswords(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return _secrets.strike_out(super().format(record))
+        return secrets.strike_out(super().format(record))

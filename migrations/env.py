@@ -9,10 +9,10 @@ from alembic import context
 from sqlalchemy import URL, Connection, create_engine
 from sqlalchemy.schema import CreateSchema
 
-from inbox._url import for_engine
 from inbox.errors import InboxError
 from inbox.migration import URL_VARIABLE, check, database_url, forget_base, options, turn
 from inbox.schema import FEATURES, metadata_for
+from inbox_outbox_base.checks.url import for_engine
 
 attributes = context.config.attributes
 schema = attributes.get("schema") or context.get_x_argument(as_dictionary=True).get("schema")

@@ -14,22 +14,23 @@ What is taken through an inbox on the other side takes effect once. Operators lo
 `outbox.errors` is what can go wrong.
 """
 
+from inbox_outbox_base.brokers.publishing import AsyncPublisher, Publisher
+from inbox_outbox_base.words.envelope import Envelope
+from inbox_outbox_base.words.message import Message
+from inbox_outbox_base.words.outcomes import Accepted, Outcome, Refused, Unavailable, Unknown
+from outbox._operating.audit import Audit, audit
+from outbox._operating.audit_parts import Missing
+from outbox._operating.bucket_count import set_bucket_count
+from outbox._operating.operate import drop, pause, purge_dead, resume, retry, retry_all
+from outbox._operating.peek import peek
+from outbox._operating.status import OutboxStatus, RelayStatus, is_drained, status
+from outbox._operating.stored_message import MessageState, StoredMessage
+from outbox._publishing.outbox import Outbox
+from outbox._relaying.async_relay import AsyncRelay
+from outbox._relaying.direct import AsyncDirectDelivery, DirectDelivery
+from outbox._relaying.relay import Relay
+
 from . import errors, schema
-from ._direct import AsyncDirectDelivery, DirectDelivery
-from ._envelope import Envelope
-from ._message import Message
-from ._operators.audit import Audit, audit
-from ._operators.audit_parts import Missing
-from ._operators.bucket_count import set_bucket_count
-from ._operators.operate import drop, pause, purge_dead, resume, retry, retry_all
-from ._operators.peek import peek
-from ._operators.status import OutboxStatus, RelayStatus, is_drained, status
-from ._operators.stored_message import MessageState, StoredMessage
-from ._outbox import Outbox
-from ._outcomes import Accepted, Outcome, Refused, Unavailable, Unknown
-from ._publisher import AsyncPublisher, Publisher
-from ._relays.async_relay import AsyncRelay
-from ._relays.relay import Relay
 
 __all__ = [
     "Accepted",

@@ -3,9 +3,9 @@
 One Alembic history makes all of them: `inbox-outbox migrate`, or `inbox.migration`.
 """
 
-from inbox._outbox_tables import BUCKETS, LONGEST_TOPIC, OutboxTables
-from inbox.schema import metadata
-from inbox.schema import tables as _all_tables
+from inbox_outbox_base.tables.inbox import metadata
+from inbox_outbox_base.tables.inbox import tables as _all_tables
+from inbox_outbox_base.tables.outbox import BUCKETS, LONGEST_TOPIC, OutboxTables
 
 __all__ = ["BUCKETS", "LONGEST_TOPIC", "OutboxTables", "metadata", "tables"]
 

@@ -9,15 +9,15 @@ its inbox row is kept::
 `spark.errors` is what can go wrong.
 """
 
-from inbox._extras import brought_by
+from inbox_outbox_base.checks.extras import brought_by
 
 from . import errors
 
 with brought_by("spark"):
-    from ._report import WriteReport
-    from ._results import Append, Statements, Upsert
-    from ._source import InboxDataSource
-    from ._writer import InboxWriter
+    from inbox_outbox_base.databases.results import Append, Statements, Upsert
+    from spark._driver.source import InboxDataSource
+    from spark._driver.writer import InboxWriter
+    from spark._executor.report import WriteReport
 
 __all__ = [
     "Append",

@@ -12,21 +12,19 @@ All are `inbox.errors.InboxError`. A wrong option is `inbox.errors.InvalidOption
 text in it.
 """
 
-from inbox.errors import InboxError
+from inbox_outbox_base.errors.spark import (
+    ColumnMismatch,
+    InvalidRow,
+    SparkWriterError,
+    VersionMismatch,
+)
 
+__all__ = [
+    "ColumnMismatch",
+    "InvalidRow",
+    "SparkWriterError",
+    "VersionMismatch",
+]
 
-class SparkWriterError(InboxError):
-    """Root of everything this package raises by itself."""
-
-
-class ColumnMismatch(SparkWriterError, ValueError):
-    """A column that is missing, not known to the target, or of a type that it cannot hold exactly."""
-
-
-class InvalidRow(SparkWriterError, ValueError):
-    """A row whose key is NULL, empty, too long or not text, or with a value that its column would change
-    silently: nothing of its partition was written."""
-
-
-class VersionMismatch(SparkWriterError, RuntimeError):
-    """Driver and executor do not run the same versions, so that what one sends the other may misread."""
+for _name in __all__:
+    globals()[_name].__module__ = __name__  # what tracebacks say, and where a pickle looks

@@ -14,7 +14,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 from examples.embedded_postgres import EmbeddedPostgres
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from tests import forked, services, status_stores
 from tests.database import Database, make_tables
 from tests.services import Missing, Pooler, RedisServer, Server, rabbitmq

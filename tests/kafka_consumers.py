@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 
 from inbox import Backoff, Delivery, Inbox, Outcome, message_id
-from inbox._brokers import kafka_lane as _kafka_lane
 from inbox.kafka import KafkaConsumer
+from inbox_outbox_base.brokers.kafka import lane as _kafka_lane
 
 APPLIED = Table(
     "applied",

@@ -19,7 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from inbox._brokers.kafka_record import delivery_of
+from inbox_outbox_base.brokers.kafka.record import delivery_of
 from outbox import Envelope
 
 WAIT = 30

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Engine, Row, Table, func, select, update
 
-from inbox._statements import clock
+from inbox_outbox_base.databases.taking_statements import clock
 from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay, pause
 from outbox.schema import tables
 

@@ -19,7 +19,7 @@ from inbox import Outcome, Verdict
 from inbox.kafka import KafkaConsumer
 from inbox.rabbitmq import RabbitConsumer
 from outbox import DirectDelivery, Envelope, Publisher
-from outbox._ids import new_id
+from outbox._publishing.ids import new_id
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
 from tests.kafka_topics import Topics

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inbox import Claim, Record, Status, StatusInbox, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp
 from tests.status_stores import CONSUMER, stored
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from sqlalchemy.exc import DBAPIError
 
-from inbox import _codes
+from inbox_outbox_base.errors import codes
 from tests.database import Database
 from tests.program import ROOT
 
@@ -109,7 +109,7 @@ def role(database: Database) -> Iterator[Role]:
 def is_denied(error: BaseException | None) -> bool:
     """Whether an error, or what it came from, says that a right is missing."""
     while error is not None:
-        if isinstance(error, DBAPIError) and _codes.is_denied(error):
+        if isinstance(error, DBAPIError) and codes.is_denied(error):
             return True
         error = error.__cause__
     return False

@@ -9,9 +9,9 @@ from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, sele
 
 from inbox.schema import tables
 from spark import WriteReport
-from spark._job import Job
-from spark._settings import Settings, checked
-from spark._task import Done, Task, recognise, run_task
+from spark._driver.job import Job
+from spark._executor.task import Done, Task, recognise, run_task
+from spark._options.settings import Settings, checked
 from tests.database import Database
 
 CONSUMER = "billing"

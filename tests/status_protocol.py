@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from inbox import Record, Status, Verdict
-from inbox._stores._records import EPOCH, Judgement, judge, successor
+from inbox._status_mode.stores.records import EPOCH, Judgement, judge, successor
 from tests.status_stores import request
 
 MAX_ATTEMPTS = 3

@@ -10,7 +10,7 @@ import redis
 from sqlalchemy import create_engine, delete
 
 from inbox import Claim, RedisStore, SqlStore, Status, StatusInbox
-from inbox._stores import Answer, Change, Held, Record, Request, Store
+from inbox._status_mode.stores import Answer, Change, Held, Record, Request, Store
 from inbox.schema import tables
 from tests import services
 

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox import AsyncInbox, AsyncStatusInbox, SqlStore
 from outbox import AsyncRelay, Outbox
-from outbox._relays.async_ears import AsyncEars, TaskBell
-from outbox._relays.line import Line
+from outbox._waking.async_ears import AsyncEars, TaskBell
+from outbox._waking.line import Line
 from tests.cancelled import Cancelling
 from tests.database import Database
 from tests.outbox_publishers import TABLES, AsyncRecorder, count

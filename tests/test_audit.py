@@ -183,7 +183,7 @@ def test_an_inbox_in_another_database(
     engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is compared page by page, with the same result as where the two share one."""
-    monkeypatch.setattr("outbox._operators.audit_parts._PAGE", 3)
+    monkeypatch.setattr("outbox._operating.audit_parts._PAGE", 3)
     made = sent(engine, *(f"{key}1" for key in "abcdefgh"), "-1", h1=[Refused("no")])
     for place in (engine, elsewhere):
         take(place, "a", "c", "d", made[-1])
@@ -205,7 +205,7 @@ def test_what_was_taken_without_an_answer(
 ) -> None:
     """A message that was taken counts as taken, although its sends had no answer; it may be dead by now. What
     was refused or never sent is missing, although another message of its key was taken."""
-    monkeypatch.setattr("outbox._operators.audit_parts._PAGE", 3)
+    monkeypatch.setattr("outbox._operating.audit_parts._PAGE", 3)
     silent = Recorder(lambda message: Refused("no") if name_of(message) == "a2" else Unknown("silence"))
     sent(engine, "a1")
     publish(engine, "a2", "b1", "c1", "d1", "e1", "f1")

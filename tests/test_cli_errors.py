@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import URL, make_url
 
 from examples.embedded_postgres import free_port
-from inbox import _secrets
+from inbox_outbox_base.errors import secrets
 from tests.cli import Done, error, in_this_process, inbox_outbox, line
 from tests.database import Database
 from tests.program import ROOT
@@ -211,16 +211,16 @@ def test_output_that_cannot_be_written() -> None:
 @pytest.mark.parametrize("password", ["a", "pass word", SECRET, "YES", "\\d(+", "ünï"])
 def test_striking_out(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
     """A password is struck out as it is and as URLs write it; a short one does not spoil the message."""
-    monkeypatch.setattr(_secrets, "_known", set())
-    _secrets.remember(URL.create("postgresql", "user", password, "host"))
+    monkeypatch.setattr(secrets, "_known", set())
+    secrets.remember(URL.create("postgresql", "user", password, "host"))
     forms = (password, quote(password, safe=""), repr(password))
-    shown = _secrets.strike_out(f"Access denied at table: {', '.join(forms)}; password={password}")
+    shown = secrets.strike_out(f"Access denied at table: {', '.join(forms)}; password={password}")
     assert shown.startswith("Access denied at table: ***, ***, '***'; ")
     assert not shown.endswith(password)
 
 
 def test_striking_out_what_the_query_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passwords in the query of an address are known as well."""
-    monkeypatch.setattr(_secrets, "_known", set())
-    _secrets.remember(make_url("postgresql://host/shop?password=hunter2"))
-    assert _secrets.strike_out("is it hunter2?") == "is it ***?"
+    monkeypatch.setattr(secrets, "_known", set())
+    secrets.remember(make_url("postgresql://host/shop?password=hunter2"))
+    assert secrets.strike_out("is it hunter2?") == "is it ***?"

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from inbox import Inbox, SqlStore, Status
-from inbox._stores import Store, remember
+from inbox._status_mode.stores import Store, remember
 from inbox.schema import tables
 from tests.cli import Done, as_json, error, in_this_process, inbox_outbox, line, succeeded
 from tests.database import Database

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from inbox import Inbox, Verdict
-from inbox._keys import digest
 from inbox.errors import InvalidOption
+from inbox_outbox_base.checks.keys import digest
 from tests.database import Database
 
 

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine
 
-from inbox import (
-    Backoff,
-    Delivery,
-    Inbox,
-    Verdict,
-    message_id,
-    message_key,
-)
+from inbox import Backoff, Delivery, Inbox, Verdict, message_id, message_key
 from inbox import Outcome as InboxOutcome
 from inbox.errors import StoreUnreachable
 from outbox import AsyncDirectDelivery, DirectDelivery, Envelope, Outbox, Relay

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inbox import Backoff, Claim, Event, EventKind, Status, StatusInbox
-from inbox._stores import Held, Store
+from inbox._status_mode.stores import Held, Store
 from inbox.errors import GiveUp, InvalidResult, LeaseLost
 
 BEGINS = {EventKind.CLAIMED, EventKind.UNPROTECTED}

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from sqlalchemy import CheckConstraint, Column, DefaultClause, Index, String, Table, text
 
-from inbox.schema import Tables, _tables
+from inbox.schema import Tables
+from inbox_outbox_base.tables.inbox import _tables
 from tests.database import Database
 from tests.inspection import snapshot
 

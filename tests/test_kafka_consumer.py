@@ -9,16 +9,7 @@ from typing import Any
 
 import pytest
 
-from inbox import (
-    Backoff,
-    Claim,
-    Delivery,
-    Outcome,
-    SqlStore,
-    StatusInbox,
-    Verdict,
-    message_key,
-)
+from inbox import Backoff, Claim, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_key
 from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
 from tests import kafka_native

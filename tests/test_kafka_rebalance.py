@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import URL
 
 from inbox import Delivery, Outcome, Verdict
-from inbox._brokers import kafka_lane as _kafka_lane
+from inbox_outbox_base.brokers.kafka import lane as _kafka_lane
 from tests.database import Database
 from tests.kafka_consumers import Handler, applied, applied_by_key, applying, consumer, make_table, running
 from tests.kafka_topics import Topics, wait_until

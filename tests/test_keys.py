@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from inbox import AsyncInbox, Inbox, Key, StatusInbox, Store, Verdict
-from inbox._keys import encode_key
 from inbox.errors import InboxError, InvalidKey, InvalidOption
+from inbox_outbox_base.checks.keys import encode_key
 from tests.database import Database
 
 INBOX = Inbox("bookkeeping", wait=0)

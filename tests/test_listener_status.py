@@ -7,18 +7,8 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from inbox import (
-    Action,
-    AsyncClaim,
-    AsyncStatusInbox,
-    Backoff,
-    Claim,
-    SqlStore,
-    Status,
-    StatusInbox,
-    Verdict,
-)
-from inbox._stores import Store
+from inbox import Action, AsyncClaim, AsyncStatusInbox, Backoff, Claim, SqlStore, Status, StatusInbox, Verdict
+from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, LeaseLost
 from tests.database import Database
 from tests.listeners import (

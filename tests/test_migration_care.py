@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Engine, Table, delete, func, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
-from inbox import Inbox, Verdict, _turn, migration, show
-from inbox._outbox_tables import DEAD_RULES, MESSAGE_RULES
+from inbox import Inbox, Verdict, migration, show
+from inbox._migrating import turn
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
 from inbox.schema import REVISION, STATUS_RULES, VERSION_TABLE, metadata, tables
+from inbox_outbox_base.tables.outbox import DEAD_RULES, MESSAGE_RULES
 from tests.application import Application
 from tests.database import Database
 from tests.inspection import snapshot
@@ -197,7 +198,7 @@ def test_whoever_waits_too_long_is_told(database: Database, monkeypatch: pytest.
     this process's turn."""
     if database.name not in ("mariadb", "mysql"):
         pytest.skip("the database itself raises an error")
-    monkeypatch.setattr(_turn, "LOCK_WAIT", 1)
+    monkeypatch.setattr(turn, "LOCK_WAIT", 1)
     engine = database.engine()
     with engine.connect() as connection:
         connection.execute(select(func.get_lock(VERSION_TABLE, 10)))

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
-from outbox import Outbox, _bells
+from outbox import Outbox
+from outbox._waking import bells
 from tests import accounts
 from tests.accounts import Account
 from tests.database import Database
@@ -185,7 +186,7 @@ def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pyte
 
     with bell(engine, fail), monkeypatch.context() as patch:
         publish(engine)
-        _bells.take_down((engine.url, None), fail)
+        bells.take_down((engine.url, None), fail)
         patch.setattr(threading.Thread, "start", fail)
         publish(engine)
     assert texts(migrated.engine()) == ["told", "told"]
@@ -210,13 +211,13 @@ def publish(engine: Engine) -> None:
 
 
 @contextmanager
-def bell(engine: Engine, ring: _bells.Ring) -> Iterator[None]:
+def bell(engine: Engine, ring: bells.Ring) -> Iterator[None]:
     """A relay of this process is woken by each commit."""
-    _bells.hang((engine.url, None), ring)
+    bells.hang((engine.url, None), ring)
     try:
         yield
     finally:
-        _bells.take_down((engine.url, None), ring)
+        bells.take_down((engine.url, None), ring)
 
 
 @pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "committed"])

@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import Engine, event, insert
 
 import outbox
-from outbox import Envelope, MessageState, Outbox, Outcome, Refused, Relay, Unavailable, Unknown, _buckets
-from outbox._buckets import bucket_of
+from outbox import Envelope, MessageState, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
+from outbox._publishing import buckets as _buckets
+from outbox._publishing.buckets import bucket_of
 from outbox.errors import InvalidOption, MessageNotFound, RelayRunning, WrongBucketCount, WrongState
 from outbox.schema import BUCKETS
 from tests.database import Database

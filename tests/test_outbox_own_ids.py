@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from inbox import is_transient
+from inbox_outbox_base.databases.registry import relaying
 from outbox import (
     Envelope,
     Message,
@@ -24,8 +25,7 @@ from outbox import (
     purge_dead,
     retry,
 )
-from outbox._databases import supported
-from outbox._relays.beside import Overtaken, forget_sent
+from outbox._relaying.beside import Overtaken, forget_sent
 from outbox.errors import InvalidMessage
 from tests import accounts
 from tests.database import Database
@@ -313,7 +313,7 @@ def test_two_relays_forget_the_same_record(migrated: Database) -> None:
     """The slower one frees no id that has been used again since the quicker one has freed it."""
     engine = migrated.engine()
     slow, quick = (migrated.engine(isolation_level="READ COMMITTED") for _ in range(2))
-    database = supported(engine.dialect.name)
+    database = relaying(engine.dialect.name)
     publish(engine, "1")
     Relay(engine, Recorder(), keep_sent=3600).run_once()
 

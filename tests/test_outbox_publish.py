@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from inbox import migration
 from inbox.schema import utcnow
 from outbox import Message, Outbox, schema
-from outbox._buckets import bucket_of
-from outbox._ids import new_id
+from outbox._publishing.buckets import bucket_of
+from outbox._publishing.ids import new_id
 from tests import accounts
 from tests.database import Database
 from tests.published import TOPIC, WAYS, Handle, Way, beginning_early, break_off, relayed, texts, waiting

@@ -30,7 +30,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from inbox.schema import metadata, metadata_for
-from outbox import Outbox, _wake
+from outbox import Outbox
+from outbox._waking import wake as _wake
 from tests import accounts
 from tests.database import Database
 from tests.published import TOPIC, texts

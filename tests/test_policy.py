@@ -28,9 +28,9 @@ from inbox import (
     purge,
     set_policy,
 )
-from inbox._decision import Action
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
+from inbox_outbox_base.listening.decision import Action
 from tests.database import Database
 from tests.status_stores import Place
 

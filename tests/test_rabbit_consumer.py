@@ -12,20 +12,10 @@ import pytest
 from sqlalchemy import Connection
 
 from examples.embedded_postgres import free_port
-from inbox import (
-    Claim,
-    Delivery,
-    Inbox,
-    Outcome,
-    SqlStore,
-    Status,
-    StatusInbox,
-    Verdict,
-    message_key,
-)
-from inbox._brokers.rabbit_message import delivery_of
+from inbox import Claim, Delivery, Inbox, Outcome, SqlStore, Status, StatusInbox, Verdict, message_key
 from inbox.errors import GiveUp, InvalidOption
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
+from inbox_outbox_base.brokers.rabbitmq.delivery import delivery_of
 from outbox import Accepted, Envelope, Outbox, Relay
 from outbox.rabbitmq import RabbitPublisher
 from tests import accounts
@@ -127,7 +117,7 @@ def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatc
     """What waits for its next attempt takes no place: messages behind it are handled meanwhile, even with a
     prefetch of one, and one that waits shorter comes back earlier."""
     # Otherwise the first message of a new queue does take a place, until a crash would not forget the queue.
-    monkeypatch.setattr("inbox._brokers.rabbit_companions._AGE", 0)
+    monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.companions._AGE", 0)
     queue, seen = queues.new(), list[str]()
     delays = {"long": 1.9, "short": 0.2}
 

@@ -12,16 +12,7 @@ from uuid import uuid4
 import pytest
 
 from examples.embedded_postgres import free_port
-from outbox import (
-    Accepted,
-    AsyncPublisher,
-    Envelope,
-    Outcome,
-    Publisher,
-    Refused,
-    Unavailable,
-    Unknown,
-)
+from outbox import Accepted, AsyncPublisher, Envelope, Outcome, Publisher, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from tests.rabbit_queues import Queues, envelope

@@ -10,7 +10,7 @@ import pytest
 from aiormq.abc import AbstractChannel
 
 from inbox import Delivery, Outcome, Verdict
-from inbox._brokers.rabbit_frames import _Reader
+from inbox_outbox_base.brokers.rabbitmq.frames import _Reader
 from tests.listeners import Fault
 from tests.rabbit_consumers import consuming
 from tests.rabbit_queues import Queues
@@ -27,7 +27,7 @@ NEW = Outcome(Verdict.NEW)
 def test_what_the_client_cannot_read_is_taken(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times in microseconds, text that is no UTF-8, and all numbers: such messages are handled, delayed and
     put away like others, and whoever reads them again finds the same headers."""
-    monkeypatch.setattr("inbox._brokers.rabbit_companions._AGE", 0)
+    monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.companions._AGE", 0)
     queue, seen = queues.new(), list[Delivery]()
     city = b"Z\xfcrich"
     strange: dict[str, bytes] = {
@@ -101,7 +101,7 @@ def test_a_message_that_nobody_can_read(
         seen.append(message.payload)
         return NEW
 
-    monkeypatch.setattr("inbox._brokers.rabbit_consumer._RECONNECT", Short())
+    monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.async_consumer._RECONNECT", Short())
     queues.do(lambda channel: put(channel, queue, "bad", headers=nested(2_000)))
     with caplog.at_level(logging.ERROR, "inbox.rabbitmq"), consuming(queues.url, queue, handle):
         wait_until(lambda: len(pauses) > 4)

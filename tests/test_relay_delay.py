@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, delete, event, select, update
 
-from inbox._statements import clock
+from inbox_outbox_base.databases.taking_statements import clock
 from outbox import Envelope, Message, Outbox, Outcome, Relay
 from tests.database import Database
 from tests.outbox_publishers import (

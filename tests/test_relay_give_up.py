@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Backoff
 from outbox import AsyncRelay, Envelope, Outcome, Relay, Unavailable, Unknown, retry
-from outbox._relays import sending
+from outbox._relaying import sending
 from tests.database import Database
 from tests.outbox_publishers import (
     ACCEPTED,

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Event, EventKind, LogEvents
 from outbox import AsyncRelay, DirectDelivery, Envelope, Outcome, Refused, Relay, Unavailable, Unknown, status
-from outbox._relays import journal
+from outbox._relaying import journal
 from outbox.errors import DatabaseRefused, InvalidOption
 from tests.database import Database
 from tests.outbox_publishers import (

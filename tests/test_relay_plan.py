@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, insert, s
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
 from outbox import Envelope, Outbox, Outcome, Relay, Unavailable, pause, resume, retry_all
-from outbox._relays.settings import Settings
+from outbox._relaying.settings import Settings
 from outbox.schema import BUCKETS
 from tests.database import Database
 from tests.outbox_publishers import (

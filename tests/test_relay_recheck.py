@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine, event, func, insert, select, update
 
 from outbox import Relay, retry
-from outbox._relays import recheck
-from outbox._relays.settings import Settings
+from outbox._relaying import recheck
+from outbox._relaying.settings import Settings
 from outbox.errors import UnsafeSequence
 from outbox.schema import BUCKETS
 from tests.database import Database

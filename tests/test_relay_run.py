@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine
 
 from outbox import Envelope, Outcome, Relay, Unavailable
-from outbox._relays.settings import Settings
+from outbox._relaying.settings import Settings
 from tests.database import Database
 from tests.outbox_publishers import (
     ACCEPTED,

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from outbox import Accepted, Envelope, Outcome, Relay
-from outbox._buckets import bucket_of
+from outbox._publishing.buckets import bucket_of
 from outbox.errors import WrongBucketCount
 from outbox.schema import BUCKETS
 from tests.database import Database

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import text
 
 from outbox import Accepted, Envelope, Outcome, Relay, Unavailable
-from outbox._buckets import bucket_of
+from outbox._publishing.buckets import bucket_of
 from outbox.schema import BUCKETS
 from tests.database import Database
 from tests.outbox_publishers import TABLES, count

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, delete, even
 from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from inbox._codes import code_of
+from inbox_outbox_base.errors.codes import code_of
 from outbox import Envelope, Outbox, Outcome, Relay, pause
 from outbox.errors import TablesMissing, WrongBucketCount
 from tests.database import Database

@@ -2,10 +2,10 @@
 
 from datetime import UTC, datetime
 
+from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.databases.relaying import Found, Writers
 from outbox import Envelope
-from outbox._databases import Found, Writers
-from outbox._letter import Letter
-from outbox._relays.waiting import Waiting
+from outbox._relaying.waiting import Waiting
 
 
 def letter(bucket: int, sequence: int) -> Letter:

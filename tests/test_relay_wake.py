@@ -17,13 +17,13 @@ import pytest
 from sqlalchemy import URL, Engine, StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from inbox._signals import Doorbell
+from inbox_outbox_base.calls.signals import Doorbell
+from inbox_outbox_base.transactions.side_connection import SideConnection
 from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
-from outbox._beside import SideConnection
-from outbox._relays import ears
-from outbox._relays.ears import BURST, ThreadBell
-from outbox._relays.line import Line
-from outbox._relays.settings import Settings
+from outbox._relaying.settings import Settings
+from outbox._waking import ears
+from outbox._waking.ears import BURST, ThreadBell
+from outbox._waking.line import Line
 from outbox.schema import tables
 from tests.database import ASYNC_DRIVERS, Database
 from tests.outbox_publishers import (

@@ -24,7 +24,7 @@ from inbox import (
     retry,
     show_message,
 )
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, LeaseLost
 from tests.database import Database
 from tests.repairs import KEY, PAYLOAD, deliver, fails, gives_up, halts, has_ended, history, inbox_of

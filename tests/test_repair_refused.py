@@ -7,7 +7,7 @@ from threading import Barrier
 import pytest
 
 from inbox import Record, Status, Verdict, discard, list_messages, release, resolve_step, retry, show_message
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import InvalidKey, InvalidOption, MessageNotFound, WrongStatus
 from tests.repairs import KEY, has_ended, history, inbox_of
 from tests.status_stores import CONSUMER, change, end, held, request, stored

@@ -8,7 +8,7 @@ from sqlalchemy import URL, Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import AsyncInbox, Inbox, Verdict
-from inbox._databases import database_of
+from inbox_outbox_base.databases.registry import database_of
 from tests import accounts, outages
 from tests.database import Database
 from tests.status_async import in_loop

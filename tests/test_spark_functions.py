@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox.errors import TransactionAborted, TransactionEnded
 from inbox.schema import tables
-from spark._task import Task
+from spark._executor.task import Task
 from tests.database import Database
 from tests.spark_writes import (
     CONSUMER,

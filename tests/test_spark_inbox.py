@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Engine, event, insert, text
 
 from inbox import Inbox, Verdict
 from inbox.errors import TransientError
-from spark._connect import engine_of, transaction
-from spark._probe import unseen_rows
-from spark._settings import Settings
-from spark._task import Done
+from spark._executor.connect import engine_of, transaction
+from spark._executor.probe import unseen_rows
+from spark._executor.task import Done
+from spark._options.settings import Settings
 from tests.database import Database
 from tests.spark_writes import (
     CONSUMER,
@@ -124,7 +124,7 @@ def test_a_partition_waits_for_a_worker(
         event.listen(found, "connect", lambda *_: connected.append(time.monotonic()))
         return found
 
-    monkeypatch.setattr("spark._task.engine_of", counted)
+    monkeypatch.setattr("spark._executor.task.engine_of", counted)
     with engine.connect() as connection:
         assert Inbox(CONSUMER).accept(connection, "b") is NEW
         task = prepared(migrated, lock_timeout=1)
@@ -265,8 +265,8 @@ def test_a_slot_that_never_gets_free(postgres: Database, monkeypatch: pytest.Mon
     holding = replace(task, settings=replace(task.settings, results=slow))
     holder = Thread(lambda: attempt(holding, 0, batch(("a", 1))))
     assert inside.wait(60)
-    monkeypatch.setattr("spark._connect.transaction", partial(transaction, patience=0.3))
-    monkeypatch.setattr("spark._connect.TRIES", 2)
+    monkeypatch.setattr("spark._executor.connect.transaction", partial(transaction, patience=0.3))
+    monkeypatch.setattr("spark._executor.connect.TRIES", 2)
     with pytest.raises(TransientError, match="max_connections=1"):
         attempt(task, 1, batch(("b", 2)))
     go_on.set()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inbox._keys import LONGEST_KEY, encode_key
-from spark._keys import Fingerprint, check_type, encode
+from inbox_outbox_base.checks.keys import LONGEST_KEY, encode_key
+from spark._executor.keys import Fingerprint, check_type, encode
 from spark.errors import ColumnMismatch, InvalidRow
 
 AWKWARD = "\"\\/,[]{}:'\t\n\r\b\f\x01\x1f\x7f\x80\x85\u2028\ufeff\ue000é\u0301ß€🙂\U0010ffff aA0"

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select
 import inbox
 from inbox.errors import PolicyConflict
 from inbox.schema import tables
-from spark._job import Job
-from spark._report import Counts
-from spark._task import Task, run_task
+from spark._driver.job import Job
+from spark._executor.report import Counts
+from spark._executor.task import Task, run_task
 from spark.errors import InvalidRow
 from tests.database import Database
 from tests.spark_writes import (

@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Engine, delete, select
 
 from inbox import Inbox, Verdict
 from inbox.schema import tables
+from inbox_outbox_base.databases.loading import Claim
 from spark import WriteReport
-from spark._databases import Claim
-from spark._job import Job
-from spark._task import Done, Task, run_task
+from spark._driver.job import Job
+from spark._executor.task import Done, Task, run_task
 from tests.database import Database
 from tests.spark_writes import RESULT, Row, batch, make_result, options_of, prepared, taken, written
 from tests.together import Task as Thread

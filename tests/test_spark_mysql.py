@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from inbox_outbox_base.databases.mysql.loading import MySQLLoading
 from spark import Upsert
-from spark._connect import engine_of, transaction
-from spark._databases.mysql import MySQL
+from spark._executor.connect import engine_of, transaction
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.database import Database
 from tests.spark_writes import batch, counts, make_result, options_of, taken, write, written
@@ -61,7 +61,7 @@ def test_a_warning_of_load_data_is_an_error(migrated: Database, engine: Engine) 
     """LOCAL turns errors into warnings; nothing is written after one."""
     table = pa.table({"a": ["1", "x"]})
     settings = options_of(migrated)
-    database = MySQL()
+    database = MySQLLoading()
     with transaction(engine_of(settings), database, settings) as connection:
         connection.execute(text("CREATE TEMPORARY TABLE staged (a integer)"))
         with pytest.raises(InvalidRow, match=r"LOAD DATA: .*'x'"):
@@ -99,7 +99,7 @@ def test_limits(migrated: Database, engine: Engine) -> None:
     """Waits are bounded on the server, also for a client that is no more; clocks show UTC."""
     for lock_timeout, seconds, idle in ((0, 1, 60), (1.5, 2, 60), (90, 90, 90)):
         settings = options_of(migrated, lock_timeout=lock_timeout, query_timeout=7)
-        with transaction(engine_of(settings), MySQL(), settings) as connection:
+        with transaction(engine_of(settings), MySQLLoading(), settings) as connection:
             asked = text(
                 "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@wait_timeout, @@time_zone, "
                 f"{_statement_limit(connection)}"
@@ -118,7 +118,7 @@ def test_connections_are_counted_by_database_and_consumer(migrated: Database, en
     gives its place back."""
     settings = options_of(migrated, max_connections=2)
     other = options_of(migrated, max_connections=1, consumer="shipping")
-    database = MySQL()
+    database = MySQLLoading()
     with engine.connect() as first, engine.connect() as second, engine.connect() as third:
         assert database.slot(first, settings)
         assert database.slot(second, settings)

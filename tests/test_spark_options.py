@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox.errors import InvalidOption, UnsupportedDatabase
 from spark import Append, InboxDataSource, InboxWriter, Statements, Upsert
-from spark._job import Job
-from spark._names import from_strings
-from spark._settings import Settings, checked
+from spark._driver.job import Job
+from spark._options.names import from_strings
+from spark._options.settings import Settings, checked
 from tests.database import Database
 from tests.spark_writes import batch, make_result, write, written
 
@@ -282,7 +282,7 @@ def test_nothing_shows_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [InboxWriter(**GOOD), InboxWriter(**GOOD, password=SECRET), checked(**GOOD, password=SECRET)]
     for form in (repr, str):
         assert all(SECRET not in form(each) for each in shown)
-    monkeypatch.setattr("spark._job._PATIENCE", 0.1)
+    monkeypatch.setattr("spark._driver.job._PATIENCE", 0.1)
     for url in (GOOD["url"], f"mysql://user:{SECRET}@127.0.0.1:1/app"):
         settings = checked(**{**GOOD, "url": url})
         with pytest.raises(DBAPIError, match=r"127\.0\.0\.1") as caught:

@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from inbox.errors import TablesMissing
 from spark import Append, Statements, Upsert
-from spark._settings import Settings
+from spark._options.settings import Settings
 from spark.errors import ColumnMismatch
 from tests import accounts
 from tests.database import Database

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark._spool import KEY, Spool
+from spark._executor.spool import KEY, Spool
 
 MEBIBYTE = 2**20
 Rows = Sequence[tuple[str, int]]

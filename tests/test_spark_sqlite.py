@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from spark import Upsert
-from spark._task import run_task
+from spark._executor.task import run_task
 from spark.errors import ColumnMismatch
 from tests.database import Database
 from tests.spark_writes import batch, counts, make_result, prepared, write, written

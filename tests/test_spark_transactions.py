@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration
 from inbox.schema import tables
-from spark._task import Done
+from spark._executor.task import Done
 from tests.database import Database
 from tests.spark_writes import (
     CONSUMER,

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Engine
 
+from inbox_outbox_base.databases.mysql.loading import MySQLLoading
+from inbox_outbox_base.databases.postgresql import loading
 from spark import Append, Upsert
-from spark._databases import postgresql
-from spark._databases.mysql import MySQL
 from tests.database import Database
 from tests.spark_types import CASES, Case
 from tests.spark_writes import counts, write
@@ -26,8 +26,10 @@ TRANSPORTS = {
 def transport(request: pytest.FixtureRequest, migrated: Database, monkeypatch: pytest.MonkeyPatch) -> str:
     """How rows travel: as they should, or where pgpq is missing and LOAD DATA LOCAL is not to be used."""
     if request.param == "without extras":
-        monkeypatch.setattr(postgresql, "pgpq", None)
-        monkeypatch.setattr(MySQL, "connect_args", {**MySQL.connect_args, "local_infile": False})
+        monkeypatch.setattr(loading, "pgpq", None)
+        monkeypatch.setattr(
+            MySQLLoading, "connect_args", {**MySQLLoading.connect_args, "local_infile": False}
+        )
     return TRANSPORTS[migrated.name][request.param == "without extras"]
 
 

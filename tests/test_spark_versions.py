@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark import InboxDataSource
-from spark._ship import shipped
+from spark._driver.ship import shipped
 from spark.errors import VersionMismatch
 from tests.database import Database
 

@@ -186,7 +186,7 @@ async def test_while_the_store_fails(place: Place, monkeypatch: pytest.MonkeyPat
 @in_loop
 async def test_while_the_store_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled task does not wait for the store for ever."""
-    monkeypatch.setattr("inbox._async_calls.GRACE", 0.2)
+    monkeypatch.setattr("inbox_outbox_base.calls.async_calls.GRACE", 0.2)
     async with inbox_at(place) as inbox:
         gate = Gate(monkeypatch, inbox, "write")
         task = asyncio.create_task(handle(inbox))

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import await_only
 
 from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, Verdict, release
-from inbox._stores import Change, Held
+from inbox._status_mode.stores import Change, Held
 from inbox.errors import LeaseLost, StoreUnreachable
 from tests.database import Database
 from tests.status_async import beside, in_loop, inbox_at, recorded

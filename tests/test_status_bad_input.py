@@ -13,18 +13,8 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from examples.embedded_postgres import free_port
-from inbox import (
-    Backoff,
-    Claim,
-    EventKind,
-    RedisStore,
-    SqlStore,
-    Status,
-    StatusInbox,
-    Verdict,
-    is_transient,
-)
-from inbox._stores import Store
+from inbox import Backoff, Claim, EventKind, RedisStore, SqlStore, Status, StatusInbox, Verdict, is_transient
+from inbox._status_mode.stores import Store
 from inbox.errors import InvalidKey, InvalidOption, StoreUnreachable, TablesMissing, UnsupportedDatabase
 from tests.database import Database
 from tests.status_stores import Failed, deliver, status_inbox, stored

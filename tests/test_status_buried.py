@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inbox import Claim, Status, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
 from tests.repairs import KEY, deliver, fails, inbox_of
 from tests.status_stores import stored

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inbox import Backoff, Claim, Event, EventKind, Outcome, Status, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, InvalidKey, InvalidOption, InvalidResult, LeaseLost
 from tests.status_stores import CONSUMER, Failed, deliver, fail, held, request, status_inbox, stored
 from tests.status_workers import wait_until

@@ -9,7 +9,7 @@ import pytest
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox import Status, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from tests.services.redis import LocalRedis
 from tests.status_stores import Place, new_prefix, request, stored
 from tests.status_worker import interrupted_order, wrong_clock

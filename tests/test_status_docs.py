@@ -7,7 +7,7 @@ import re
 from sqlalchemy import create_engine
 
 from inbox import Backoff, EventKind, SqlStore, Status, StatusInbox, Verdict
-from inbox._event_log import LEVELS
+from inbox_outbox_base.monitoring.log import LEVELS
 from tests.program import ROOT
 
 PAGE = (ROOT / "docs" / "status.md").read_text()

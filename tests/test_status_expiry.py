@@ -2,7 +2,7 @@
 
 import time
 
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from tests.status_stores import status_inbox, stored
 
 RETENTION = 0.2

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from inbox import Claim, Event, EventKind, Status, StatusInbox
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
 from tests.status_stores import status_inbox, stored
 

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from inbox import Status, Verdict
-from inbox._stores._records import Judgement
+from inbox._status_mode.stores.records import Judgement
 from tests.status_protocol import MAX_ATTEMPTS, Protocol, Row, State, Step, judged
 
 WORKERS = 3

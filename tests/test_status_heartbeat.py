@@ -8,7 +8,7 @@ import redis
 from sqlalchemy import event
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from tests.status_stores import Place, deliver, fail, request, status_inbox, stored
 from tests.status_workers import wait_until
 

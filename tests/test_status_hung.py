@@ -80,7 +80,7 @@ def test_a_call_that_hangs(
 ) -> None:
     """A handler's own write whose connection hangs is sent once more on another one, and knows that it had
     been accepted before."""
-    monkeypatch.setattr("inbox._stores.sql.LONGEST_CALL", 1.0)
+    monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 1.0)
     proxy, url = way
     engine = create_engine(url)
     with status_inbox(SqlStore(engine)).claim("a"):
@@ -96,7 +96,7 @@ async def test_an_asynchronous_call_that_hangs(
     direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same in an event loop, and the task is not cancelled by it."""
-    monkeypatch.setattr("inbox._stores.sql.LONGEST_CALL", 1.0)
+    monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 1.0)
     proxy, url = way
     engine = create_async_engine(asynchronous(url))
     inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine), lease=60)

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import pytest
 
 from inbox import Claim, Status, Verdict, retry
-from inbox._hold import INTERRUPTIONS
-from inbox._stores import Store
+from inbox._status_mode.hold import INTERRUPTIONS
+from inbox._status_mode.stores import Store
 from tests.status_async import in_loop, inbox_at, recorded
 from tests.status_stores import CONSUMER, Place, deliver, status_inbox, stored
 

@@ -156,7 +156,7 @@ LOCK_TABLE = {
 def test_a_locked_table_is_not_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that somebody has locked is a store that does not answer; nobody is left waiting in the
     server."""
-    monkeypatch.setattr("inbox._stores.sql.LONGEST_CALL", 0.5)
+    monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 0.5)
     store = SqlStore(engine)
     with engine.connect() as connection:
         connection.execute(text(LOCK_TABLE[engine.dialect.name]))

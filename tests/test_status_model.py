@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from inbox import Status, Verdict
-from inbox._stores import UNDO_ATTEMPTS, Held, Store
+from inbox._status_mode.stores import UNDO_ATTEMPTS, Held, Store
 from tests.status_stores import ENDS, change, held, request
 
 KEYS = ("a", "A", "a ")

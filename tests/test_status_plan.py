@@ -3,7 +3,7 @@
 import re
 
 from inbox import SqlStore
-from inbox._stores import _sql_statements
+from inbox._status_mode.stores import sql_statements
 from tests.database import Database
 
 VALUES = {
@@ -19,7 +19,7 @@ VALUES = {
 def test_a_key_is_found_by_the_primary_key_even_in_a_new_table(postgres: Database) -> None:
     """A plan that is kept from when the table was empty reads one row, however many there are later."""
     engine = postgres.engine()
-    statement = str(_sql_statements.add_or_look(SqlStore(engine).tables).compile(engine))
+    statement = str(sql_statements.add_or_look(SqlStore(engine).tables).compile(engine))
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
     numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", statement)
     with engine.connect() as connection:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from inbox import Status, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from tests.status_stores import Place, change, held, request, stored
 from tests.status_worker import (
     POINTS,

@@ -10,7 +10,7 @@ import redis
 
 from examples.embedded_postgres import ServerProcess, free_port
 from inbox import RedisStore, Status, StatusInbox, Verdict
-from inbox._stores import Held
+from inbox._status_mode.stores import Held
 from inbox.errors import InvalidOption, StoreUnreachable
 from tests.conftest import _present
 from tests.services.redis import LocalRedis, program

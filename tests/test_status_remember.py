@@ -9,7 +9,7 @@ import pytest
 
 from inbox import EventKind, Verdict, discard
 from inbox._memory import Known, Memory
-from inbox._stores import Answer, Request, Store
+from inbox._status_mode.stores import Answer, Request, Store
 from inbox.errors import LeaseLost
 from tests.status_async import in_loop, inbox_at
 from tests.status_stores import CONSUMER, Place, deliver, fail, status_inbox, stored

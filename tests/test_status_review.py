@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, InvalidOption, LeaseLost
 from tests.database import Database
 from tests.status_async import beside, in_loop, inbox_at, recorded

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection
 
 from inbox import Claim, Event, EventKind, SqlStore, Status, StatusInbox, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
 from tests import accounts
 from tests.database import Database

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inbox import Claim, EventKind, Status, Verdict
-from inbox._hold import OnUnknown
-from inbox._stores import UNDO_ATTEMPTS, Change, Held, Store
+from inbox._status_mode.hold import OnUnknown
+from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, Held, Store
 from inbox.errors import GiveUp, InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
 from tests.status_stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inbox import Status, Verdict
-from inbox._stores import UNDO_ATTEMPTS, Store
-from inbox._stores._records import Judgement, judge
+from inbox._status_mode.stores import UNDO_ATTEMPTS, Store
+from inbox._status_mode.stores.records import Judgement, judge
 from tests.status_stores import (
     CONSUMER,
     DIGESTS,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inbox import Status, Verdict
-from inbox._stores import Held, Store
+from inbox._status_mode.stores import Held, Store
 from tests.status_stores import CONSUMER, DIGESTS, ENDS, LEASE, PAYLOAD, change, end, held, request, stored
 
 every_end = pytest.mark.parametrize("status", ENDS, ids=str)

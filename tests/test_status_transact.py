@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
-from inbox._stores import Store
+from inbox._status_mode.stores import Store
 from inbox.errors import (
     InvalidOption,
     InvalidResult,

@@ -59,7 +59,7 @@ class Installed:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of what it is made of."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("inbox", "inbox_outbox", "outbox", "spark", "migrations", "tests"):
+    for name in ("inbox", "inbox_outbox", "inbox_outbox_base", "outbox", "spark", "migrations", "tests"):
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -95,6 +95,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
         "inbox",
         "inbox_outbox",
+        "inbox_outbox_base",
         "outbox",
         "spark",
     }
@@ -102,6 +103,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert {
         "inbox/py.typed",
         "inbox_outbox/py.typed",
+        "inbox_outbox_base/py.typed",
         "outbox/py.typed",
         "spark/py.typed",
         "inbox/migrations/env.py",

@@ -1,1 +1,0 @@
-"""What the consumers of RabbitMQ and Kafka are made of."""

@@ -1,0 +1,1 @@
+"""The exactly-once path: the inbox row commits with the business writes."""

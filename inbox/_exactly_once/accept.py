@@ -1,0 +1,231 @@
+"""Taking messages, on whatever database: one verdict for each key."""
+
+import os
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from inbox._memory import Known, Memory, place_of
+from inbox_outbox_base.checks.keys import Key, digest, encode_key
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
+from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing
+from inbox_outbox_base.tables.inbox import Tables
+from inbox_outbox_base.transactions.joining import usable
+from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.words.verdict import Verdict
+
+_LARGEST_STATEMENT = 5_000
+"""Keys in one statement, at most: databases limit the parameters of a statement."""
+
+_HALVING = 5.0
+"""Seconds after the wait for finding out which keys of a batch are in flight; then all that are left count
+as such, which is always safe. (MySQL waits a whole second for each that is.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Many messages to take: digest i and time i belong to key i."""
+
+    keys: Sequence[str]
+    digests: Sequence[bytes | None] | None
+    times: Sequence[datetime | None] | None
+
+    def to_take(self, old: set[int]) -> tuple[set[str], dict[str, bytes | None] | None]:
+        """The keys of those that are not too old, and the digest with which each comes first."""
+        if self.digests is None and not old:
+            return set(self.keys), None
+        fresh: dict[str, bytes | None] = {}
+        for index, key in enumerate(self.keys):
+            if index not in old:
+                fresh.setdefault(key, None if self.digests is None else self.digests[index])
+        return set(fresh), None if self.digests is None else fresh
+
+
+def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attempt:
+    """One attempt at taking one message, checked and with a claim id of its own."""
+    return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload))
+
+
+def accept(
+    connection: Connection,
+    attempt: Attempt,
+    *,
+    wait: float,
+    policy: Declaration,
+    message_time: datetime | None = None,
+    memory: Memory | None = None,
+    begins: bool = False,
+) -> tuple[Verdict, Stored | None]:
+    """Take one message in the transaction on this connection, which may begin with it; the stored row if it
+    is a duplicate. To be called inside `OWN`."""
+    database = usable(connection)
+    if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
+        return _judge(attempt, Stored(b"", known.digest, known.result))
+    try:
+        if message_time is not None and _is_too_old(database, connection, policy, message_time):
+            found = database.find(connection, attempt)
+            return (Verdict.TOO_OLD, None) if found is None else _judge(attempt, found)
+        taken = database.take(connection, attempt, wait)
+    except DBAPIError as error:
+        explain(connection, attempt.tables.message, error)
+    if policy.known(connection) is None:
+        _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
+    if taken is True:
+        return Verdict.NEW, None
+    if memory is not None and taken is not None:
+        _learn(memory, connection, attempt, taken, policy, begins=begins)
+    return (Verdict.IN_FLIGHT, None) if taken is None else _judge(attempt, taken)
+
+
+def _learn(
+    memory: Memory,
+    connection: Connection,
+    attempt: Attempt,
+    stored: Stored,
+    policy: Declaration,
+    *,
+    begins: bool,
+) -> None:
+    """Remember a row that is committed: in a transaction that begins with it, every row is that it sees."""
+    place = place_of(connection, attempt.key)
+    transaction = connection.get_transaction()
+    if begins or (transaction is not None and memory.is_certain(place, stored.claim, transaction)):
+        memory.remember(place, Known(stored.digest, stored.result), policy.kept(connection))
+
+
+def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
+    """Another payload does not get the result of the first one."""
+    if _differs(attempt.digest, stored.digest):
+        return Verdict.MISMATCH, None
+    return Verdict.DUPLICATE, stored
+
+
+def _differs(given: bytes | None, stored: bytes | None) -> bool:
+    return given is not None and stored is not None and given != stored
+
+
+def _agree(
+    connection: Connection, policy: Declaration, attempt: Attempt | Batch, taken: Collection[str]
+) -> None:
+    """After the first message, because a read before it would fix what the transaction can see."""
+    try:
+        policy.agree(connection, is_new=bool(taken))
+    except (PolicyConflict, TablesMissing):
+        given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(taken)}
+        if taken:
+            connection.execute(taking_statements.give_back(attempt.tables), given_back)
+        raise
+
+
+def _is_too_old(
+    database: Taking, connection: Connection, policy: Declaration, message_time: datetime
+) -> bool:
+    """By the database's clock; it is only asked when the worker's own clock comes near the limit."""
+    retention = policy.retention(connection)
+    if retention.surely_covers(message_time):
+        return False
+    return message_time < database.now(connection) - retention.duration
+
+
+def accept_many(
+    connection: Connection,
+    tables: Tables,
+    consumer: str,
+    messages: Messages,
+    *,
+    wait: float,
+    policy: Declaration,
+) -> list[Verdict]:
+    """Take many messages in the transaction on this connection; verdict i belongs to message i."""
+    if not messages.keys:
+        return []
+    with OWN:
+        database = usable(connection)
+        try:
+            old = _too_old(database, connection, policy, messages.times)
+            fresh, digests = messages.to_take(old)
+            # Text sorts by code point, which is the byte order of its UTF-8.
+            batch = Batch(tables, consumer, os.urandom(16), sorted(fresh), digests)
+            taken, known = _take_parts(database, connection, batch, time.monotonic() + wait)
+            if others := sorted({messages.keys[index] for index in old} - fresh):
+                known |= database.find_many(connection, replace(batch, keys=others))
+        except DBAPIError as error:
+            explain(connection, tables.message, error)
+        if policy.known(connection) is None:
+            _agree(connection, policy, batch, taken)
+    return list(_verdicts(messages, old, taken, known))
+
+
+def _too_old(
+    database: Taking,
+    connection: Connection,
+    policy: Declaration,
+    times: Sequence[datetime | None] | None,
+) -> set[int]:
+    """Which messages are: by the database's clock, asked once if the worker's own comes near the limit."""
+    if times is None:
+        return set()
+    retention = policy.retention(connection)
+    doubtful = [
+        (index, each)
+        for index, each in enumerate(times)
+        if each is not None and not retention.surely_covers(each)
+    ]
+    if not doubtful:
+        return set()
+    horizon = database.now(connection) - retention.duration
+    return {index for index, each in doubtful if each < horizon}
+
+
+def _take_parts(
+    database: Taking, connection: Connection, batch: Batch, deadline: float
+) -> tuple[set[str], dict[str, Found]]:
+    """The keys that are ours now, and those that had been taken before."""
+    taken: set[str] = set()
+    known: dict[str, Found] = {}
+    for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
+        part = replace(batch, keys=batch.keys[start : start + _LARGEST_STATEMENT])
+        taken |= _take_all(database, connection, part, deadline)
+        left = [key for key in part.keys if key not in taken]
+        known |= database.find_many(connection, replace(batch, keys=left)) if left else {}
+    return taken, known
+
+
+def _take_all(database: Taking, connection: Connection, batch: Batch, deadline: float) -> set[str]:
+    """The keys that are ours now. When the wait runs out, halves are tried until those are left alone that
+    are in flight: these few cost extra statements, not the many others."""
+    taken = database.take_many(connection, batch, max(0.0, deadline - time.monotonic()))
+    if taken is not None:
+        return taken
+    if len(batch.keys) == 1 or not database.locks_rows or time.monotonic() > deadline + _HALVING:
+        return set()
+    half = len(batch.keys) // 2
+    parts = batch.keys[:half], batch.keys[half:]
+    return set().union(
+        *(_take_all(database, connection, replace(batch, keys=part), deadline) for part in parts)
+    )
+
+
+def _verdicts(
+    messages: Messages, old: set[int], taken: set[str], known: dict[str, Found]
+) -> Iterator[Verdict]:
+    stored = {key: row.digest for key, row in known.items()}
+    for index, key in enumerate(messages.keys):
+        digest = None if messages.digests is None else messages.digests[index]
+        if key in stored:
+            yield Verdict.MISMATCH if _differs(digest, stored[key]) else Verdict.DUPLICATE
+        elif index in old:
+            yield Verdict.TOO_OLD
+        elif key in taken:
+            stored[key] = digest
+            yield Verdict.NEW
+        else:
+            yield Verdict.IN_FLIGHT

@@ -1,0 +1,269 @@
+"""The inbox, for asynchronous code: the same core, run inside SQLAlchemy's `run_sync`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from inbox._operating.purge import Purged, purge
+from inbox_outbox_base.calls.async_calls import run
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.keys import Key
+from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.listening.async_listener import AsyncListener
+from inbox_outbox_base.listening.listens import Listens
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.transactions import failed_commit
+from inbox_outbox_base.transactions.durability import looking_at
+from inbox_outbox_base.transactions.session import BindArguments, bind_of, check_no_session, connection_of
+from inbox_outbox_base.transactions.sources import async_kinds, check_source, open_source
+from inbox_outbox_base.words.verdict import Verdict
+
+from .accept import accept, accept_many
+from .consumer import ATTEMPTS, Settings
+from .taken import Taken, take
+from .transaction import Transaction
+from .work import Work, handle_of
+
+if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
+
+    AsyncHandle = AsyncConnection | AsyncSession | async_scoped_session[AsyncSession]
+    _Known = AsyncEngine | async_sessionmaker[AsyncSession] | async_scoped_session[AsyncSession]
+    AsyncSource = _Known | Callable[[], _Known]
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+class AsyncInbox(Settings, Listens[AsyncListener]):
+    """`Inbox` with the same verbs, awaited: effects inside the caller's transaction take effect exactly once
+    per business key, for as long as the inbox row is kept.
+
+    Arguments, guarantees and errors are those of `Inbox`. Needs the extra `asyncio`.
+    """
+
+    _listener = AsyncListener
+    _is_async = True
+
+    async def accept(
+        self,
+        connection: AsyncHandle,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> Verdict:
+        """In the caller's transaction on `connection`, take the message with this key."""
+        attempt, limits = self._attempt(key, payload), self._limits(message_time)
+
+        def work(given: Connection) -> Verdict:
+            with OWN:
+                return accept(given, attempt, **limits)[0]
+
+        return await self._on(connection, bind_arguments, work)
+
+    async def take(
+        self,
+        connection: AsyncHandle,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> Taken:
+        """In the caller's transaction on `connection`, take the message with this key.
+
+        As `Inbox.take`, but a result that is set is written when the transaction commits, right before the
+        COMMIT. If that fails, the transaction is rolled back and the commit raises the error. A COMMIT that
+        is sent as SQL text stores no result.
+        """
+        attempt, limits = self._attempt(key, payload), self._limits(message_time)
+        from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+        given = connection() if isinstance(connection, async_scoped_session) else connection
+        session = given.sync_session if isinstance(given, AsyncSession) else None
+        work = partial(take, attempt=attempt, session=session, at_commit=True, **limits)
+        return await self._on(given, bind_arguments, work)
+
+    async def accept_many(
+        self,
+        connection: AsyncHandle,
+        keys: Sequence[Key],
+        payloads: Sequence[Any] | None = None,
+        *,
+        message_times: Sequence[datetime | None] | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> list[Verdict]:
+        """In the caller's transaction on `connection`, take all messages with these keys."""
+        messages = self._messages(keys, payloads, message_times)
+
+        def work(given: Connection) -> list[Verdict]:
+            return accept_many(
+                given, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy
+            )
+
+        return await self._on(connection, bind_arguments, work)
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        source: AsyncSource,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> AsyncIterator[Work[AsyncConnection, AsyncSession]]:
+        """Begin a transaction, take the message, run the block, commit: all of it or nothing."""
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        transaction = self._begin(key, payload, message_time, bind_arguments, _sleep)
+        try:
+            async with AsyncExitStack() as stack:
+                handle: AsyncConnection | AsyncSession
+                with OWN:
+                    handle = await stack.enter_async_context(open_source(source, async_kinds()))
+                try:
+                    await handle.run_sync(transaction.begin)
+                    self._check_taken(transaction)
+                    session = handle if isinstance(handle, AsyncSession) else None
+                    yield Work(transaction, await _connection(handle, transaction), session)
+                    await handle.run_sync(lambda _: transaction.commit())
+                except BaseException:
+                    await handle.run_sync(transaction.roll_back)
+                    raise
+        finally:
+            transaction.leave()
+            if self.hooks:
+                transaction.tell(self.hooks)
+
+    def handler(
+        self,
+        source: AsyncSource,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Callable[[Callable[[Any, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
+        """Decorate `async body(connection, message)`: it runs once per key, in `transaction`."""
+        options.count("attempts", attempts)
+        check_source(source, async_kinds())
+
+        def decorate(body: Callable[[Any, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
+            async def once(message: M) -> Outcome:
+                async with self.transaction(
+                    source,
+                    key(message),
+                    payload and payload(message),
+                    message_time=message_time and message_time(message),
+                    bind_arguments=bind_arguments,
+                ) as work:
+                    if work.is_new:
+                        work.result = await body(handle_of(work), message)
+                return Outcome(work.verdict, work.result)
+
+            @functools.wraps(body)
+            async def handle_message(message: M) -> Outcome:
+                for attempt, pause in enumerate(pauses(attempts), 1):
+                    try:
+                        return self._remembered(source, key, payload, message) or await once(message)
+                    except Exception as error:
+                        if pause is None or not self._may_retry(error):
+                            raise
+                        if self.hooks:
+                            self._tell_retry(key(message), attempt, error)
+                    await asyncio.sleep(pause)
+                raise AssertionError("pauses() ends with None")
+
+            looks = looking_at(source, self.tables.message, bind_arguments)
+            handle_message.prepare = looks  # type: ignore[attr-defined]
+            return handle_message
+
+        return decorate
+
+    async def purge(
+        self,
+        engine: AsyncEngine,
+        *,
+        oldest_unconsumed: datetime | None = None,
+        dead_retention: float | timedelta | None = None,
+        override: bool = False,
+        batch: int = 500,
+        budget: float | timedelta | None = None,
+        progress: Callable[[Purged], object] | None = None,
+    ) -> Purged:
+        """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
+        return await run(
+            purge,
+            engine.sync_engine,
+            **self._scope(),
+            oldest_unconsumed=oldest_unconsumed,
+            dead_retention=dead_retention,
+            override=override,
+            batch=batch,
+            budget=budget,
+            progress=progress,
+            sleep=_sleep,
+        )
+
+    async def _on(
+        self, given: AsyncHandle, bind_arguments: BindArguments | None, work: Callable[[Connection], T]
+    ) -> T:
+        """What the work returns on the connection that the row goes to."""
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+        def on_session(session: Session) -> T:
+            with OWN:
+                connection = connection_of(session, bind_of(session, self.tables.message, bind_arguments))
+            return work(connection)
+
+        def on_connection(connection: Connection) -> T:
+            failed_commit.watch(connection)
+            return work(connection)
+
+        if isinstance(given, async_scoped_session):
+            given = given()
+        if isinstance(given, AsyncSession):
+            return await given.run_sync(on_session)
+        if isinstance(given, AsyncConnection):
+            check_no_session(bind_arguments)
+            return await given.run_sync(on_connection)
+        raise InvalidOption(
+            f"connection={type(given).__name__}: expected an AsyncConnection, an AsyncSession or "
+            "an async_scoped_session"
+        )
+
+
+async def _connection(handle: AsyncConnection | AsyncSession, transaction: Transaction) -> AsyncConnection:
+    """The one that the transaction is on."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    if isinstance(handle, AsyncSession):
+        return await handle.connection(bind_arguments={"bind": transaction.bind})
+    return handle
+
+
+def _sleep(seconds: float) -> None:
+    from sqlalchemy.util import await_only
+
+    await_only(asyncio.sleep(seconds))

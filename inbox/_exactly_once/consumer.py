@@ -1,0 +1,162 @@
+"""What the synchronous and the asynchronous inbox have in common."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine
+
+from inbox._memory import Memory, place_of
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.extras import check_greenlet
+from inbox_outbox_base.checks.keys import Key, digest, encode_key
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.databases.taking import Attempt
+from inbox_outbox_base.errors.fault import is_worth_another_try
+from inbox_outbox_base.errors.inbox import InvalidOption, NotTaken
+from inbox_outbox_base.errors.refusal import OnRefusal, raise_refusal
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hook, Hooks, describe
+from inbox_outbox_base.tables.inbox import tables
+from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.transactions.session import BindArguments
+from inbox_outbox_base.words.verdict import Verdict
+
+from .accept import Messages, new_attempt
+from .transaction import Transaction
+
+ATTEMPTS = 12
+"""How often a handler tries one message: about five seconds' worth of transient errors."""
+
+
+class Settings:
+    """A consumer's name and options, checked."""
+
+    _is_async = False
+
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        wait: float | timedelta = 10,
+        retention: Retention | float | timedelta | None = None,
+        schema: str | None = None,
+        on_refusal: OnRefusal = "raise",
+        on_event: Hook | Iterable[Hook] | None = None,
+        remember: int = 0,
+    ) -> None:
+        if self._is_async:
+            check_greenlet()
+        self.consumer = options.consumer(consumer)
+        self.wait = options.seconds("wait", wait, options.LONGEST_WAIT)
+        self.retention = Retention.of(retention)
+        self.schema = schema
+        self.on_refusal = options.one_of("on_refusal", on_refusal, ("raise", "return"))
+        self.hooks = Hooks(on_event)
+        self.remember = options.whole("remember", remember)
+        self._memory = Memory(remember) if remember else None
+        self.tables = tables(schema)
+        self._policy = Declaration(self.tables, consumer, "exactly-once", retention)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.consumer!r})"
+
+    def _attempt(self, key: Key, payload: Any) -> Attempt:
+        return new_attempt(self.tables, self.consumer, key, payload)
+
+    def _begin(
+        self,
+        key: Key,
+        payload: Any,
+        message_time: datetime | None,
+        bind_arguments: BindArguments | None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> Transaction:
+        return Transaction(
+            self._attempt(key, payload),
+            wait=self.wait,
+            policy=self._policy,
+            message_time=_time(message_time),
+            bind_arguments=bind_arguments,
+            memory=self._memory,
+            sleep=sleep,
+        )
+
+    def _remembered(
+        self,
+        source: object,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None,
+        message: Any,
+    ) -> Outcome | None:
+        """What a duplicate gets that this process remembers, where a look needs no connection.
+
+        Raises:
+            PayloadMismatch: the same key came with another payload.
+        """
+        if self._memory is None:
+            return None
+        engine = getattr(source, "sync_engine", source)
+        if not isinstance(engine, Engine):
+            return None
+        stored_key = encode_key(key(message))
+        known = self._memory.recall(place_of(engine, stored_key))
+        if known is None:
+            return None
+        outcome = known.outcome(digest(payload(message) if payload else None))
+        if self.hooks:
+            self.hooks(Event(kind=OF_VERDICT[outcome.verdict], consumer=self.consumer, key=stored_key))
+        if self.on_refusal == "raise":
+            raise_refusal(outcome.verdict, self.consumer, stored_key)
+        return outcome
+
+    def _check_taken(self, transaction: Transaction) -> None:
+        """Raise unless the message was taken, now or before, or the caller wants to see verdicts."""
+        if transaction.verdict is not Verdict.NEW and self.on_refusal == "raise":
+            raise_refusal(transaction.verdict, self.consumer, transaction.key)
+
+    def _may_retry(self, error: Exception) -> bool:
+        """Whether `handler` tries again. For a message in flight it has waited already."""
+        return is_worth_another_try(error) and not isinstance(error, NotTaken)
+
+    def _tell_retry(self, key: Key, attempt: int, error: Exception) -> None:
+        self.hooks(
+            Event(
+                kind=EventKind.RETRIED,
+                consumer=self.consumer,
+                key=encode_key(key),
+                attempt=attempt,
+                error=describe(error),
+            )
+        )
+
+    def _scope(self) -> dict[str, Any]:
+        return {"consumer": self.consumer, "retention": self._policy.asked, "schema": self.schema}
+
+    def _messages(
+        self, keys: Sequence[Key], payloads: Sequence[Any] | None, times: Sequence[datetime | None] | None
+    ) -> Messages:
+        for option, given in (("keys", keys), ("payloads", payloads), ("message_times", times)):
+            if isinstance(given, str | bytes | bytearray | Mapping):  # whose parts would be taken
+                kind = type(given).__name__
+                raise InvalidOption(f"{option}={kind}: expected a sequence that has one for each message")
+            if option != "keys" and given is not None and len(given) != len(keys):
+                raise InvalidOption(f"{option}: {len(given)} for {len(keys)} keys, expected one for each")
+        return Messages(
+            [encode_key(key) for key in keys],
+            None if payloads is None else [digest(payload) for payload in payloads],
+            None if times is None else [_time(each) for each in times],
+        )
+
+    def _limits(self, message_time: datetime | None) -> dict[str, Any]:
+        return {
+            "wait": self.wait,
+            "policy": self._policy,
+            "message_time": _time(message_time),
+            "memory": self._memory,
+        }
+
+
+def _time(message_time: datetime | None) -> datetime | None:
+    return None if message_time is None else options.aware("message_time", message_time)

@@ -1,0 +1,301 @@
+"""The inbox, for synchronous code."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session, scoped_session
+
+from inbox._operating.purge import Purged, purge
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.keys import Key
+from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.listening.listener import Listener
+from inbox_outbox_base.listening.listens import Listens
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.transactions import failed_commit
+from inbox_outbox_base.transactions.durability import looking_at
+from inbox_outbox_base.transactions.session import BindArguments, bind_of, check_no_session, connection_of
+from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
+from inbox_outbox_base.words.verdict import Verdict
+
+from .accept import accept, accept_many
+from .consumer import ATTEMPTS, Settings
+from .taken import Taken, take
+from .work import Work, handle_of
+
+M = TypeVar("M")
+Handle = Connection | Session | scoped_session[Session]
+
+
+class Inbox(Settings, Listens[Listener]):
+    """Takes each message once: effects inside the caller's transaction take effect exactly once per
+    business key, for as long as the inbox row is kept.
+
+    The key is the business key (order number, transfer id), not the broker's message id: a producer that
+    resends makes a new message id for the same intent.
+
+    Args:
+        consumer: the scope of the keys, 1 to 128 bytes of UTF-8; two consumers can take the same message.
+        wait: how long to wait for another transaction that is taking the same key, in seconds or as
+            `timedelta`; 0 does not wait. (MySQL and MariaDB count in whole seconds, rounded up.)
+        retention: how long keys are kept (`Retention`, seconds or `timedelta`), stored with the consumer's
+            data; None is what is stored already, and without that 7 days.
+        schema: the PostgreSQL schema of the tables; None is the connection's own.
+        on_refusal: what `transaction` and `handler` do with a message that was not taken, neither now nor
+            before: "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look
+            at it before you acknowledge the message.
+        on_event: is called with each `Event` of `transaction` and `handler`, or several such: `TAKEN`,
+            `DUPLICATE`, `MISMATCH`, `IN_FLIGHT`, `TOO_OLD`, `RETRIED`, `COMMIT_RESOLVED`. Never inside a
+            transaction, and what it raises is logged and ignored. `accept`, `accept_many` and `take` answer
+            in your own transaction and tell nobody else.
+        remember: how many messages that have committed this object remembers, with their results: it answers
+            their duplicates without asking the database. `accept_many` asks it all the same.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    _listener = Listener
+
+    def accept(
+        self,
+        connection: Handle,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> Verdict:
+        """In the caller's transaction on `connection`, take the message with this key.
+
+        Never commits, rolls back or aborts the caller's transaction, and never raises for a duplicate: run
+        the message if and only if the verdict is `NEW`. At REPEATABLE READ and SERIALIZABLE a race is an
+        error for which `is_transient` is true, never a duplicate. After an error of the database roll back,
+        and do not commit: it may have undone the transaction already.
+
+        Args:
+            connection: a Connection, an ORM Session or a scoped_session, not in AUTOCOMMIT mode.
+            key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
+            payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
+                kept, and the same key with another payload is a `MISMATCH`.
+            message_time: when the message was made; older than the retention is `TOO_OLD`.
+            bind_arguments: for a Session with several binds, what its `get_bind` is asked, as by
+                `Session.execute`; None asks for the bind by which it writes to the inbox's table. If the
+                session writes to another database as well, its commit raises `UnusableConnection` before
+                anything is committed, unless it has `twophase=True`.
+
+        Raises:
+            InvalidKey: the key breaks the rules.
+            InvalidOption: `payload` or `message_time` cannot be used.
+            UnusableConnection: closed, or AUTOCOMMIT.
+            UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
+            TablesMissing: the tables have not been made.
+            PolicyConflict: the consumer's stored policy is another one; nothing was taken.
+        """
+        attempt = self._attempt(key, payload)
+        given = self._on(connection, bind_arguments)
+        with OWN:
+            return accept(given, attempt, **self._limits(message_time))[0]
+
+    def take(
+        self,
+        connection: Handle,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> Taken:
+        """In the caller's transaction on `connection`, take the message with this key, as `accept` does.
+
+        A new message can be given a `Taken.result`, which is written on `connection` at once and stored if
+        and only if the caller commits; a duplicate has the stored one. Arguments and errors are those of
+        `accept`; it answers with a verdict, and never commits, rolls back or aborts.
+        """
+        attempt = self._attempt(key, payload)
+        given = connection() if isinstance(connection, scoped_session) else connection
+        session = given if isinstance(given, Session) else None
+        return take(self._on(given, bind_arguments), attempt, session=session, **self._limits(message_time))
+
+    def accept_many(
+        self,
+        connection: Handle,
+        keys: Sequence[Key],
+        payloads: Sequence[Any] | None = None,
+        *,
+        message_times: Sequence[datetime | None] | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> list[Verdict]:
+        """In the caller's transaction on `connection`, take all messages with these keys in one statement;
+        verdict i belongs to key i.
+
+        Keys are inserted in byte order, so that batches which share keys cannot deadlock. A key that
+        repeats inside the batch is `NEW` the first time and `DUPLICATE` after, or `MISMATCH` if it comes with
+        another payload. `wait` bounds each wait for another transaction; past it the keys in flight are
+        `IN_FLIGHT`, the others have their verdicts. Raises as `accept` does.
+
+        Args:
+            connection: as for `accept`.
+            keys: any number of keys.
+            payloads: payload i belongs to key i; None has none.
+            message_times: time i belongs to key i.
+            bind_arguments: as for `accept`.
+        """
+        messages = self._messages(keys, payloads, message_times)
+        given = self._on(connection, bind_arguments)
+        return accept_many(given, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy)
+
+    @contextmanager
+    def transaction(
+        self,
+        source: Source,
+        key: Key,
+        payload: Any = None,
+        *,
+        message_time: datetime | None = None,
+        bind_arguments: BindArguments | None = None,
+    ) -> Iterator[Work[Connection, Session]]:
+        """Begin a transaction, take the message, run the block, commit: all of it or nothing.
+
+        The block runs for a new message and for a duplicate; look at `work.is_new`. When it has ended
+        normally, acknowledge the message. An exception rolls back and comes through unchanged. When the
+        connection breaks during COMMIT, the database is asked whether it happened: the block ends normally
+        if it did.
+
+        Args:
+            source: an Engine (then `work.connection`); a sessionmaker or a scoped_session (then also
+                `work.session`); or a function without arguments that returns one of these, for what is made
+                later. It is called for each message. A scoped_session must not be in a transaction.
+            key, payload, message_time, bind_arguments: as for `accept`.
+
+        Raises:
+            NotTaken: `MessageInFlight`, `PayloadMismatch` or `MessageTooOld`; the block does not run. With
+                `on_refusal="return"` it does run, and `work.verdict` says so.
+            TransactionAborted: the block swallowed a database error; nothing was written.
+            TransactionEnded: the block committed or rolled back by itself.
+            UnusableConnection: the session has written to two databases; nothing was committed on either.
+            CommitLost: the connection broke during COMMIT, and nothing was written.
+            InvalidResult: `work.result` is not JSON.
+        """
+        transaction = self._begin(key, payload, message_time, bind_arguments)
+        try:
+            with open_source(source, SYNC) as handle:
+                try:
+                    transaction.begin(handle)
+                    self._check_taken(transaction)
+                    session = handle if isinstance(handle, Session) else None
+                    yield Work(transaction, transaction.connection, session)
+                    transaction.commit()
+                except BaseException:
+                    transaction.roll_back(handle)
+                    raise
+        finally:
+            if self.hooks:
+                transaction.tell(self.hooks)
+
+    def handler(
+        self,
+        source: Source,
+        *,
+        key: Callable[[Any], Key],
+        payload: Callable[[Any], Any] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+        bind_arguments: BindArguments | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Callable[[Callable[[Any, M], Any]], Callable[[M], Outcome]]:
+        """Decorate `body(connection, message)`: it runs once per key, in `transaction`.
+
+        With a sessionmaker or a scoped_session the body gets the Session instead. What it returns (a JSON
+        value) is stored with the row and is the `Outcome.result` of every duplicate. When the decorated
+        function returns, acknowledge the message: it raises what `transaction` raises. Transient errors are
+        retried in a new transaction, at most `attempts` times in all; the last one is raised.
+        `MessageInFlight` is not retried here, because this call has waited for the other transaction already.
+
+        Args:
+            source: as for `transaction`; what cannot be one is refused here.
+            key, payload, message_time: functions of the message.
+            bind_arguments: as for `accept`.
+            attempts: how often one message is tried.
+        """
+        options.count("attempts", attempts)
+        check_source(source, SYNC)
+
+        def decorate(body: Callable[[Any, M], Any]) -> Callable[[M], Outcome]:
+            def once(message: M) -> Outcome:
+                with self.transaction(
+                    source,
+                    key(message),
+                    payload and payload(message),
+                    message_time=message_time and message_time(message),
+                    bind_arguments=bind_arguments,
+                ) as work:
+                    if work.is_new:
+                        work.result = body(handle_of(work), message)
+                return Outcome(work.verdict, work.result)
+
+            @functools.wraps(body)
+            def handle_message(message: M) -> Outcome:
+                for attempt, pause in enumerate(pauses(attempts), 1):
+                    try:
+                        return self._remembered(source, key, payload, message) or once(message)
+                    except Exception as error:
+                        if pause is None or not self._may_retry(error):
+                            raise
+                        if self.hooks:
+                            self._tell_retry(key(message), attempt, error)
+                    time.sleep(pause)
+                raise AssertionError("pauses() ends with None")
+
+            looks = looking_at(source, self.tables.message, bind_arguments)
+            handle_message.prepare = looks  # type: ignore[attr-defined]
+            return handle_message
+
+        return decorate
+
+    def purge(
+        self,
+        engine: Engine,
+        *,
+        oldest_unconsumed: datetime | None = None,
+        dead_retention: float | timedelta | None = None,
+        override: bool = False,
+        batch: int = 500,
+        budget: float | timedelta | None = None,
+        progress: Callable[[Purged], object] | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> Purged:
+        """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
+        return purge(
+            engine,
+            **self._scope(),
+            oldest_unconsumed=oldest_unconsumed,
+            dead_retention=dead_retention,
+            override=override,
+            batch=batch,
+            budget=budget,
+            progress=progress,
+            sleep=sleep,
+        )
+
+    def _on(self, given: Handle, bind_arguments: BindArguments | None) -> Connection:
+        """The connection that the row goes to."""
+        if isinstance(given, scoped_session):
+            given = given()
+        if isinstance(given, Session):
+            with OWN:
+                return connection_of(given, bind_of(given, self.tables.message, bind_arguments))
+        if isinstance(given, Connection):
+            check_no_session(bind_arguments)
+            failed_commit.watch(given)
+            return given
+        raise InvalidOption(
+            f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; for "
+            "an Engine there is transaction(), for asynchronous connections AsyncInbox"
+        )

@@ -1,0 +1,236 @@
+"""One transaction that holds an inbox row and the body's writes: both commit or neither does.
+
+Written once, synchronously; `AsyncInbox` runs it inside SQLAlchemy's `run_sync`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from inbox._memory import Known, Memory, place_of
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.checks.results import encode_result
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.databases.taking import Attempt, Stored
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.fault import COMMIT, OWN
+from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
+from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
+from inbox_outbox_base.transactions import ending, failed_commit, forked
+from inbox_outbox_base.transactions.connect import on_connection
+from inbox_outbox_base.transactions.joining import roll_back
+from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.transactions.session import (
+    BindArguments,
+    bind_of,
+    check_no_session,
+    connection_of,
+    is_aborted,
+)
+from inbox_outbox_base.words.verdict import Verdict
+
+from .accept import accept
+
+_RECONNECTS = 6
+
+
+class Transaction:
+    """Begin, commit and roll back around a body, with the checks that a plain COMMIT lacks."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        wait: float,
+        policy: Declaration,
+        message_time: datetime | None,
+        bind_arguments: BindArguments | None = None,
+        memory: Memory | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._attempt = attempt
+        self._wait = wait
+        self._policy = policy
+        self._message_time = message_time
+        self._bind_arguments = bind_arguments
+        self._memory = memory
+        self._sleep = sleep
+        self._process = os.getpid()
+        self._is_watched = False
+        self.verdict: Verdict = Verdict.IN_FLIGHT
+        self.result: Any = None
+        self._begun = time.monotonic()
+        self._events: list[EventKind] = []
+
+    @property
+    def key(self) -> str:
+        """The message's, as it is stored."""
+        return self._attempt.key
+
+    def begin(self, handle: Connection | Session) -> None:
+        """Begin a transaction and take the message in it."""
+        self._handle = handle
+        try:
+            self._transaction: RootTransaction | SessionTransaction = handle.begin()
+            self.connection = self._connection(handle)
+            self.verdict, stored = accept(
+                self.connection,
+                self._attempt,
+                wait=self._wait,
+                policy=self._policy,
+                message_time=self._message_time,
+                memory=self._memory,
+                begins=isinstance(self.bind, Engine),
+            )
+        except Exception as error:
+            OWN.mark(error)
+            self._drop_read_only(error)
+            raise
+        if self.verdict is Verdict.NEW:
+            ending.watch(handle, self.connection, self._transaction)
+            self._is_watched = True
+            return
+        self._events.append(OF_VERDICT[self.verdict])
+        if stored is not None and stored.result is not None:
+            self.result = json.loads(stored.result)
+
+    def _drop_read_only(self, error: Exception) -> None:
+        """The pool would go on with connections to a server that was demoted."""
+        if isinstance(error, DBAPIError) and codes.is_read_only(error) and isinstance(self.bind, Engine):
+            self.connection.invalidate(error)
+
+    def _connection(self, handle: Connection | Session) -> Connection:
+        if isinstance(handle, Session):
+            self.bind = bind_of(handle, self._attempt.tables.message, self._bind_arguments)
+            return connection_of(handle, self.bind, is_ours=True)
+        check_no_session(self._bind_arguments)
+        self.bind = handle.engine
+        return handle
+
+    def commit(self) -> None:
+        """Commit what the body did, or raise because it did not commit.
+
+        Raises:
+            TransactionAborted: the transaction cannot commit; it was rolled back.
+            TransactionEnded: the body ended it.
+            UnusableConnection: the session has written to two databases, which do not commit together.
+            CommitLost: the connection broke during COMMIT, and it did not happen.
+            InvalidResult: the result is not JSON, or too large.
+        """
+        forked.check(self._process)
+        self._check_not_ended()
+        if isinstance(self._handle, Session):
+            self._handle.flush()
+        self._check_not_aborted()
+        if self.verdict is Verdict.NEW and self.result is not None:
+            self._store_result()
+        self.leave()  # a COMMIT in two phases is statements of SQLAlchemy's own
+        try:
+            self._handle.commit()
+        except DBAPIError as error:
+            COMMIT.mark(error)
+            if not codes.breaks_connection(error):
+                raise
+            with OWN:
+                self._resolve(error)
+            self._events.append(EventKind.COMMIT_RESOLVED)
+        if self.verdict is Verdict.NEW:
+            self._events.append(EventKind.TAKEN)
+            # A session on a connection may be inside a transaction that somebody else will roll back.
+            if self._memory is not None and isinstance(self.bind, Engine):
+                self._remember(self._memory)
+
+    def _remember(self, memory: Memory) -> None:
+        """It has committed."""
+        text = None if self.result is None else encode_result(self.result)
+        known = Known(self._attempt.digest, text)
+        memory.remember(place_of(self.connection, self.key), known, self._policy.kept(self.connection))
+
+    def roll_back(self, handle: Connection | Session) -> None:
+        """Undo all of it, in the process that has begun it."""
+        self.leave()
+        if forked.is_in(self._process):
+            if self.verdict is Verdict.NEW:
+                failed_commit.watch(self.connection)
+            roll_back(handle)
+        else:
+            forked.abandon(handle)
+
+    def leave(self) -> None:
+        """The body is over, however it went."""
+        if self._is_watched:
+            self._is_watched = False
+            ending.unwatch(self._handle, self.connection)
+
+    def tell(self, hooks: Hooks) -> None:
+        """Tell monitoring what has happened; once the transaction is over and its connection given back."""
+        seconds = time.monotonic() - self._begun
+        for kind in self._events:
+            hooks(Event(kind=kind, consumer=self._attempt.consumer, key=self.key, seconds=seconds))
+
+    def _check_not_ended(self) -> None:
+        if self._handle.get_transaction() is not self._transaction:
+            raise TransactionEnded(
+                "the body committed or rolled back by itself: the inbox row and the writes after that do "
+                "not stand or fall together"
+            )
+        if not self._transaction.is_active or self.connection.invalidated:
+            raise TransactionAborted("the body swallowed an error that had ended the transaction")
+        if self.verdict is Verdict.NEW and database_of(self.connection).is_ended(self.connection):
+            raise TransactionEnded("the body ended the transaction with SQL of its own")
+
+    def _check_not_aborted(self) -> None:
+        written = self._attempt if self.verdict is Verdict.NEW else None
+        try:
+            is_lost = database_of(self.connection).is_aborted(self.connection, written)
+        except Exception as error:
+            OWN.mark(error)
+            raise
+        root = self._transaction
+        if is_lost or (isinstance(root, SessionTransaction) and is_aborted(root, self.connection)):
+            raise TransactionAborted(
+                "the body swallowed a database error that had aborted the transaction: nothing was written"
+            )
+
+    def _store_result(self) -> None:
+        attempt = self._attempt
+        parameters = attempt.where() | {"claim_": attempt.claim, "result_": encode_result(self.result)}
+        with OWN:
+            updated = self.connection.execute(taking_statements.store_result(attempt.tables), parameters)
+        if updated.rowcount != 1:
+            raise TransactionAborted("the inbox row is gone from the transaction: nothing was written")
+
+    def _resolve(self, error: DBAPIError) -> None:
+        """Finish normally if the COMMIT did happen: the row with our claim is the witness."""
+        if self.verdict is not Verdict.NEW:
+            raise CommitLost("the connection broke during COMMIT") from error
+        stored = self._look(self.connection.engine)
+        if stored is None or stored.claim != self._attempt.claim:
+            raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
+
+    def _look(self, engine: Engine) -> Stored | None:
+        database = database_of(self.connection)
+        given = self.connection.get_execution_options().get("schema_translate_map")
+        options = {"schema_translate_map": given} if given else {}  # a session may have one of its own
+        engine = engine.execution_options(isolation_level=database.own_isolation, **options)
+
+        def look(connection: Connection) -> Stored | None:
+            with connection.begin():
+                return database.settled(connection, self._attempt, self._wait)
+
+        for pause in pauses(_RECONNECTS):
+            try:
+                return on_connection(engine, look)
+            except SQLAlchemyError as error:
+                if pause is None or not codes.is_transient(error):
+                    raise CommitLost("the connection broke during COMMIT; its outcome is unknown") from error
+            self._sleep(pause)
+        raise AssertionError("pauses() ends with None")

@@ -1,0 +1,67 @@
+"""What a body is given to work with."""
+
+from typing import Any, Generic, TypeVar
+
+from inbox_outbox_base.checks.results import normalised
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.words.verdict import Verdict
+
+from .transaction import Transaction
+
+C = TypeVar("C")
+S = TypeVar("S")
+
+
+class Work(Generic[C, S]):
+    """One message inside its transaction."""
+
+    __slots__ = ("_session", "_transaction", "connection")
+
+    def __init__(self, transaction: Transaction, connection: C, session: S | None) -> None:
+        self._transaction = transaction
+        self._session = session
+        self.connection = connection
+        """The connection that the transaction is on; do not commit or roll it back."""
+
+    def __repr__(self) -> str:
+        return f"Work(verdict={self.verdict.name})"
+
+    @property
+    def session(self) -> S:
+        """The ORM session that holds the transaction, when it was begun with a sessionmaker."""
+        if self._session is None:
+            raise AttributeError("work.session: the transaction was begun on an engine; use work.connection")
+        return self._session
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the inbox says about the message."""
+        return self._transaction.verdict
+
+    @property
+    def is_new(self) -> bool:
+        """Whether to run the message: the one verdict that says so is `NEW`."""
+        return self._transaction.verdict is Verdict.NEW
+
+    @property
+    def result(self) -> Any:
+        """A JSON value: what was set here, or for a duplicate what its first run had set.
+
+        What you set reads as a duplicate will read it: a tuple is a list.
+
+        Raises, when it is set:
+            InvalidResult: not JSON, or more than a million bytes of it.
+            InvalidOption: the message is not new.
+        """
+        return self._transaction.result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        if not self.is_new:
+            raise InvalidOption(f"work.result: only a new message gets a result, this one is {self.verdict}")
+        self._transaction.result = normalised(value)
+
+
+def handle_of(work: Work[C, S]) -> C | S:
+    """What a handler's body is given: the session, or the connection where there is none."""
+    return work.connection if work._session is None else work._session  # noqa: SLF001 - of this module

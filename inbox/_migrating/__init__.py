@@ -1,0 +1,1 @@
+"""Revisions, and one migration at a time."""

@@ -1,0 +1,96 @@
+"""Our revisions, and which of them make the tables of which feature.
+
+Each revision names the features whose tables it makes or changes. The version table knows one number, which
+holds for all tables that are there; which features are there is seen by their tables.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy import Connection, inspect
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.tables.inbox import FEATURES
+
+Features = frozenset[str]
+
+
+def folder() -> Path:
+    """The Alembic environment: in the wheel inside the package, in a checkout at the top."""
+    package = Path(__file__).parents[1]
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "migrations"
+
+
+@cache
+def revisions() -> tuple[Script, ...]:
+    """All revisions, the oldest first."""
+    return tuple(ScriptDirectory(str(folder())).walk_revisions())[::-1]
+
+
+def names() -> list[str]:
+    """All revisions' names, "base" and then the oldest first."""
+    return ["base", *(step.revision for step in revisions())]
+
+
+def position(revision: str) -> int:
+    """How many revisions lie up to this one.
+
+    Raises:
+        InvalidOption: there is no such revision.
+    """
+    if revision == "head":
+        return len(revisions())
+    if revision not in names():
+        raise InvalidOption(f"revision={revision!r}: expected head or one of {', '.join(names())}")
+    return names().index(revision)
+
+
+def checked(features: Sequence[str] | None) -> Features:
+    """The features that are meant; None is all.
+
+    Raises:
+        InvalidOption: there is no such feature, or none is named.
+    """
+    if features is None:
+        return frozenset(FEATURES)
+    if isinstance(features, str) or not features or not all(each in FEATURES for each in features):
+        raise InvalidOption(f"features={features!r}: expected some of {', '.join(FEATURES)}")
+    return frozenset(features)
+
+
+def there(connection: Connection, schema: str | None) -> Features:
+    """The features whose tables are there, all of them or some."""
+    found = inspect(connection)
+    return frozenset(
+        feature for feature, tables in FEATURES.items() if found.has_table(tables[0], schema=schema)
+    )
+
+
+def ups(start: int, end: int, present: Features, wanted: Features) -> Iterator[tuple[int, Script]]:
+    """The steps up, with their numbers: the tables of `present` are at `start`, and they and the wanted ones
+    are to be at `end`."""
+    for number, step in enumerate(revisions()[:end], 1):
+        is_done = number <= start and concerns(step, present)
+        if not is_done and concerns(step, present | wanted):
+            yield number, step
+
+
+def downs(start: int, end: int, present: Features) -> Iterator[tuple[int, Script]]:
+    """The steps down to `end`, with the numbers that they lead to."""
+    for number in range(start, end, -1):
+        if concerns(revisions()[number - 1], present):
+            yield number - 1, revisions()[number - 1]
+
+
+def removals(start: int, gone: Features, left: Features) -> list[Script]:
+    """The steps down that take away what belongs to none of the features that are left."""
+    steps = revisions()[:start]
+    return [step for step in reversed(steps) if concerns(step, gone) and not concerns(step, left)]
+
+
+def concerns(step: Script, features: Iterable[str]) -> bool:
+    """Whether a revision makes or changes tables of one of these features."""
+    return not set(step.module.features).isdisjoint(features)

@@ -1,0 +1,76 @@
+"""From when on a purge keeps the rows of each consumer."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from inbox_outbox_base.checks.retention import MARGIN, Retention
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Policy, brief, times
+
+
+class Keeping:
+    """The horizons of a purge: what its caller says, else what is stored, else the defaults.
+
+    Args:
+        policies: what is stored, by consumer.
+        retention, dead_retention: what the caller says; None is nothing.
+        oldest: when the oldest message was made that the broker still holds.
+        now: the database's clock.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        retention: Retention | None,
+        dead_retention: float | None,
+        oldest: datetime | None,
+        now: datetime,
+    ) -> None:
+        self._policies = policies
+        self._retention = retention
+        self._dead_retention = dead_retention
+        self._oldest = oldest
+        self._now = now
+        self._assumed: set[str] = set()
+        (retention or Retention()).horizon(now, oldest)  # which refuses an oldest message without a time zone
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The consumers for which there was only the default."""
+        return tuple(sorted(self._assumed, key=str.encode))
+
+    def check(self) -> None:
+        """Refuse times that are shorter than those that are stored.
+
+        Raises:
+            InvalidOption: one is.
+        """
+        asked = times(self._retention, self._dead_retention)
+        used = "retention" if self._oldest is None else "margin"
+        for consumer, policy in self._policies.items():
+            for column, option in ((used, "retention"), ("dead_retention", "dead_retention")):
+                given, stored = asked[column], policy.seconds[column]
+                if given is not None and stored is not None and given < stored:
+                    part = "" if column != "margin" else " (its producer and network)"
+                    mine, its = (brief(timedelta(seconds=each)) for each in (given, stored))
+                    raise InvalidOption(
+                        f"{option}={mine}{part}: {consumer!r} has asked for {its}. "
+                        "Leave it out, or shorten what is stored (set_policy), or override it this once"
+                    )
+
+    def since(self, consumer: str) -> datetime:
+        """Rows of a consumer from before this point in time may go."""
+        policy, kept = self._policies.get(consumer), self._retention
+        if kept is None:
+            if policy is None:
+                self._assumed.add(consumer)
+            kept = Retention() if policy is None else policy.kept
+        return kept.horizon(self._now, self._oldest)
+
+    def dead_since(self, consumer: str) -> datetime:
+        """The same for its dead and halted messages."""
+        policy = self._policies.get(consumer)
+        kept = DEAD_RETENTION if policy is None or policy.dead_retention is None else policy.dead_retention
+        if self._dead_retention is not None:
+            kept = timedelta(seconds=self._dead_retention)
+        return self._now - kept - MARGIN

@@ -1,0 +1,242 @@
+"""Deleting rows that no duplicate can need any more, beside live traffic."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Table
+from sqlalchemy.exc import DBAPIError
+
+from inbox._status_mode.stores import Status
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.taking import Taking
+from inbox_outbox_base.databases.taking_statements import Aging
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.monitoring.events import Event, EventKind, Hook, Hooks
+from inbox_outbox_base.tables.inbox import Tables, tables
+from inbox_outbox_base.transactions.connect import on_connection
+from inbox_outbox_base.transactions.policy import Policy, look, superseded
+
+from .keeping import Keeping
+
+T = TypeVar("T")
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What a purge has done so far."""
+
+    rows: int
+    """Messages deleted, whichever mode had taken them: rows of `inbox_message` and of `inbox_status`."""
+    batches: int
+    """Transactions that it took."""
+    seconds: float
+    """Time since it began."""
+    finished: bool
+    """Whether nothing was left that was old enough, except what others were deleting just then."""
+    assumed: tuple[str, ...] = ()
+    """Consumers for which neither the call nor `inbox_consumer` had a retention, so that it was 7 days."""
+
+
+def purge(
+    engine: Engine,
+    *,
+    consumer: str | None = None,
+    retention: Retention | float | timedelta | None = None,
+    oldest_unconsumed: datetime | None = None,
+    dead_retention: float | timedelta | None = None,
+    override: bool = False,
+    batch: int = 500,
+    budget: float | timedelta | None = None,
+    progress: Callable[[Purged], object] | None = None,
+    on_event: Hook | Iterable[Hook] | None = None,
+    schema: str | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Purged:
+    """Delete messages that are older than their consumer's retention, each consumer's oldest first.
+
+    The retention is what the consumer's inboxes have asked for, as the table `inbox_consumer` says; for a
+    consumer that is not in it (all its rows are from before there was that table) 7 days, and 30 for dead and
+    halted messages.
+
+    Each batch is a short transaction of its own, and after each the purge rests for as long as the batch
+    took, so that live traffic keeps at least half of the database. Rows that somebody else has locked are
+    passed over: no `accept` waits for a whole purge, nothing deadlocks, and several purges at once share
+    the work. A row stays one minute longer than the retention says.
+
+    A message of status-table mode is as old as its last change of status; one that is being consumed is as
+    old as its lease, and if its handler ends after all, that raises `LeaseLost`. Rows of the ledger that are
+    as old as the retention go last, and are not counted.
+
+    Args:
+        engine: the database.
+        consumer: whose rows; None is everybody's.
+        retention: keep keys for this time (`Retention`, seconds or `timedelta`) instead of the stored one.
+        oldest_unconsumed: when the oldest message was made that has not yet been acknowledged to the broker,
+            delivered or not; rows older than that, minus the producer's and the network's margins, may go.
+        dead_retention: keep dead and halted messages for this time (seconds or `timedelta`) instead of the
+            stored one.
+        override: whether these two may be shorter than what a consumer has asked for. Its duplicates are
+            taken again then: `set_policy` shortens the stored times, so that its inboxes know.
+        batch: rows in a transaction, at most.
+        budget: seconds (or `timedelta`) after which to stop; None is no limit.
+        progress: called after each batch with what has been done so far.
+        on_event: is called with an `Event` for each batch that has been committed; or several such.
+        schema: the PostgreSQL schema of the tables.
+        sleep: how to rest, in seconds.
+
+    Raises:
+        InvalidOption: an argument cannot be used, or a time is shorter than the stored one, without
+            `override`; nothing was deleted.
+        TablesMissing: the tables have not been made.
+    """
+    options.count("batch", batch)
+    options.flag("override", override)
+    limit = None if budget is None else options.seconds("budget", budget)
+    if consumer is not None:
+        options.consumer(consumer)
+    dead = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
+    asked = None if retention is None else Retention.of(retention)
+    run = _Run(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event))
+    run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
+    if not override:
+        run.kept.check()
+    for each, aging, until in run.shelves(consumer):
+        if not run.empty(each, aging, until):
+            return run.state(finished=False)
+    run.forget_partitions(consumer)
+    return run.state(finished=True)
+
+
+class _Run:
+    kept: Keeping
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Tables,
+        batch: int,
+        limit: float | None,
+        sleep: Callable[[float], object],
+        progress: Callable[[Purged], object] | None,
+        hooks: Hooks,
+    ) -> None:
+        self.database: Taking = taking(engine.dialect.name)
+        self.engine = engine.execution_options(isolation_level=self.database.own_isolation)
+        self.tables = tables
+        self.batch = batch
+        self.limit = limit
+        self.sleep = sleep
+        self.progress = progress
+        self.hooks = hooks
+        self.rows = self.batches = 0
+        self.began = time.monotonic()
+
+    def state(self, *, finished: bool) -> Purged:
+        seconds = time.monotonic() - self.began
+        return Purged(self.rows, self.batches, seconds, finished, self.kept.assumed)
+
+    def now(self) -> datetime:
+        return self._transact(self.tables.message, self.database.now)
+
+    def policies(self, consumer: str | None) -> dict[str, Policy]:
+        """What is stored; of rows that say the same, all but one are deleted."""
+
+        def read(connection: Connection) -> dict[str, Policy]:
+            for row in superseded(connection, self.tables):
+                connection.execute(taking_statements.withdraw(self.tables, one_row=True), row)
+            return look(connection, self.tables, consumer)
+
+        return self._transact(self.tables.consumer, read)
+
+    def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, datetime]]:
+        """Where old messages are found by an index, with how old they must be: of one consumer, or of all."""
+        message, status, kept = self.tables.message, self.tables.status, self.kept
+        for each in self._consumers(message, consumer):
+            yield each, Aging(message, "accepted_at"), kept.since(each)
+        for each in self._consumers(status, consumer):
+            for settled in (Status.CONSUMED, Status.FAILED):
+                yield each, Aging(status, "updated_at", settled), kept.since(each)
+            yield each, Aging(status, "updated_at", Status.CONSUMING, lease=True), kept.since(each)
+            for given_up in (Status.DEAD, Status.HALTED):
+                yield each, Aging(status, "updated_at", given_up), kept.dead_since(each)
+
+    def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
+        """Every consumer, found by jumping through the index instead of reading it; or the only one."""
+        if only is not None:
+            yield only
+            return
+        name: str | None = ""
+        while (name := self._transact(table, partial(self._consumer_after, table, name))) is not None:
+            yield name
+
+    def _consumer_after(self, table: Table, name: str | None, connection: Connection) -> str | None:
+        following = taking_statements.next_consumer(table)
+        found: str | None = connection.execute(following, {"consumer_": name}).scalar_one()
+        return found
+
+    def empty(self, consumer: str, aging: Aging, horizon: datetime) -> bool:
+        """Delete batch after batch; False if the budget ran out before the work did."""
+        after = datetime(1970, 1, 1, tzinfo=UTC)
+        while True:
+            began = time.monotonic()
+            if self.limit is not None and began - self.began >= self.limit:
+                return False
+            parameters = {"consumer_": consumer, "horizon": horizon, "after": after, "batch": self.batch}
+            deleted = self._transact(aging.table, partial(self._delete, aging, parameters))
+            if deleted:
+                # Where this batch ended the next begins: the entries of deleted rows are not read again.
+                after = max(deleted)
+                self.rows += len(deleted)
+                self.batches += 1
+                self.hooks(
+                    Event(
+                        kind=EventKind.PURGED,
+                        consumer=consumer,
+                        count=len(deleted),
+                        seconds=time.monotonic() - began,
+                    )
+                )
+                if self.progress is not None:
+                    self.progress(self.state(finished=False))
+            if len(deleted) < self.batch:
+                return True
+            self.sleep(time.monotonic() - began)
+
+    def forget_partitions(self, consumer: str | None) -> None:
+        """Delete what is as old of the ledger; there are few rows, one for each partition."""
+        statement = taking_statements.forget_partitions(self.tables)
+        for each in self._consumers(self.tables.ledger, consumer):
+            old = {"consumer_": each, "horizon": self.kept.since(each)}
+            self._transact(
+                self.tables.ledger, partial(Connection.execute, statement=statement, parameters=old)
+            )
+
+    def _delete(self, aging: Aging, parameters: dict[str, Any], connection: Connection) -> list[datetime]:
+        return self.database.delete_oldest(connection, aging, parameters)
+
+    def _transact(self, table: Table, work: Callable[[Connection], T]) -> T:
+        def transaction(connection: Connection) -> T:
+            with connection.begin():
+                try:
+                    return work(connection)
+                except DBAPIError as error:
+                    explain(connection, table, error)
+
+        for pause in pauses(_TRIES):
+            try:
+                return on_connection(self.engine, transaction)
+            except DBAPIError as error:
+                if pause is None or not codes.is_passing(error):
+                    raise
+            self.sleep(pause)
+        raise AssertionError("pauses() ends with None")

@@ -1,0 +1,209 @@
+"""What a person does about messages of status-table mode: look at them, and decide.
+
+Every decision is a conditional write, based on the token and the status that were looked at, and it changes
+the token: of an operator and a worker, or of two operators, one wins, and every later write of whoever held
+the message is refused with `LeaseLost`. Nothing here delivers a message: a message that may run again does so
+with its next delivery.
+"""
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any, Literal
+
+from inbox._status_mode.steps import Steps, checked_name
+from inbox._status_mode.stores import Change, Held, Record, Status, Store, remember
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.keys import Key, encode_key
+from inbox_outbox_base.errors.inbox import InvalidOption, MessageNotFound, WrongStatus
+
+Resolved = Literal["done", "not_done"]
+
+_STOPPED = (Status.DEAD, Status.HALTED, Status.FAILED)
+_KEPT = timedelta(days=365).total_seconds()
+"""How long Redis keeps what an operator has changed: nobody tells us the inbox's own retention, and whatever
+is forgotten too early would run again."""
+
+
+def list_messages(
+    store: Store, *, consumer: str | None = None, status: Status | str | None = None, limit: int = 100
+) -> list[Record]:
+    """Messages of status-table mode, those that were changed longest ago first.
+
+    Args:
+        store: a `SqlStore` or a `RedisStore`, not an asynchronous one. Redis has no index of statuses: there
+            every record is read.
+        consumer: whose; None is everybody's.
+        status: in which; None is any.
+        limit: at most so many.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+        StoreUnreachable: the store does not answer.
+        TablesMissing: the tables have not been made.
+    """
+    if consumer is not None:
+        options.consumer(consumer)
+    if status is not None:
+        status = Status(options.one_of("status", status, [*Status]))
+    return _usable(store).list(consumer, status, options.count("limit", limit))
+
+
+def show_message(store: Store, consumer: str, key: Key) -> Record | None:
+    """What is stored of one message of status-table mode; None if nothing is.
+
+    Raises:
+        InvalidKey: the key breaks the rules.
+        InvalidOption, StoreUnreachable, TablesMissing: as `list_messages`.
+    """
+    return _usable(store).find(options.consumer(consumer), encode_key(key))
+
+
+def retry(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
+    """Let a dead or failed message run again: it becomes failed, and its attempts are counted anew.
+
+    Finished steps are not called again. Steps that were undone are, each with another `step_key`.
+
+    Args:
+        store: as for `list_messages`.
+        by: who decides, as the history will say; None is this process.
+
+    Raises:
+        MessageNotFound: there is no such message.
+        WrongStatus: it is neither dead nor failed (of a halted one, say first what its step did:
+            `resolve_step`), or somebody has changed it just now.
+        InvalidKey, InvalidOption, StoreUnreachable, TablesMissing: as `show_message`.
+    """
+    record = _found(store, consumer, key, among=(Status.DEAD, Status.FAILED))
+    _decide(store, record, "to be retried", by, status=Status.FAILED, steps=Steps(record.steps).anew())
+
+
+def discard(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
+    """Never run a dead, halted or failed message: it becomes consumed, without a result.
+
+    The record stays, so that a later delivery is a `DUPLICATE`. No step is undone.
+
+    Args, raises: as `retry`, whatever the message is halted for.
+    """
+    record = _found(store, consumer, key, among=_STOPPED)
+    _decide(store, record, "discarded", by, status=Status.CONSUMED, resolved=True)
+
+
+def release(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
+    """Take a message that is being consumed away from its handler, as if this attempt had not been.
+
+    It becomes failed, so that the next delivery runs at once; or halted, if a step that may not be repeated
+    has begun. The handler may still be running: what it calls outside is not stopped before it comes to its
+    next step or heartbeat.
+
+    Args, raises: as `retry`, of a message that is not consuming.
+    """
+    record = _fenced(store, _found(store, consumer, key, among=(Status.CONSUMING,)))
+    if record.pending_step is None:
+        _decide(store, record, "released", by, status=Status.FAILED, started=-1)
+    else:
+        note = f"the outcome of step {record.pending_step!r} is unknown: released"
+        _decide(store, record, note, by, status=Status.HALTED)
+
+
+def resolve_step(
+    store: Store,
+    consumer: str,
+    key: Key,
+    step: str,
+    outcome: Resolved,
+    *,
+    result: Any = None,
+    by: str | None = None,
+) -> None:
+    """Say what came of the step for which a message is halted.
+
+    The message becomes failed, and its attempts are counted anew.
+
+    Args:
+        store, by: as for `retry`.
+        step: the step's name, so that nobody answers for another one.
+        outcome: "done", and no attempt calls it again; or "not_done", and the next one does.
+        result: the JSON value that a step which is done has returned.
+
+    Raises:
+        MessageNotFound: there is no such message.
+        WrongStatus: it is not halted, or for another step, or somebody has changed it just now.
+        InvalidResult: the result is not JSON, or too large.
+        InvalidKey, InvalidOption, StoreUnreachable, TablesMissing: as `show_message`.
+    """
+    options.one_of("outcome", outcome, ("done", "not_done"))
+    if outcome == "not_done" and result is not None:
+        raise InvalidOption("result: a step that was not done has none")
+    record = _found(store, consumer, key, among=(Status.HALTED,))
+    if checked_name(step) != record.pending_step:
+        raise WrongStatus(f"key={record.key!r}: it is halted for step {record.pending_step!r}, not {step!r}")
+    steps = Steps(record.steps)
+    if outcome == "done":
+        steps = steps.done(step, result, has_undo=steps.has_undo(step))
+    else:
+        steps = steps.without(step)
+    note = f"step {step!r}: {outcome.replace('_', ' ')}"
+    _decide(store, record, note, by, status=Status.FAILED, steps=steps, resolved=True)
+
+
+def _usable(store: Store) -> Store:
+    if not isinstance(store, Store) or store.is_async:
+        raise InvalidOption(f"store={store!r}: expected a SqlStore or a RedisStore that is not asynchronous")
+    return store
+
+
+def _found(store: Store, consumer: str, key: Key, among: tuple[Status, ...]) -> Record:
+    record = show_message(store, consumer, key)
+    if record is None:
+        raise MessageNotFound(
+            f"consumer {consumer!r} has no message {encode_key(key)!r} in status-table mode"
+        )
+    if record.status not in among:
+        halted = f" (for step {record.pending_step!r})" if record.status is Status.HALTED else ""
+        raise WrongStatus(f"key={record.key!r}: it is {record.status}{halted}, expected {' or '.join(among)}")
+    return record
+
+
+def _fenced(store: Store, record: Record) -> Record:
+    """The record once its handler can write nothing more: neither begin a step nor end one."""
+    change = Change(token=record.token + 1, forget_after=_KEPT)
+    if not store.write(Held(record.consumer, record.key, record.token), change, among=[record.status]):
+        raise _changed(record)
+    return _found(store, record.consumer, record.key, among=(record.status,))
+
+
+def _changed(record: Record) -> WrongStatus:
+    return WrongStatus(f"key={record.key!r}: somebody has changed it just now, look at it again")
+
+
+def _decide(
+    store: Store,
+    record: Record,
+    note: str,
+    by: str | None,
+    *,
+    status: Status,
+    steps: Steps | None = None,
+    started: int = 0,
+    resolved: bool = False,
+) -> None:
+    """Write a decision. With `steps` the message goes on from them, its attempts counted anew. Unless the
+    decision has `resolved` it, a step without a recorded end stays, even one that begins just now."""
+    operator = f"{socket.gethostname()}:{os.getpid()}" if by is None else by
+    options.utf8("by", operator)
+    change = Change(
+        status=status,
+        token=record.token + 1,
+        started=started if steps is None else -record.attempts_started,
+        finished=0 if steps is None else -record.attempts_finished,
+        steps=None if steps is None else steps.text(),
+        undos=None if steps is None else steps.undos,
+        interruptions=None if steps is None else 0,
+        pending_step="" if resolved else None,
+        error=f"{note} by {operator}",
+        history=remember(record, note, store.now(), by=operator),
+        forget_after=_KEPT,
+    )
+    if not store.write(Held(record.consumer, record.key, record.token), change, among=[record.status]):
+        raise _changed(record)

@@ -1,0 +1,88 @@
+"""Changing what is stored about a consumer, on purpose."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.tables.inbox import Tables, tables
+from inbox_outbox_base.transactions.connect import connected
+from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Mode, Policy, look, row, times
+
+_MODES = ("exactly-once", "status")
+_TRIES = 8
+
+
+def set_policy(
+    engine: Engine,
+    consumer: str,
+    *,
+    retention: Retention | float | timedelta | None = None,
+    dead_retention: float | timedelta | None = None,
+    mode: Mode | None = None,
+    schema: str | None = None,
+) -> Policy:
+    """Change a consumer's policy in the table `inbox_consumer`; what is None stays as it is.
+
+    This is how a retention becomes shorter: inboxes only make it longer. Those that ask for another policy
+    than the new one raise `PolicyConflict` when their processes start again, or make it longer again, so
+    change it when they ask for the new one, or for none.
+
+    Args:
+        engine: the database.
+        consumer: its name.
+        retention: how long its keys are kept (`Retention`, seconds or `timedelta`).
+        dead_retention: how long its dead and halted messages are kept, in status-table mode.
+        mode: "exactly-once" or "status"; to be given if nothing is stored yet.
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        InvalidOption: an argument cannot be used, or `mode` is missing; nothing was changed.
+        TablesMissing: the tables have not been made.
+    """
+    options.consumer(consumer)
+    kept = None if retention is None else Retention.of(retention)
+    dead = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
+    if mode is not None:
+        options.one_of("mode", mode, _MODES)
+    database, all_tables = taking(engine.dialect.name), tables(schema)
+    engine = engine.execution_options(isolation_level=database.own_isolation)
+    for pause in pauses(_TRIES):
+        try:
+            with connected(engine) as connection, connection.begin():
+                return _replace(connection, all_tables, consumer, mode, times(kept, dead))
+        except DBAPIError as error:
+            if pause is None or not codes.is_transient(error):
+                raise
+        time.sleep(pause)
+    raise AssertionError("pauses() ends with None")
+
+
+def _replace(
+    connection: Connection, tables: Tables, consumer: str, mode: str | None, asked: dict[str, int | None]
+) -> Policy:
+    try:
+        stored = look(connection, tables, consumer).get(consumer)
+        chosen = mode or ("nothing" if stored is None else stored.mode)
+        if chosen not in _MODES:
+            raise InvalidOption(f"mode=None: inbox_consumer says {chosen} about {consumer!r}; name one")
+        if chosen == "exactly-once" and asked["dead_retention"] is not None:
+            raise InvalidOption("dead_retention: there are no dead messages in mode exactly-once")
+        values: dict[str, Any] = times(Retention(), DEAD_RETENTION.total_seconds())
+        for source in (stored.seconds if stored else {}, asked):
+            values |= {name: value for name, value in source.items() if value is not None}
+        connection.execute(taking_statements.withdraw(tables, one_row=False), {"consumer_": consumer})
+        connection.execute(taking_statements.declare(tables), row(consumer, chosen, values))
+        return look(connection, tables, consumer)[consumer]
+    except DBAPIError as error:
+        explain(connection, tables.consumer, error)

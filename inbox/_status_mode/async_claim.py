@@ -1,0 +1,101 @@
+"""What an asynchronous handler of status-table mode works with.
+
+Everything that is written about a message is the synchronous core's, which runs inside SQLAlchemy's greenlet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
+
+from inbox_outbox_base.calls.async_calls import awaited, run
+from inbox_outbox_base.transactions.sources import async_kinds, open_source
+
+from .claim_base import ClaimBase, Undo
+from .hold import OnUnknown
+from .transact import sql_store, transact
+
+if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
+
+    _Known = AsyncEngine | async_sessionmaker[AsyncSession] | async_scoped_session[AsyncSession]
+    AsyncSource = _Known | Callable[[], _Known]
+
+
+class AsyncClaim(ClaimBase):
+    """`Claim` for asynchronous code: one message in status-table mode. Run it if and only if `is_new`.
+
+    A cancellation never interrupts a call of the store: it is raised when the call has ended, so that a step
+    that finished is recorded as finished.
+    """
+
+    __slots__ = ()
+
+    async def heartbeat(self) -> None:
+        """Let the lease begin anew, at once. Raises as `Claim.heartbeat` does."""
+        await run(self._held.renew)
+
+    async def step(
+        self, name: str, body: Callable[[], Any], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
+    ) -> Any:
+        """Run a step, or return what it returned when an earlier attempt finished it.
+
+        Arguments, guarantees and errors are those of `Claim.step`; `body` and `undo` may be asynchronous
+        functions, or synchronous ones that do not block.
+        """
+        return await run(self._step, name, awaited(body), undo and awaited(undo), on_unknown)
+
+    async def transact(
+        self,
+        name: str,
+        body: Callable[[Any], Any],
+        *,
+        source: AsyncSource | None = None,
+        undo: Undo | None = None,
+    ) -> Any:
+        """A step whose writes commit together with the record that it has happened: exactly once.
+
+        Guarantees and errors are those of `Claim.transact`.
+
+        Args:
+            name, undo: as for `step`.
+            body: gets the AsyncConnection (or, from an async_sessionmaker, the AsyncSession) on which a
+                transaction has begun, and neither commits nor rolls back.
+            source: an AsyncEngine, async_sessionmaker or async_scoped_session of the database that the store
+                is in, or a function that returns one; None is the store's own engine.
+        """
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        hold, store = self._held, sql_store(self._store)
+        handle = open_source(AsyncEngine(store.engine) if source is None else source, async_kinds())
+        await run(
+            transact,
+            hold,
+            store,
+            name,
+            lambda: _begun(handle),
+            lambda _: awaited(body)(handle),
+            has_undo=undo is not None,
+        )
+        return self._finished(name, undo and awaited(undo))
+
+
+def _begun(handle: AsyncConnection | AsyncSession) -> Connection | Session:
+    """Inside `run`: connect it; its synchronous side, which closes it."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    if isinstance(handle, AsyncSession):
+        return handle.sync_session
+    await_only(handle.start())
+    assert handle.sync_connection is not None  # noqa: S101 - it has just been started
+    return handle.sync_connection

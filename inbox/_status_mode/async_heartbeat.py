@@ -1,0 +1,110 @@
+"""Leases renewed while tasks run: those of all claims of an event loop, by its timers."""
+
+import asyncio
+from typing import Any
+
+from sqlalchemy.util import greenlet_spawn
+
+from .heartbeats import ROUNDS, Schedule
+from .hold import Hold
+
+_LEFT_BEHIND = 1.0
+"""Seconds for which the last claim waits for rounds that are under way, so that the loop is left empty."""
+
+
+class LoopHeartbeats:
+    """Renews claims from an event loop: by a timer that looks for what is due, and a task for each round.
+
+    A message that is shorter than a third of its lease costs nothing but a place in a dictionary. There is no
+    timer while there is no claim.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._schedule = schedule
+        self._timer: asyncio.TimerHandle | None = None
+        self._rounds: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its loop is the running one."""
+        return self._loop is asyncio.get_running_loop()
+
+    def add(self, heartbeat: "Heartbeat", hold: Hold) -> None:
+        """Begin to renew, if there is anything to renew."""
+        if self._schedule.is_needed and hold.is_protected and hold.is_running:
+            self._schedule.add(hold, heartbeat.cancel)
+            if self._timer is None:
+                self._set_timer()
+
+    def remove(self, hold: Hold) -> None:
+        """Renew no more."""
+        self._schedule.remove(hold)
+
+    async def leave(self) -> None:
+        """Wait a moment for rounds that are under way, if there is no other claim."""
+        if self._rounds and not len(self._schedule):
+            await asyncio.wait(self._rounds, timeout=_LEFT_BEHIND)
+
+    def _set_timer(self) -> None:
+        self._timer = self._loop.call_later(self._schedule.pause, self._look)
+
+    def _look(self) -> None:
+        self._schedule.drop_lost()
+        due = self._schedule.due()
+        if due and len(self._rounds) < ROUNDS:
+            task = self._loop.create_task(greenlet_spawn(self._schedule.renew, due))
+            self._rounds.add(task)
+            task.add_done_callback(self._rounds.discard)
+        self._timer = None
+        if len(self._schedule):
+            self._set_timer()
+
+
+class Heartbeat:
+    """The heartbeats of the current task's claim: the task is cancelled when the claim is lost."""
+
+    def __init__(self, beats: LoopHeartbeats, hold: Hold) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - whatever awaits runs in one
+        self._handler: asyncio.Task[Any] = task
+        self._cancelled_before = task.cancelling()
+        self._has_cancelled = self._is_over = False
+        self._hold = hold
+        self._beats = beats
+        beats.add(self, hold)
+
+    def cancel(self) -> None:
+        """The claim is lost: so is what the handler does."""
+        if not self._is_over:
+            self._has_cancelled = True
+            self._handler.cancel()
+
+    def abandon(self) -> None:
+        """Renew no more."""
+        self._is_over = True
+        self._beats.remove(self._hold)
+
+    async def stop(self, raised: BaseException | None = None) -> bool:
+        """Renew no more; whether what the block has raised is our cancellation, and nobody else's."""
+        self.abandon()
+        if not self._has_cancelled:
+            return False
+        is_on_its_way = not isinstance(raised, asyncio.CancelledError) and await self._arrives()
+        is_only_ours = self._handler.uncancel() <= self._cancelled_before
+        if is_on_its_way and not is_only_ours:  # the other one is still to be raised
+            self._handler.cancel()
+            self._handler.uncancel()
+        return is_only_ours and isinstance(raised, asyncio.CancelledError)
+
+    async def leave(self) -> None:
+        """The end is recorded."""
+        await self._beats.leave()
+
+    async def _arrives(self) -> bool:
+        """Whether a cancellation that the block has not seen is raised here."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            return True
+        return False

@@ -1,0 +1,174 @@
+"""Status-table mode, for asynchronous code: the same core, run inside SQLAlchemy's greenlet."""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from inbox_outbox_base.calls.async_calls import begin, checkpoint, run, uninterrupted
+from inbox_outbox_base.calls.signals import as_failure, original
+from inbox_outbox_base.checks.keys import Key
+from inbox_outbox_base.errors.inbox import LeaseLost
+from inbox_outbox_base.listening.async_listener import AsyncListener
+from inbox_outbox_base.listening.listens import Listens
+from inbox_outbox_base.listening.outcome import Outcome
+
+from .async_claim import AsyncClaim
+from .async_heartbeat import Heartbeat, LoopHeartbeats
+from .claim_base import outcome_of
+from .consumer import StatusSettings
+from .hold import GivingUp, Hold
+
+M = TypeVar("M")
+
+_log = logging.getLogger("inbox.claims")
+
+
+class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
+    """`StatusInbox` with the same verbs, awaited: takes each message once without a transaction around its
+    handler, which may call other services.
+
+    Arguments, guarantees and errors are those of `StatusInbox`; the store is a `SqlStore` on an AsyncEngine
+    or a `RedisStore` on a client of `redis.asyncio`. Needs the extra `asyncio`.
+    """
+
+    _is_async = True
+    _listener = AsyncListener
+    _beats: LoopHeartbeats | None = None
+    _call = staticmethod(uninterrupted)
+
+    @property
+    def _heartbeats(self) -> LoopHeartbeats:
+        """This event loop's own."""
+        if self._beats is None or not self._beats.is_here:
+            self._beats = LoopHeartbeats(self._schedule())
+        return self._beats
+
+    def claim(
+        self,
+        key: Key | None,
+        payload: Any = None,
+        *,
+        message_id: str | None = None,
+        message_time: datetime | None = None,
+    ) -> AbstractAsyncContextManager[AsyncClaim]:
+        """Claim the message, run the block, and record how it ended, as `StatusInbox.claim` does.
+
+        When the lease is lost the block's task is cancelled, and what comes out of the block is `LeaseLost`.
+        A cancellation by anybody else releases the message and stays a CancelledError.
+        """
+        return self._claimed(key, payload, message_id, message_time, raises=True)
+
+    @asynccontextmanager
+    async def _claimed(
+        self,
+        key: Key | None,
+        payload: Any,
+        message_id: str | None,
+        message_time: datetime | None,
+        *,
+        raises: bool = False,
+    ) -> AsyncIterator[AsyncClaim]:
+        """The same whatever the verdict is; unless it `raises`, as `on_refusal` says."""
+        stored_key, given = await begin(self._claim, key, payload, message_id, message_time)
+        claim = AsyncClaim(stored_key, self.store, given)
+        if not isinstance(given, Hold):
+            if raises:
+                self._check_taken(claim)
+            yield claim
+            await checkpoint()
+            return
+        heartbeat = Heartbeat(self._heartbeats, given)
+        try:
+            yield claim
+        except GeneratorExit:  # the task was thrown away: there is nothing that could wait for the store
+            heartbeat.abandon()
+            raise
+        except BaseException as raised:
+            error = raised
+            if await heartbeat.stop(raised):
+                error = _lost(given)
+            await self._record(claim, given, error)
+            if error is not raised:
+                raise error from raised
+            if not isinstance(raised, GivingUp):
+                raise
+        else:
+            await heartbeat.stop()
+            await run(claim._end, None, self.backoff.delay)  # noqa: SLF001 - a handler is not to end its own claim
+            await heartbeat.leave()
+        finally:
+            given.leave()
+        if raises:
+            self._check_taken(claim)
+
+    def handler(
+        self,
+        *,
+        key: Callable[[Any], Key | None],
+        payload: Callable[[Any], Any] | None = None,
+        message_id: Callable[[Any], str] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+    ) -> Callable[[Callable[[AsyncClaim, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
+        """Decorate `async body(claim, message)`: it runs as `claim` does, once unless it fails.
+
+        As for `StatusInbox.handler`, the decorated function has an `outcome(message)`, to be awaited.
+        """
+
+        def decorate(body: Callable[[AsyncClaim, M], Awaitable[Any]]) -> Callable[[M], Awaitable[Outcome]]:
+            async def run(message: M) -> tuple[AsyncClaim | None, Outcome]:
+                claim: AsyncClaim | None = None
+                try:
+                    async with self._claimed(
+                        key(message),
+                        payload and payload(message),
+                        message_id and message_id(message),
+                        message_time and message_time(message),
+                    ) as claim:
+                        if claim.is_new:
+                            claim.result = await body(claim, message)
+                except Exception as error:  # noqa: BLE001 - whoever asked for it decides
+                    return claim, outcome_of(claim, error)
+                except asyncio.CancelledError as error:
+                    return claim, outcome_of(claim, as_failure(error))
+                return claim, outcome_of(claim)
+
+            async def outcome(message: M) -> Outcome:
+                return (await run(message))[1]
+
+            @functools.wraps(body)
+            async def handle_message(message: M) -> Outcome:
+                claim, found = await run(message)
+                if found.error is not None:
+                    raise original(found.error)
+                if claim is not None:
+                    self._check_taken(claim)
+                return found
+
+            handle_message.outcome = outcome  # type: ignore[attr-defined]
+            handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
+            return handle_message
+
+        return decorate
+
+    async def _record(self, claim: AsyncClaim, hold: Hold, error: BaseException) -> None:
+        """Write down that the handler has raised, and renew the lease while its steps are undone."""
+        heartbeat = Heartbeat(self._heartbeats, hold)
+        try:
+            await run(claim._end, error, self.backoff.delay)  # noqa: SLF001
+        except BaseException as raised:
+            if await heartbeat.stop(raised):
+                raise _lost(hold) from raised
+            if not (isinstance(raised, Exception) and isinstance(error, asyncio.CancelledError)):
+                raise
+            _log.exception("key %r was not given back: its lease has to run out", claim.key)
+        else:
+            await heartbeat.stop()
+            await heartbeat.leave()
+
+
+def _lost(hold: Hold) -> LeaseLost:
+    return LeaseLost(f"key={hold.held.key!r}: {hold.loss}")

@@ -1,0 +1,79 @@
+"""What a synchronous handler of status-table mode works with."""
+
+from collections.abc import Callable
+from typing import Any
+
+from inbox_outbox_base.transactions.sources import Source
+
+from .claim_base import ClaimBase, Undo
+from .hold import OnUnknown
+from .transact import opener, sql_store, transact
+
+
+class Claim(ClaimBase):
+    """One message in status-table mode. Run it if and only if `is_new`.
+
+    Nothing that the handler does is rolled back; what it wraps in `step` is done once more only if nobody
+    knows that it has happened.
+    """
+
+    __slots__ = ()
+
+    def heartbeat(self) -> None:
+        """Let the lease begin anew, at once.
+
+        Raises:
+            LeaseLost: somebody else has the message.
+            StoreUnreachable: the store does not answer.
+        """
+        self._held.renew()
+
+    def step(
+        self, name: str, body: Callable[[], Any], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
+    ) -> Any:
+        """Run a step, or return what it returned when an earlier attempt finished it.
+
+        A finished step is not called again as long as the record is kept. One that began and has no recorded
+        end (the process died, or the step raised) may or may not have happened: it runs again, and
+        `step_key` gives the same idempotency key to pass downstream; or the message is halted.
+
+        Args:
+            name: 1 to 255 characters; once in an attempt.
+            body: returns a JSON value, of which every attempt gets what JSON makes of it.
+            undo: is called with that value if the handler gives up for good; again, if it is not known to
+                have ended.
+            on_unknown: "retry", which costs one write for a step, or "halt", which costs two.
+
+        Raises:
+            LeaseLost: somebody else has the message; nothing was recorded.
+            InvalidResult: the value is not JSON, or all of a message's are more than a million bytes.
+            InvalidOption: the name has been used, another step has not ended, or an argument cannot be used.
+        """
+        return self._step(name, body, undo, on_unknown)
+
+    def transact(
+        self, name: str, body: Callable[[Any], Any], *, source: Source | None = None, undo: Undo | None = None
+    ) -> Any:
+        """A step whose writes commit together with the record that it has happened: exactly once.
+
+        While the transaction is open nobody takes the message over, even if that is longer than the lease,
+        which begins anew with the commit.
+
+        Args:
+            name, undo: as for `step`.
+            body: gets the Connection (or, from a sessionmaker, the Session) on which a transaction has begun,
+                and neither commits nor rolls back.
+            source: an Engine, sessionmaker or scoped_session of the database that the store is in, or a
+                function that returns one; None is the store's own engine.
+
+        Raises:
+            TransactionAborted: the body swallowed a database error; nothing was written.
+            TransactionEnded: the body committed or rolled back by itself.
+            CommitLost: the connection broke during COMMIT, and nothing was written.
+            UnusableConnection: the engine is in AUTOCOMMIT mode; the body was not called.
+            InvalidOption: the store is no SqlStore.
+        """
+        store = sql_store(self._store)
+        open_handle = opener(store.engine if source is None else source)
+        transact(self._held, store, name, open_handle, body, has_undo=undo is not None)
+        return self._finished(name, undo)

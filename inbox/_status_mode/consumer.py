@@ -1,0 +1,241 @@
+"""What the synchronous and the asynchronous inbox of status-table mode have in common."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from inbox._memory import Known, Memory
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.checks.extras import check_greenlet
+from inbox_outbox_base.checks.keys import Key, digest, encode_key
+from inbox_outbox_base.checks.results import compact_json
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.inbox import InvalidKey, InvalidOption, StoreUnreachable
+from inbox_outbox_base.errors.refusal import OnRefusal, raise_refusal
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, Hook, Hooks
+from inbox_outbox_base.transactions.policy import DEAD_RETENTION
+from inbox_outbox_base.words.verdict import Verdict
+
+from .claim_base import ClaimBase
+from .heartbeats import Schedule
+from .hold import Hold
+from .stores import Answer, Request, Store
+
+MissingKey = Literal["refuse", "message_id", "run"]
+Unreachable = Literal["raise", "run"]
+
+_SHORTEST_LEASE = 0.1
+LARGEST_PAYLOAD = 1_000_000
+"""Bytes of a payload that a dead letter can keep, at most: databases refuse a statement that is too long."""
+
+
+class StatusSettings:
+    """A consumer's name, its store and its options, checked."""
+
+    _is_async: bool
+
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        store: Store,
+        lease: float | timedelta = timedelta(minutes=10),
+        max_attempts: int = 16,
+        heartbeat: bool = True,
+        max_runtime: float | timedelta | None = None,
+        backoff: Backoff | None = None,
+        retention: Retention | float | timedelta | None = None,
+        dead_retention: float | timedelta | None = None,
+        keep_payload: bool = False,
+        missing_key: MissingKey = "refuse",
+        unreachable: Unreachable = "raise",
+        on_event: Hook | Iterable[Hook] | None = None,
+        on_refusal: OnRefusal = "raise",
+        remember: int = 0,
+    ) -> None:
+        if self._is_async:
+            check_greenlet()
+        if not isinstance(store, Store):
+            raise InvalidOption(f"store={type(store).__name__}: expected a SqlStore or a RedisStore")
+        if store.is_async is not self._is_async:
+            other = "AsyncStatusInbox" if store.is_async else "StatusInbox"
+            raise InvalidOption(f"store={store!r}: it is for {other}")
+        self.consumer = options.consumer(consumer)
+        self.store = store
+        self.lease = options.seconds("lease", lease)
+        if self.lease < _SHORTEST_LEASE:
+            raise InvalidOption(f"lease={lease!r}: expected at least {_SHORTEST_LEASE} seconds")
+        self.max_attempts = options.count("max_attempts", max_attempts)
+        self.heartbeat = options.flag("heartbeat", heartbeat)
+        self.max_runtime = None if max_runtime is None else options.seconds("max_runtime", max_runtime)
+        if self.max_runtime is not None and self.max_runtime < _SHORTEST_LEASE:
+            raise InvalidOption(f"max_runtime={max_runtime!r}: expected at least {_SHORTEST_LEASE} seconds")
+        if not isinstance(backoff, Backoff | None):
+            raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
+        self.backoff = backoff or Backoff()
+        self.retention = Retention.of(retention)
+        self._kept = self.retention.duration.total_seconds()
+        asked = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
+        self.dead_retention = DEAD_RETENTION.total_seconds() if asked is None else asked
+        self._policy = store.declaration(consumer, retention, asked)
+        self.keep_payload = options.flag("keep_payload", keep_payload)
+        self.missing_key = options.one_of("missing_key", missing_key, ("refuse", "message_id", "run"))
+        self.unreachable = options.one_of("unreachable", unreachable, ("raise", "run"))
+        self.hooks = Hooks(on_event)
+        self.on_refusal = options.one_of("on_refusal", on_refusal, ("raise", "return"))
+        self.remember = options.whole("remember", remember)
+        self._memory = Memory(remember) if remember else None
+        self._host = socket.gethostname()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.consumer!r}, store={self.store!r})"
+
+    @staticmethod
+    def _call(work: Callable[[], Any]) -> Any:
+        """Nothing comes between a synchronous call and its end."""
+        return work()
+
+    def _claim(
+        self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
+    ) -> tuple[str, Hold | Outcome]:
+        """Claim a message, or learn why not; synchronously, whatever the store is. With the stored key."""
+        stored_key = self._stored_key(key, message_id)
+        known = None if self._memory is None or stored_key is None else self._memory.recall(stored_key)
+        if stored_key is not None and known is not None:
+            return stored_key, self._refused(known.outcome(digest(payload)), stored_key)
+        request = self._request(stored_key or "", payload)
+        if stored_key is None:
+            return "", self._unprotected(request)
+        return stored_key, self._claim_key(request, message_time)
+
+    def _claim_key(self, request: Request, message_time: datetime | None) -> Hold | Outcome:
+        sent = time.monotonic()
+        try:
+            if message_time is not None and self._is_too_old(message_time, request.key):
+                return self._refused(Outcome(Verdict.TOO_OLD), request.key)
+            with OWN:
+                answer: Answer = self._call(lambda: self.store.claim(request))
+        except StoreUnreachable:
+            if self.unreachable == "raise":
+                raise
+            return self._unprotected(request)
+        if answer.verdict is Verdict.NEW:
+            return self._hold(self.store, request, answer, sent)
+        return self._refused(self._refusal(answer), request.key, answer)
+
+    def _check_taken(self, claim: ClaimBase) -> None:
+        """Raise unless the message was taken, now or before, or the caller wants to see verdicts."""
+        if self.on_refusal == "raise":
+            raise_refusal(claim.verdict, self.consumer, claim.key, claim.retry_after)
+
+    def _stored_key(self, key: Key | None, message_id: str | None) -> str | None:
+        """The key to claim; None: run without."""
+        if key is not None:
+            return encode_key(key)
+        if self.missing_key == "message_id":
+            if message_id is None:
+                raise InvalidKey("key=None, message_id=None: with missing_key='message_id' one must be given")
+            return encode_key(("message id", message_id))
+        if self.missing_key == "run":
+            return None
+        raise InvalidKey("key=None: the message has no key (missing_key='refuse')")
+
+    def _request(self, key: str, payload: Any) -> Request:
+        return Request(
+            consumer=self.consumer,
+            key=key,
+            claim=os.urandom(16),
+            owner=f"{self._host}:{os.getpid()}"[-255:],
+            lease=self.lease,
+            max_attempts=self.max_attempts,
+            digest=digest(payload),
+            payload=_as_bytes(payload) if self.keep_payload else None,
+            retention=self._kept,
+            dead_retention=self.dead_retention,
+            policy=self._policy,
+        )
+
+    def _hold(self, store: Store | None, request: Request, answer: Answer, sent: float) -> Hold:
+        return Hold(
+            store,
+            request,
+            answer,
+            sent=sent,
+            hooks=self.hooks,
+            call=self._call,
+            max_runtime=self.max_runtime,
+            memory=self._memory,
+        )
+
+    def _schedule(self) -> Schedule:
+        """For the heartbeats of one process or event loop."""
+        keep = self.lease + self._kept
+        return Schedule(self.store, self.lease, keep, renews=self.heartbeat, max_runtime=self.max_runtime)
+
+    def _unprotected(self, request: Request) -> Hold:
+        """The message runs without a claim."""
+        return self._hold(None, request, Answer.first(request, 0, datetime.now(UTC)), time.monotonic())
+
+    def _refusal(self, answer: Answer) -> Outcome:
+        record = answer.record
+        if answer.verdict is Verdict.DUPLICATE:
+            known = Known(record.digest, record.result)
+            if self._memory is not None:
+                age = answer.now - record.updated_at
+                self._memory.remember(record.key, known, (self.retention.duration - age).total_seconds())
+            return known.outcome(None)
+        if answer.verdict is Verdict.IN_FLIGHT:
+            wait, left = self.backoff.delay(record.attempts_started), answer.lease_left.total_seconds()
+            # Nothing is left where somebody has locked the record without a lease.
+            return Outcome(answer.verdict, None, min(wait, left) if left else wait)
+        return Outcome(answer.verdict)
+
+    def _refused(self, refusal: Outcome, key: str, answer: Answer | None = None) -> Outcome:
+        event = Event(
+            kind=OF_VERDICT[refusal.verdict],
+            consumer=self.consumer,
+            key=key,
+            attempt=answer.record.attempts_started if answer else 0,
+            error=answer.record.error if answer else None,
+        )
+        self.hooks(event)
+        return refusal
+
+    def _is_too_old(self, message_time: datetime, key: str) -> bool:
+        """By the store's clock, which is only asked when the worker's own comes near the limit."""
+        made = options.aware("message_time", message_time)
+        with OWN:
+            kept = self.retention if self._policy is None else self.store.retention(self._policy)
+            if kept.surely_covers(made) or made >= self.store.now() - kept.duration:
+                return False
+            return self.store.find(self.consumer, key) is None
+
+
+def _as_bytes(payload: Any) -> bytes | None:
+    """A payload as a dead letter keeps it.
+
+    Raises:
+        InvalidOption: it is too large to be kept, or not JSON.
+    """
+    if payload is None:
+        return None
+    if isinstance(payload, bytes | bytearray | memoryview):
+        kept = bytes(payload)
+    elif isinstance(payload, str):
+        kept = payload.encode(errors="surrogatepass")
+    else:
+        try:
+            kept = compact_json(payload).encode()
+        except ValueError as error:
+            raise InvalidOption(f"payload: expected bytes, str or a JSON value: {error}") from None
+    if len(kept) > LARGEST_PAYLOAD:
+        raise InvalidOption(
+            f"payload of {len(kept):,} bytes: expected at most {LARGEST_PAYLOAD:,} (keep_payload=True)"
+        )
+    return kept

@@ -1,0 +1,202 @@
+"""Leases renewed while handlers run: all that are due together, and one thread for all claims of an inbox."""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .hold import Hold
+from .stores import Store
+
+_log = logging.getLogger("inbox.heartbeats")
+
+ROUNDS = 3
+"""Rounds under way at the same time, at most: one that hangs does not keep the next from beginning."""
+
+_SHORTEST_CALL, _LONGEST_CALL = 1.0, 10.0
+"""Seconds after which a round that got no answer is given up."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One claim.
+
+    Attributes:
+        when: when to renew it, by the monotonic clock.
+        is_unanswered: whether the last round with it has no answer, or a bad one.
+    """
+
+    when: float
+    on_lost: Callable[[], object]
+    is_unanswered: bool = False
+
+
+class Schedule:
+    """Which claims are to be renewed when, and what comes of it; for threads and tasks.
+
+    A claim is due once a third of its lease has passed. All that are due are one round, in which each claim
+    is answered by itself: one whose record somebody has locked is tried again soon, and so is every claim of
+    a round that gets no answer, while the lease lasts.
+    """
+
+    def __init__(
+        self, store: Store, lease: float, keep: float, *, renews: bool, max_runtime: float | None = None
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._keep = keep
+        self._renews = renews
+        self.is_needed = renews or max_runtime is not None
+        """Whether there is anything to do about claims while they are held."""
+        self.pause = min(lease, max_runtime or lease) / 12
+        """Seconds between two looks."""
+        self._entries: dict[Hold, _Entry] = {}
+        self._lock = threading.Lock()
+        self.patience = min(max(lease / 6, _SHORTEST_CALL), _LONGEST_CALL)
+        """Seconds that a round may take."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, hold: Hold, on_lost: Callable[[], object]) -> None:
+        """Begin to renew a claim. `on_lost` is called, in whatever thread finds out, when it is lost."""
+        when = time.monotonic() + self._lease / 3 if self._renews else math.inf
+        with self._lock:
+            self._entries[hold] = _Entry(when, on_lost)
+
+    def remove(self, hold: Hold) -> None:
+        """Renew no more."""
+        with self._lock:
+            self._entries.pop(hold, None)
+
+    def drop_lost(self) -> None:
+        """Give up the claims whose time is over: nobody could renew them."""
+        now = time.monotonic()
+        with self._lock:
+            lost = [hold for hold, entry in self._entries.items() if self._is_lost(hold, entry, now)]
+        for hold in lost:
+            self._lose(hold)
+
+    def _is_lost(self, hold: Hold, entry: _Entry, now: float) -> bool:
+        # A process that stood still has to ask first: its leases may be over, and yet be nobody else's.
+        return hold.is_overdue or (entry.is_unanswered and entry.when <= now and hold.left < 0)
+
+    def due(self) -> list[Hold]:
+        """The claims to renew now. Unless they are answered, they are due again before their leases are
+        over."""
+        now = time.monotonic()
+        with self._lock:
+            found = [hold for hold, entry in self._entries.items() if entry.when <= now]
+            for hold in found:
+                entry = self._entries[hold]
+                entry.is_unanswered = not hold.is_locked
+                entry.when = now + min(max(hold.left, self._lease / 12), self.patience)
+        return [hold for hold in found if not hold.is_locked]
+
+    def renew(self, holds: list[Hold]) -> None:
+        """Renew them, and note what the store says about each."""
+        claims = {hold.held: hold for hold in holds}
+        sent = time.monotonic()
+        try:
+            for held, left in self._store.renew([*claims], self._lease, self._keep, self.patience):
+                self._answered(claims.pop(held), sent, left)
+        except Exception:  # noqa: BLE001 - there is time for more rounds before the leases are over
+            _log.exception("heartbeats of %d keys failed, of %r for one", len(claims), holds[0].held.key)
+            self._retry(list(claims.values()))
+
+    def _answered(self, hold: Hold, sent: float, left: float | None) -> None:
+        if left is None:
+            if hold.is_running:
+                self._lose(hold)
+            return
+        hold.renewed(sent + left)
+        is_renewed = left > self._lease * 2 / 3
+        with self._lock:
+            entry = self._entries.get(hold)
+            if entry is not None:
+                entry.is_unanswered = not is_renewed
+                entry.when = sent + self._lease / 3 if is_renewed else time.monotonic() + self._lease / 12
+
+    def _retry(self, holds: list[Hold]) -> None:
+        when = time.monotonic() + self._lease / 12
+        with self._lock:
+            for hold in holds:
+                entry = self._entries.get(hold)
+                if entry is not None:
+                    entry.when = when
+
+    def _lose(self, hold: Hold) -> None:
+        with self._lock:
+            entry = self._entries.pop(hold, None)
+        if entry is not None:
+            hold.lose()
+            entry.on_lost()
+
+
+class Heartbeats:
+    """Renews claims from threads: one that looks for what is due, and one for each round.
+
+    A message that is shorter than a third of its lease costs nothing but a place in a dictionary. The thread
+    ends by itself when there has been no claim for a whole lease.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.pid = os.getpid()
+        """The process whose claims they are: after a fork the child renews none of its parent's."""
+        self.is_needed = schedule.is_needed
+        self._schedule = schedule
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._rounds = 0
+
+    def add(self, hold: Hold) -> None:
+        """Begin to renew."""
+        with self._lock:
+            self._schedule.add(hold, _nothing)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="inbox heartbeats", daemon=True)
+                self._thread.start()
+
+    def remove(self, hold: Hold) -> None:
+        """Renew no more."""
+        self._schedule.remove(hold)
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            time.sleep(self._schedule.pause)
+            idle = 0 if len(self._schedule) else idle + 1
+            if idle > 12:
+                with self._lock:
+                    if not len(self._schedule):
+                        self._thread = None
+                        return
+            self._schedule.drop_lost()
+            due = self._schedule.due()
+            if due and self._rounds < ROUNDS:
+                self._begin(due)
+
+    def _begin(self, due: list[Hold]) -> None:
+        with self._lock:
+            self._rounds += 1
+        try:
+            threading.Thread(target=self._round, args=(due,), name="inbox heartbeat", daemon=True).start()
+        except RuntimeError:  # no thread can be had: they are due again soon
+            self._end()
+
+    def _round(self, due: list[Hold]) -> None:
+        try:
+            self._schedule.renew(due)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._rounds -= 1
+
+
+def _nothing() -> None:
+    """A synchronous handler looks for itself whether its claim is lost."""

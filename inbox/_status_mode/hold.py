@@ -1,0 +1,384 @@
+"""One message while this process handles it: everything that is written about it, synchronously.
+
+`Claim` and `AsyncClaim` are the two faces of it.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal, NoReturn
+
+from inbox._memory import Known, Memory
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, LeaseLost, StepNotDone
+from inbox_outbox_base.monitoring import events
+from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
+
+from .steps import Steps, checked_name
+from .stores import (
+    UNDO_ATTEMPTS,
+    USED_UP,
+    Answer,
+    Change,
+    Held,
+    Request,
+    Status,
+    Store,
+    remember,
+)
+
+OnUnknown = Literal["retry", "halt"]
+Caller = Callable[[Callable[[], Any]], Any]
+"""Makes a call of the store to its end, so that its outcome is known, and returns what it returns."""
+
+INTERRUPTIONS = 16
+"""How often a message is given back without a count, however often its handler is interrupted."""
+
+_FAILURE_EVENTS = {
+    Status.FAILED: EventKind.FAILED,
+    Status.DEAD: EventKind.DEAD,
+    Status.HALTED: EventKind.HALTED,
+}
+
+
+class GivingUp(BaseException):
+    """The way forward ends here: raised inside a handler that is only run again to undo its finished steps.
+
+    Not an Exception, so that a handler which catches those does not stop it.
+    """
+
+
+class Hold:
+    """A claimed message. `store` None is a message that runs without protection: nothing is written."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        request: Request,
+        answer: Answer,
+        *,
+        sent: float,
+        hooks: Hooks,
+        call: Caller,
+        max_runtime: float | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        self._store = store
+        self._answer = answer
+        self._sent = sent
+        self.lease = request.lease
+        self._request = request
+        self._hooks = hooks
+        self.call = call
+        self._memory = memory
+        self._process = os.getpid()
+        self._ended = self._lost = False
+        self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
+        self._is_unsure = False
+        """Whether the last thing written about steps got no answer, so that the record may not say it."""
+        self.is_locked = False
+        """Whether a transaction of ours keeps everybody else from the record."""
+        self._running: str | None = None
+        self._used: set[str] = set()
+        self._until = sent + request.lease
+        self.held = Held(request.consumer, request.key, answer.token)
+        self.steps = Steps(None if answer.is_first else answer.record.steps)
+        self.attempt = 1 if answer.is_first else answer.record.attempts_started
+        self.status = Status.CONSUMING
+        self.giving_up = self.attempt > request.max_attempts or self.steps.is_undoing
+        self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether there is a claim."""
+        return self._store is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that has the claim, and no fork of it."""
+        return self._process == os.getpid()
+
+    @property
+    def left(self) -> float:
+        """Seconds of the lease that are left, by the worker's own reckoning; infinite where it cannot end."""
+        if self._ended or self.is_locked or self._store is None:
+            return math.inf
+        return self._until - time.monotonic()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the handler runs, and has the claim as far as anybody knows."""
+        return not self._ended and not self._lost
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the handler runs for longer than it may."""
+        return self._store is not None and not self._ended and time.monotonic() > self._overdue_at
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim may be somebody else's by now, or has to be."""
+        return self._lost or self.left < 0 or self.is_overdue or not self.is_here
+
+    @property
+    def loss(self) -> str:
+        """Why the claim is lost, if it is."""
+        if not self.is_here:
+            return f"process {os.getpid()} was forked from {self._process}, which has the claim"
+        if self.is_overdue:
+            return f"the handler ran for longer than max_runtime, {self._overdue_at - self._sent:g} s"
+        return "the lease is over, or somebody took the message away"
+
+    def emit(self, kind: EventKind, **fields: Any) -> None:
+        """Tell monitoring."""
+        if not self._hooks:
+            return
+        event = Event(
+            kind=kind,
+            consumer=self.held.consumer,
+            key=self.held.key,
+            attempt=self.attempt,
+            token=self.held.token,
+            **{"seconds": time.monotonic() - self._sent} | fields,
+        )
+        self._hooks(event)
+
+    def renew(self) -> None:
+        """Let the lease begin anew.
+
+        Raises:
+            LeaseLost: the message is not ours any more.
+        """
+        if self.is_overdue:
+            self._refuse()
+        if not self.is_locked:
+            self._write(Change(forget_after=self._kept_alive()), "a heartbeat")
+
+    def renewed(self, until: float) -> None:
+        """A heartbeat has renewed the lease, or found how long it holds."""
+        self._until = max(self._until, until)
+
+    def lose(self) -> None:
+        """The claim is not ours any more."""
+        if not self._lost:
+            self._lost = True
+            self.emit(EventKind.LOST, error=self.loss)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Around a step: none other begins meanwhile, neither inside it nor beside it, because what is
+        written about one would not know of the other."""
+        if self._running is not None:
+            raise InvalidOption(f"step={name!r}: step {self._running!r} has not ended; one follows the other")
+        self._running = name
+        try:
+            yield
+        finally:
+            self._running = None
+
+    def begin_step(self, name: str, on_unknown: OnUnknown, *, has_undo: bool = False) -> bool:
+        """Whether to run the step; if not, its result is `steps.result(name)`."""
+        options.one_of("on_unknown", on_unknown, ("retry", "halt"))
+        if checked_name(name) in self._used:
+            raise InvalidOption(f"step={name!r}: this attempt has had a step of that name")
+        self._used.add(name)
+        self.check()
+        state = self.steps.state(name)
+        if state in ("done", "undone"):
+            return False
+        if self.giving_up:
+            raise GivingUp
+        if on_unknown == "halt":
+            self._save(self.steps.begun(name, has_undo=has_undo), f"step {name!r}", begins=True)
+        return True
+
+    def check(self) -> None:
+        """Raise unless the claim is certainly ours.
+
+        Raises:
+            LeaseLost: it is not.
+        """
+        if self._lost or self.is_overdue:
+            self._refuse()
+        self.check_process()
+        if self.lost:  # by the worker's own reckoning: only the store knows
+            self.renew()
+
+    def check_process(self) -> None:
+        """Raise in a fork of the process that has the claim: it writes nothing about the message.
+
+        Raises:
+            LeaseLost: it is one.
+        """
+        if not self.is_here:
+            raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
+
+    def _refuse(self) -> NoReturn:
+        self.lose()
+        raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
+
+    def end_step(self, name: str, result: Any, *, has_undo: bool, seconds: float) -> None:
+        """Record a finished step: its result, as every later attempt will get it.
+
+        Raises:
+            LeaseLost: the claim is somebody else's: nothing was recorded.
+            InvalidResult: the result is not JSON, or too large.
+        """
+        self._save(self.steps.done(name, result, has_undo=has_undo), f"the end of step {name!r}")
+        self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
+
+    def abandon_step(self, name: str, error: BaseException) -> None:
+        """A step raised: if it may not be repeated, its outcome is unknown unless it says otherwise."""
+        if self.steps.state(name) != "begun":
+            return
+        if isinstance(error, StepNotDone):
+            self._save(self.steps.without(name), f"step {name!r}")
+        else:
+            self.emit(EventKind.STEP_UNKNOWN, step=name, error=describe(error))
+
+    def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
+        """A transaction has committed a step, and the lease anew, which it had `sent` by then."""
+        self.steps = steps
+        self._until = sent + self.lease
+        self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
+
+    def complete(self, text: str | None) -> None:
+        """The handler has succeeded, with this result as JSON.
+
+        Raises:
+            LeaseLost: somebody else has the message.
+        """
+        change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
+        self._end(change, "completing")
+        if self._memory is not None and self._store is not None:
+            known = Known(self._answer.record.digest, text)
+            self._memory.remember(self.held.key, known, self._request.retention)
+        self.emit(EventKind.COMPLETED)
+
+    def fail(self, error: BaseException, *, for_good: bool) -> None:
+        """The handler has raised; `for_good`: no attempt is to follow.
+
+        Raises:
+            LeaseLost: somebody else has the message.
+        """
+        text = describe(error)
+        status = Status.DEAD if for_good else Status.FAILED
+        if self.steps.pending is not None:
+            status = Status.HALTED
+            text = f"the outcome of step {self.steps.pending!r} is unknown: {text}"
+        self._end(self._failure(status, text), "failing")
+        self.emit(_FAILURE_EVENTS[status], error=text, step=self.steps.pending)
+
+    @property
+    def is_tired(self) -> bool:
+        """Whether the message was interrupted so often that an interruption counts from now on."""
+        return self._answer.record.interruptions >= INTERRUPTIONS
+
+    def release(self, interruption: BaseException, *, is_interrupted: bool = False) -> None:
+        """Give the message back unfinished, as if this attempt had not been; `is_interrupted` is counted.
+
+        Raises:
+            LeaseLost: somebody else has the message.
+        """
+        if self.steps.pending is not None:
+            self.fail(interruption, for_good=False)
+            return
+        change = Change(
+            status=Status.FAILED,
+            started=-1,
+            interruptions=self._answer.record.interruptions + 1 if is_interrupted else None,
+            forget_after=self._request.retention,
+        )
+        self._end(change, "releasing")
+        self.emit(EventKind.RELEASED)
+
+    def leave(self) -> None:
+        """The handler is over: monitoring learns of it here, if its end was not recorded."""
+        if self.status is Status.CONSUMING and self.is_here:
+            self.emit(EventKind.ABANDONED)
+
+    def gives_up_on(self, error: BaseException) -> bool:
+        """Whether this error is the end of the message."""
+        return self.giving_up or isinstance(error, GiveUp) or self.attempt >= self._request.max_attempts
+
+    def may_retry_undo(self) -> bool:
+        """Whether another attempt may still undo what this one could not."""
+        return self.attempt < self._request.max_attempts + UNDO_ATTEMPTS
+
+    def undone(self, name: str) -> None:
+        """Record that a step was undone."""
+        self._save(self.steps.undone(name), f"the undoing of step {name!r}")
+        self.emit(EventKind.UNDONE, step=name)
+
+    def _failure(self, status: Status, text: str) -> Change:
+        is_over = status is not Status.FAILED
+        at = self._answer.now + timedelta(seconds=time.monotonic() - self._sent)
+        return Change(
+            status=status,
+            finished=1,
+            error=text,
+            history=remember(self._answer.record, text, at),
+            payload=self._request.payload if is_over else None,
+            forget_after=self._request.dead_retention if is_over else self._request.retention,
+        )
+
+    def _save(self, steps: Steps, what: str, *, begins: bool = False) -> None:
+        """Write how far the steps are. Without an answer a step that was to begin has not, and all else has
+        happened: the claim's end says so once more."""
+        was_pending = self.steps.pending is not None or self._is_unsure
+        change = Change(
+            steps=steps.text(),
+            undos=steps.undos,
+            pending_step=(steps.pending or "") if begins or was_pending else None,
+            forget_after=self._kept_alive(),
+        )
+        if not begins:
+            self.steps = steps
+        self._is_unsure = True
+        self._write(change, what)
+        self._is_unsure = False
+        self.steps = steps
+
+    def _write(self, change: Change, what: str) -> None:
+        """Write while the handler runs, which begins the lease anew, unless it runs for too long."""
+        sent = time.monotonic()
+        if self.is_overdue:
+            self._fenced(change, what)
+            return
+        self._fenced(replace(change, lease=self.lease), what)
+        self._until = sent + self.lease
+
+    def _end(self, change: Change, what: str) -> None:
+        self._ended = True
+        if self._is_unsure:
+            steps = self.steps
+            change = replace(change, steps=steps.text(), undos=steps.undos, pending_step=steps.pending or "")
+        self._fenced(change, what)
+        assert change.status is not None  # noqa: S101 - an end has one
+        self.status = change.status
+
+    def _fenced(self, change: Change, what: str) -> None:
+        self.check_process()
+        store = self._store
+        with OWN:
+            if store is None:
+                return
+            write = store.write if change.status is None else store.end
+            if self.call(lambda: write(self.held, change)):
+                return
+        self.emit(EventKind.FENCED_WRITE, error=what)
+        self.lose()
+        raise LeaseLost(f"key={self.held.key!r}: {what} was refused, the claim is somebody else's by now")
+
+    def _kept_alive(self) -> float:
+        return self.lease + self._request.retention
+
+
+def describe(error: BaseException) -> str:
+    """An error as it is stored."""
+    return USED_UP if isinstance(error, GivingUp) else events.stored(error)

@@ -1,0 +1,190 @@
+"""Status-table mode, for synchronous code."""
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from inbox_outbox_base.calls.signals import as_failure, original
+from inbox_outbox_base.checks.keys import Key
+from inbox_outbox_base.listening.listener import Listener
+from inbox_outbox_base.listening.listens import Listens
+from inbox_outbox_base.listening.outcome import Outcome
+
+from .claim import Claim
+from .claim_base import outcome_of
+from .consumer import StatusSettings
+from .heartbeats import Heartbeats
+from .hold import GivingUp, Hold
+
+M = TypeVar("M")
+
+
+class StatusInbox(StatusSettings, Listens[Listener]):
+    """Takes each message once without a transaction around its handler, which may call other services.
+
+    At any time at most one handler has the message's lease. What a handler does is at least once, never
+    concurrent as long as its lease is renewed, and resumable step by step: a finished `Claim.step` is not
+    called again as long as the record is kept.
+
+    Args:
+        consumer: the scope of the keys, 1 to 128 bytes of UTF-8; two consumers can take the same message.
+        store: a `SqlStore` or a `RedisStore`; its clock decides, never a worker's.
+        lease: how long a claim holds without a heartbeat, in seconds or as `timedelta`; then somebody else
+            may take the message over.
+        max_attempts: attempts until the message is dead, those included that never ended.
+        heartbeat: whether to renew the lease while the handler runs.
+        max_runtime: how long a handler may run, in seconds or as `timedelta`; then its claim is lost, and
+            after the lease somebody else may take the message over. None: as long as it likes.
+        backoff: how long to wait before a message comes again.
+        retention: how long records are kept (`Retention`, seconds or `timedelta`). A database stores it; None
+            is what is stored already, and without that 7 days.
+        dead_retention: how long those of dead and halted messages are kept; None likewise, or 30 days.
+        keep_payload: whether a dead or halted message keeps its payload.
+        missing_key: what to do without a key: "refuse" with an error, take the "message_id", or "run"
+            without protection.
+        unreachable: what to do when the store does not answer: "raise", or "run" without protection.
+        on_event: is called with each `Event`; or several such.
+        on_refusal: what `claim` and `handler` do with a message that was not taken, neither now nor before:
+            "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look at it
+            before you acknowledge the message.
+        remember: how many messages that are done this object remembers, with their results: their duplicates
+            are answered without asking the store.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    _is_async = False
+    _listener = Listener
+    _beats: Heartbeats | None = None
+
+    @property
+    def _heartbeats(self) -> Heartbeats:
+        """This process's own."""
+        if self._beats is None or self._beats.pid != os.getpid():
+            self._beats = Heartbeats(self._schedule())
+        return self._beats
+
+    def claim(
+        self,
+        key: Key | None,
+        payload: Any = None,
+        *,
+        message_id: str | None = None,
+        message_time: datetime | None = None,
+    ) -> AbstractContextManager[Claim]:
+        """Claim the message, run the block, and record how it ended.
+
+        The block runs for a new message and for a duplicate; look at `claim.is_new`. Leaving it normally
+        completes the message: acknowledge it. An exception fails it and comes through unchanged.
+
+        Args:
+            key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
+            payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
+                kept, and the same key with another payload is a `MISMATCH`.
+            message_id: the broker's; what `missing_key="message_id"` takes.
+            message_time: when the message was made; older than the retention is `TOO_OLD`.
+
+        Raises:
+            NotTaken: `MessageInFlight`, `PayloadMismatch`, `MessageTooOld`, `MessageDead` or `MessageHalted`;
+                the block does not run. `MessageDead` also when a run that could only undo finished steps has
+                ended. With `on_refusal="return"` the block does run, and `claim.verdict` says so.
+            InvalidKey: the key breaks the rules, or there is none.
+            LeaseLost: somebody else has the message: do not acknowledge it.
+            StoreUnreachable: the store does not answer.
+            TablesMissing: the tables have not been made.
+            PolicyConflict: the consumer's stored policy is another one; nothing was claimed.
+        """
+        return self._claimed(key, payload, message_id, message_time, raises=True)
+
+    @contextmanager
+    def _claimed(
+        self,
+        key: Key | None,
+        payload: Any,
+        message_id: str | None,
+        message_time: datetime | None,
+        *,
+        raises: bool = False,
+    ) -> Iterator[Claim]:
+        """The same whatever the verdict is; unless it `raises`, as `on_refusal` says."""
+        stored_key, given = self._claim(key, payload, message_id, message_time)
+        claim = Claim(stored_key, self.store, given)
+        if not isinstance(given, Hold):
+            if raises:
+                self._check_taken(claim)
+            yield claim
+            return
+        heartbeats = self._heartbeats
+        if heartbeats.is_needed and given.is_protected:
+            heartbeats.add(given)
+        try:
+            yield claim
+        except BaseException as error:
+            claim._end(error, self.backoff.delay)  # noqa: SLF001 - a handler is not to end its own claim
+            if not isinstance(error, GivingUp):
+                raise
+        else:
+            claim._end(None, self.backoff.delay)  # noqa: SLF001
+        finally:
+            if given.is_here:  # a fork may have been made while their lock was held
+                heartbeats.remove(given)
+            given.leave()
+        if raises:
+            self._check_taken(claim)
+
+    def handler(
+        self,
+        *,
+        key: Callable[[Any], Key | None],
+        payload: Callable[[Any], Any] | None = None,
+        message_id: Callable[[Any], str] | None = None,
+        message_time: Callable[[Any], datetime] | None = None,
+    ) -> Callable[[Callable[[Claim, M], Any]], Callable[[M], Outcome]]:
+        """Decorate `body(claim, message)`: it runs as `claim` does, once unless it fails.
+
+        What it returns (a JSON value) is stored and is the `Outcome.result` of every duplicate. What it
+        raises comes through unchanged. When the decorated function returns, acknowledge the message: it
+        raises what `claim` raises. Its `outcome(message)` puts errors of the body into `Outcome.error` and
+        refusals into `Outcome.verdict` instead, which is what a `Listener` asks for.
+
+        Args:
+            key, payload, message_id, message_time: functions of the message.
+        """
+
+        def decorate(body: Callable[[Claim, M], Any]) -> Callable[[M], Outcome]:
+            def run(message: M) -> tuple[Claim | None, Outcome]:
+                claim: Claim | None = None
+                try:
+                    with self._claimed(
+                        key(message),
+                        payload and payload(message),
+                        message_id and message_id(message),
+                        message_time and message_time(message),
+                    ) as claim:
+                        if claim.is_new:
+                            claim.result = body(claim, message)
+                except Exception as error:  # noqa: BLE001 - whoever asked for it decides
+                    return claim, outcome_of(claim, error)
+                except asyncio.CancelledError as error:
+                    return claim, outcome_of(claim, as_failure(error))
+                return claim, outcome_of(claim)
+
+            @functools.wraps(body)
+            def handle_message(message: M) -> Outcome:
+                claim, outcome = run(message)
+                if outcome.error is not None:
+                    raise original(outcome.error)
+                if claim is not None:
+                    self._check_taken(claim)
+                return outcome
+
+            handle_message.outcome = lambda message: run(message)[1]  # type: ignore[attr-defined]
+            handle_message.prepare = self.store.prepare  # type: ignore[attr-defined]
+            return handle_message
+
+        return decorate

@@ -1,0 +1,138 @@
+"""The steps of a message as one document, stored with its record: pure."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from inbox_outbox_base.checks.options import utf8
+from inbox_outbox_base.checks.results import LARGEST_RESULT, compact_json, encode_result
+from inbox_outbox_base.errors.inbox import InvalidOption, InvalidResult
+
+State = Literal["begun", "done", "undone", "anew"]
+LONGEST_NAME = 255
+"""Characters of a step's name, at most."""
+
+
+class Steps:
+    """Steps by name, in the order in which they began."""
+
+    def __init__(self, text: str | None) -> None:
+        self._steps: dict[str, dict[str, Any]] = json.loads(text) if text else {}
+
+    def state(self, name: str) -> State | None:
+        """How far a step is; None if nothing of it is recorded."""
+        step = self._steps.get(name)
+        return None if step is None else step["state"]
+
+    def result(self, name: str) -> Any:
+        """What a finished step returned."""
+        return self._steps[name].get("result")
+
+    @property
+    def pending(self) -> str | None:
+        """The step that began, may not be repeated, and has no recorded end."""
+        return next((name for name, step in self._steps.items() if step["state"] == "begun"), None)
+
+    @property
+    def undos(self) -> int:
+        """How many finished steps have something to undo."""
+        return sum(1 for _ in self.to_undo())
+
+    @property
+    def is_undoing(self) -> bool:
+        """Whether something has been undone already: there is no way forward any more."""
+        return bool(self._steps) and any(step["state"] == "undone" for step in self._steps.values())
+
+    def to_undo(self) -> Iterator[str]:
+        """Finished steps that have something to undo, the last one first."""
+        for name, step in reversed(self._steps.items()):
+            if step["state"] == "done" and step.get("undo"):
+                yield name
+
+    def has_undo(self, name: str) -> bool:
+        """Whether a step that is recorded has something to undo, once it is done."""
+        return bool(self._steps[name].get("undo"))
+
+    def run(self, name: str) -> int:
+        """Which run of a step is the current one, from 1: another one begins when a message runs anew whose
+        step was undone."""
+        return int(self._steps.get(name, {}).get("run", 1))
+
+    def begun(self, name: str, *, has_undo: bool = False) -> "Steps":
+        """With a step that may not be repeated begun."""
+        return self._with(name, {"state": "begun"} | ({"undo": True} if has_undo else {}))
+
+    def done(self, name: str, result: Any, *, has_undo: bool) -> "Steps":
+        """With a step finished.
+
+        Raises:
+            InvalidResult: its result is not JSON, or too large, or all results together are.
+        """
+        try:
+            step: dict[str, Any] = {"state": "done", "result": json.loads(encode_result(result))}
+        except InvalidResult as error:
+            raise InvalidResult(f"step={name!r}: {error}") from None
+        return self._with(name, step | ({"undo": True} if has_undo else {}))
+
+    def undone(self, name: str) -> "Steps":
+        """With a step undone."""
+        return self._with(name, self._steps[name] | {"state": "undone"})
+
+    def without(self, name: str) -> "Steps":
+        """As if this run of a step had never begun."""
+        others = {key: step for key, step in self._steps.items() if key != name}
+        run = self.run(name)
+        return self._of(others | {name: _anew(run)} if run > 1 else others)
+
+    def anew(self) -> "Steps":
+        """With everything that was undone to be run once more."""
+        return self._of(
+            {
+                name: _anew(self.run(name) + 1) if step["state"] == "undone" else step
+                for name, step in self._steps.items()
+            }
+        )
+
+    def text(self) -> str:
+        """As it is stored.
+
+        Raises:
+            InvalidResult: the results together are too large.
+        """
+        text = compact_json(self._steps)
+        size = len(text.encode())
+        if size > LARGEST_RESULT:
+            last = next(reversed(self._steps))
+            raise InvalidResult(
+                f"step={last!r}: with it the results of all steps are {size:,} bytes, expected at most "
+                f"{LARGEST_RESULT:,}: store a reference instead"
+            )
+        return text
+
+    def _with(self, name: str, step: dict[str, Any]) -> "Steps":
+        """Keeping which run of the step it is; one that runs anew comes after those that ran before it."""
+        others = {key: each for key, each in self._steps.items() if key != name or each["state"] != "anew"}
+        run = self.run(name)
+        return self._of(others | {name: step | ({"run": run} if run > 1 else {})})
+
+    @classmethod
+    def _of(cls, steps: dict[str, dict[str, Any]]) -> "Steps":
+        made = cls(None)
+        made._steps = steps
+        return made
+
+
+def _anew(run: int) -> dict[str, Any]:
+    return {"state": "anew", "run": run}
+
+
+def checked_name(name: str) -> str:
+    """A step's name.
+
+    Raises:
+        InvalidOption: not 1 to 255 characters of UTF-8 without NUL.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+        raise InvalidOption(f"step={name!r:.80}: expected 1 to {LONGEST_NAME} characters")
+    utf8("step", name)
+    return name

@@ -1,0 +1,33 @@
+"""Where status-table mode keeps its records, one file for each kind of store."""
+
+from .records import (
+    UNDO_ATTEMPTS,
+    USED_UP,
+    Answer,
+    Change,
+    Held,
+    Record,
+    Request,
+    Status,
+    new_record,
+    remember,
+)
+from .redis import RedisStore
+from .sql import SqlStore
+from .store import Store
+
+__all__ = [
+    "UNDO_ATTEMPTS",
+    "USED_UP",
+    "Answer",
+    "Change",
+    "Held",
+    "Record",
+    "RedisStore",
+    "Request",
+    "SqlStore",
+    "Status",
+    "Store",
+    "new_record",
+    "remember",
+]

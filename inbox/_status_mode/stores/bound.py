@@ -1,0 +1,137 @@
+"""A bound on how long a call of a database takes, whatever it waits for.
+
+Drivers wait without limit for a server that hangs, and for one behind a network that drops what is sent.
+Waits for rows are bounded by the statements themselves; this is for everything else.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.taking import Taking
+from inbox_outbox_base.errors.inbox import StoreUnreachable
+
+_log = logging.getLogger("inbox.stores")
+
+_LOOKS = 1.0
+"""Seconds between two looks for calls that take too long, and for which the server has to end one."""
+
+_IDLE = 60.0
+"""Seconds without a call after which the looking ends."""
+
+
+class Call:
+    """Around a call on a connection, which is cut once the time is over.
+
+    Raises:
+        StoreUnreachable: it was, and the connection is invalidated.
+    """
+
+    __slots__ = ("_connection", "_watchdog", "deadline", "has_ended", "pooled", "taken")
+
+    def __init__(self, watchdog: "Watchdog", connection: Connection, seconds: float) -> None:
+        self._watchdog = watchdog
+        self._connection = connection
+        self.pooled = connection.connection
+        self.deadline = time.monotonic() + seconds
+        self.has_ended = False
+        self.taken: threading.Event | None = None
+        """Is set when its socket is in the hands of whoever cuts it; None if nobody does."""
+
+    def __enter__(self) -> None:
+        self._watchdog.begin(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._watchdog.end(self):
+            return
+        assert self.taken is not None  # noqa: S101 - whoever took it has said so before
+        self.taken.wait()
+        self.has_ended = True
+        self._connection.invalidate()
+        if isinstance(error, Exception):
+            raise StoreUnreachable("the database did not answer in time") from error
+
+
+class Watchdog:
+    """Cuts connections whose call takes too long: one thread for all calls of a store.
+
+    Without locks, which would cost every call: whoever takes a call out of the dictionary, in one operation,
+    decides whether it has ended or is cut.
+    """
+
+    def __init__(self, database: Taking) -> None:
+        self._database = database
+        self._pid = os.getpid()
+        self._calls: dict[Call, None] = {}
+        self._thread: threading.Thread | None = None
+
+    def begin(self, call: Call) -> None:
+        """From now on it may be cut."""
+        if self._pid != os.getpid():  # forked, without the thread and without the calls of other threads
+            self._pid, self._thread, self._calls = os.getpid(), None, {}
+        self._calls[call] = None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="inbox watchdog", daemon=True)
+            self._thread.start()
+
+    def end(self, call: Call) -> bool:
+        """Take it out; False if somebody else has."""
+        return self._calls.pop(call, self) is None
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(_LOOKS)
+            now = time.monotonic()
+            if self._calls:
+                last = now
+            elif now > last + _IDLE:
+                self._thread = None
+                if not self._calls:  # else one has come that still saw this thread
+                    return
+            for call in list(self._calls):
+                if call.deadline < now:
+                    self._take(call)
+
+    def _take(self, call: Call) -> None:
+        call.taken = threading.Event()
+        if not self.end(call):
+            return
+        try:
+            driver: Any = call.pooled.driver_connection
+            own = socket.socket(fileno=os.dup(self._database.socket_of(driver)))
+        except Exception:  # noqa: BLE001 - the connection has just ended by itself
+            _log.debug("a connection that did not answer has ended", exc_info=True)
+        else:
+            # In a thread, so that a server that does not answer keeps no other call from being cut.
+            cut = threading.Thread(target=self._cut, args=(call, driver, own), daemon=True)
+            with suppress(RuntimeError):  # it cannot be had: the driver alone decides
+                cut.start()
+        finally:
+            call.taken.set()
+
+    def _cut(self, call: Call, driver: Any, own: socket.socket) -> None:
+        """Let the server end it; if that does not help, break the connection."""
+        with own:
+            try:
+                self._database.cancel(driver)
+            except Exception:  # noqa: BLE001 - which the server may be in no state to do
+                _log.debug("a call that takes too long cannot be cancelled", exc_info=True)
+            for _ in range(20):
+                if call.has_ended:
+                    return
+                time.sleep(_LOOKS / 20)
+            with suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)

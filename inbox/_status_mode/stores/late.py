@@ -1,0 +1,51 @@
+"""How handlers have ended, where the store did not take it at the time."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from inbox_outbox_base.errors.inbox import StoreUnreachable
+
+if TYPE_CHECKING:
+    from .records import Change, Held
+
+_MOST = 10_000
+"""Ends that are kept; the attempts of those beyond count as such that never ended."""
+
+_log = logging.getLogger("inbox.claims")
+
+
+class LateEnds:
+    """Ends to be written once the store answers again. Each repeats its token, so it changes nothing if
+    somebody has taken the message over by then."""
+
+    def __init__(self, write: "Callable[[Held, Change], bool]") -> None:
+        self._write = write
+        self._ends: dict[tuple[str, str], tuple[Held, Change]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
+    def keep(self, held: "Held", change: "Change") -> None:
+        """Write it later."""
+        if len(self._ends) < _MOST:
+            self._ends[held.consumer, held.key] = (held, change)
+
+    def write_all(self) -> None:
+        """Write those that there are; the store has just answered."""
+        self.write(*list(self._ends))
+
+    def write(self, *messages: tuple[str, str]) -> None:
+        """Write those of these messages, by consumer and key, until the store does not answer."""
+        for message in messages:
+            if (end := self._ends.pop(message, None)) is None:
+                continue
+            try:
+                self._write(*end)
+            except StoreUnreachable:
+                self._ends.setdefault(message, end)
+                return
+            except Exception:  # noqa: BLE001 - the claim that came by is another message's
+                _log.exception("key %r: how its handler ended cannot be recorded", message[1])
+            else:
+                _log.info("key %r: how its handler ended is recorded now", message[1])

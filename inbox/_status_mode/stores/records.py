@@ -1,0 +1,304 @@
+"""What is stored of a message, what is asked of a store, and the rules that every store applies: pure."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from inbox_outbox_base.monitoring.events import LONGEST_ERROR
+from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.words.verdict import Verdict
+
+UNDO_ATTEMPTS = 3
+"""Attempts beyond the last one, when there are finished steps still to be undone."""
+
+NEVER_ENDED = "the attempt did not end within its lease"
+USED_UP = "its attempts are used up"
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+LONGEST_HISTORY = 20
+"""Attempts that are remembered; the oldest go first."""
+
+
+class Status(StrEnum):
+    """How far a message is."""
+
+    CONSUMING = "consuming"
+    """Claimed; after the lease somebody else may take it over."""
+    CONSUMED = "consumed"
+    """Done: every later delivery is a duplicate."""
+    FAILED = "failed"
+    """The last attempt failed or was given back; the next delivery runs."""
+    DEAD = "dead"
+    """Attempts are used up, or the handler gave up."""
+    HALTED = "halted"
+    """A step that may not be repeated has an unknown outcome: a person has to say what it was."""
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: made for every message, and that costs three times as much
+class Request:
+    """One attempt to claim one message.
+
+    Attributes:
+        claim: 16 random bytes, by which an attempt recognises its own row when an answer was lost.
+        lease: seconds.
+        payload: what a dead letter keeps; None keeps nothing.
+        retention, dead_retention: seconds; for stores that forget by themselves.
+        policy: what the inbox asks for; for stores that a purge empties. None is not compared.
+    """
+
+    consumer: str
+    key: str
+    claim: bytes
+    owner: str
+    lease: float
+    max_attempts: int
+    digest: bytes | None
+    payload: bytes | None
+    retention: float
+    dead_retention: float
+    policy: Declaration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is stored of one message; times are the store's.
+
+    Attributes:
+        steps: a JSON object, by the steps' names in the order in which they began.
+        history: a JSON array of the attempts that have not succeeded, and of what operators have done.
+        pending_step: the step that began, may not be repeated, and has no recorded end.
+        undos: how many finished steps have something to undo.
+        interruptions: how often an attempt was given back, because its handler was interrupted.
+    """
+
+    consumer: str
+    key: str
+    status: Status
+    token: int
+    claim: bytes
+    owner: str
+    lease_until: datetime | None
+    attempts_started: int
+    attempts_finished: int
+    digest: bytes | None
+    payload: bytes | None
+    result: str | None
+    error: str | None
+    steps: str | None
+    history: str | None
+    pending_step: str | None
+    undos: int
+    interruptions: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class Answer:
+    """What a store says to a claim.
+
+    Attributes:
+        verdict: the answer.
+        now: the store's clock.
+        token: of the record.
+    """
+
+    __slots__ = ("_record", "_request", "now", "token", "verdict")
+
+    def __init__(self, *, verdict: Verdict, record: Record, now: datetime) -> None:
+        self.verdict = verdict
+        self.now = now
+        self.token = record.token
+        self._record: Record | None = record
+        self._request: Request | None = None
+
+    @classmethod
+    def first(cls, request: Request, token: int, now: datetime) -> "Answer":
+        """To whoever has claimed a message that nobody had claimed before. Its record is made when somebody
+        asks for it: few do, and it costs more than the rest."""
+        answer = cls.__new__(cls)
+        answer.verdict, answer.now, answer.token = Verdict.NEW, now, token
+        answer._record, answer._request = None, request  # noqa: SLF001 - its own
+        return answer
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody had claimed the message before."""
+        return self._request is not None
+
+    @property
+    def record(self) -> Record:
+        """As it stands after the claim."""
+        if self._record is None:
+            assert self._request is not None  # noqa: S101 - one of them is there
+            self._record = new_record(self._request, self.token, self.now)
+        return self._record
+
+    @property
+    def lease_left(self) -> timedelta:
+        """How long somebody else's claim holds."""
+        until = self.record.lease_until
+        return timedelta() if until is None else max(timedelta(), until - self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What every write of a claim repeats: nobody else has this token for this key, ever."""
+
+    consumer: str
+    key: str
+    token: int
+
+
+@dataclass(slots=True, kw_only=True)  # as `Request`
+class Change:
+    """What to write; None leaves a field as it is.
+
+    Attributes:
+        token: a new one, by which whoever has the old one is refused from then on.
+        lease: seconds from now, by the store's clock.
+        finished: how many attempts to add to the finished ones.
+        started: how many to add to (or take from) the started ones.
+        pending_step: a name, or the empty text for none.
+        forget_after: seconds; for stores that forget by themselves.
+    """
+
+    status: Status | None = None
+    token: int | None = None
+    lease: float | None = None
+    finished: int = 0
+    started: int = 0
+    result: str | None = None
+    error: str | None = None
+    payload: bytes | None = None
+    steps: str | None = None
+    history: str | None = None
+    pending_step: str | None = None
+    undos: int | None = None
+    interruptions: int | None = None
+    forget_after: float
+
+    def fields(self) -> dict[str, Any]:
+        """What to write into which column; None empties it. Lease and attempts are not among them, because
+        a store reckons with those."""
+        names = ("token", "result", "error", "payload", "steps", "history", "undos", "interruptions")
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.status is not None:
+            values["status"] = self.status.value
+        if self.pending_step is not None:
+            values["pending_step"] = self.pending_step or None
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a claim may do about a record.
+
+    Attributes:
+        verdict: what to say; `NEW` is to take it over.
+        bury: the status to write first, because this claim has found out that it holds.
+    """
+
+    verdict: Verdict
+    bury: Status | None = None
+
+
+def judge(record: Record, now: datetime, request: Request) -> Judgement:
+    """The rules by which a record that is there may be taken over, the same for every store."""
+    if None not in (record.digest, request.digest) and record.digest != request.digest:
+        return Judgement(Verdict.MISMATCH)
+    if record.status in _SETTLED:
+        return Judgement(_SETTLED[record.status])
+    if record.lease_until is not None and record.lease_until > now:
+        return Judgement(Verdict.IN_FLIGHT)
+    if record.pending_step is not None:
+        return Judgement(Verdict.HALTED, bury=Status.HALTED)
+    extra = UNDO_ATTEMPTS if record.undos else 0
+    if record.attempts_started >= request.max_attempts + extra:
+        return Judgement(Verdict.DEAD, bury=Status.DEAD)
+    return Judgement(Verdict.NEW)
+
+
+def new_record(request: Request, token: int, now: datetime) -> Record:
+    """The record of a message that nobody had claimed before."""
+    return Record(
+        consumer=request.consumer,
+        key=request.key,
+        status=Status.CONSUMING,
+        token=token,
+        claim=request.claim,
+        owner=request.owner,
+        lease_until=now + timedelta(seconds=request.lease),
+        attempts_started=1,
+        attempts_finished=0,
+        digest=request.digest,
+        payload=None,
+        result=None,
+        error=None,
+        steps=None,
+        history=None,
+        pending_step=None,
+        undos=0,
+        interruptions=0,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def is_ours(record: Record, request: Request) -> bool:
+    """Whether this very claim has taken the message: just now, or before, and its answer was lost."""
+    return record.claim == request.claim and record.status is Status.CONSUMING
+
+
+def successor(record: Record, now: datetime, request: Request, judgement: Judgement) -> dict[str, Any]:
+    """The fields of a record that a claim takes over, or buries, and that nobody holds; with a new token in
+    both cases, so that whoever held it before does not take them for its own."""
+    token, history = max(record.token + 1, first_token(now)), record.history
+    if record.status is Status.CONSUMING:
+        history = remember(record, NEVER_ENDED)
+    if judgement.bury is not None:
+        error = NEVER_ENDED if record.status is Status.CONSUMING else record.error or USED_UP
+        payload = request.payload if record.payload is None else record.payload
+        fields = {"status": judgement.bury, "error": error, "payload": payload}
+        return fields | {"token": token, "history": history}
+    return {
+        "token": token,
+        "claim": request.claim,
+        "owner": request.owner,
+        "digest": record.digest if request.digest is None else request.digest,
+        "history": history,
+    }
+
+
+def first_token(now: datetime) -> int:
+    """Microseconds since 1970 by the store's clock: a key's first token. A later one is larger by at least
+    one; one after the record was purged is the clock again."""
+    return (now - EPOCH) // timedelta(microseconds=1)
+
+
+def remember(record: Record, error: str, at: datetime | None = None, *, by: str | None = None) -> str:
+    """The history of a record with its last attempt added, or what an operator has done.
+
+    Args:
+        error: how the attempt ended, or what was done.
+        at: when, by the store's clock; None is when the lease ran out.
+        by: the operator; None is the attempt's owner.
+    """
+    ended = at or record.lease_until
+    entry = {
+        "attempt": record.attempts_started,
+        "owner": record.owner if by is None else by,
+        "ended": ended.isoformat() if ended else None,
+        "error": error[:LONGEST_ERROR],
+    }
+    entries = [*json.loads(record.history or "[]"), entry]
+    return json.dumps(entries[-LONGEST_HISTORY:], ensure_ascii=False)
+
+
+_SETTLED = {
+    Status.CONSUMED: Verdict.DUPLICATE,
+    Status.DEAD: Verdict.DEAD,
+    Status.HALTED: Verdict.HALTED,
+}

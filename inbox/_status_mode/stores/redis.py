@@ -1,0 +1,268 @@
+"""Records of status-table mode in Redis: one hash a message, changed by scripts only."""
+
+import asyncio
+import inspect
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
+from inbox_outbox_base.words.verdict import Verdict
+
+from . import redis_records as hashes
+from . import redis_scripts
+from .records import Answer, Change, Held, Record, Request, Status, is_ours, judge, successor
+from .redis_scripts import Script
+from .store import Store, tries
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+    Client = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
+
+T = TypeVar("T")
+_HELD = (Status.CONSUMING,)
+_CODES = "OOM|NOREPLICAS|MISCONF|BUSY|LOADING|MASTERDOWN|READONLY|CLUSTERDOWN|TRYAGAIN"
+_NOT_NOW = re.compile(rf"^(?:ERR Error running script .*? -|-)?({_CODES}) ")
+"""Answers of a server that is full or degraded begin with one of these words of its protocol. Before Redis 7
+one that meets with them inside a script puts its own words first."""
+
+
+class RedisStore(Store):
+    """Records in Redis 6 or newer, or a Redis Cluster; extra `redis`.
+
+    A message is one key, and every claim and write one script on it, so decisions are as atomic as in a
+    database; the time is Redis' TIME. Records forget themselves after the inbox's retention. What Redis
+    loses is lost: it needs ``appendonly yes``, ``maxmemory-policy noeviction``, and a failover to a replica
+    that had not got the last writes can let a second handler run.
+
+    Args:
+        client: of redis-py, synchronous or (for `AsyncStatusInbox`) asynchronous, without `decode_responses`
+            and with a `socket_timeout`, which newer versions of redis-py have by default.
+        prefix: what the keys begin with.
+
+    Raises:
+        InvalidOption: not such a client, or an empty prefix.
+    """
+
+    def __init__(self, client: "Client", *, prefix: str = "inbox") -> None:
+        with brought_by("redis"):
+            import redis
+            import redis.asyncio
+
+        asynchronous = redis.asyncio.Redis | redis.asyncio.RedisCluster
+        if not isinstance(client, redis.Redis | redis.RedisCluster | asynchronous):
+            raise InvalidOption(f"client={type(client).__name__}: expected a client of redis-py")
+        if client.get_encoder().decode_responses:
+            raise InvalidOption("client: with decode_responses=True it cannot read bytes")
+        if _socket_timeout(client) is None:
+            raise InvalidOption(
+                "client: socket_timeout=None lets a server that hangs stop the heartbeats of every message"
+            )
+        if not prefix or not isinstance(prefix, str):
+            raise InvalidOption(f"prefix={prefix!r}: expected some text")
+        self.is_async = isinstance(client, asynchronous)
+        self._client: Any = client
+        self._is_cluster = not isinstance(client, redis.Redis | redis.asyncio.Redis)
+        self._prefix = prefix
+        self._transient = (
+            redis.exceptions.ConnectionError,
+            redis.exceptions.TimeoutError,
+            redis.exceptions.ReadOnlyError,
+            redis.exceptions.ClusterDownError,
+            redis.exceptions.TryAgainError,
+            redis.exceptions.OutOfMemoryError,
+        )
+        self._errors = redis.exceptions.RedisError
+        self._no_script = redis.exceptions.NoScriptError
+
+    def __repr__(self) -> str:
+        return f"RedisStore(prefix={self._prefix!r})"
+
+    def write(self, held: Held, change: Change, among: Iterable[Status] = _HELD) -> bool:
+        if among is _HELD and change.status is Status.CONSUMED and change.steps is None:
+            return self._complete(held, change) or self._has_happened(held, change)
+        lease, keep = change.lease, change.forget_after
+        if self._write(held, among, change.fields(), keep, lease, change.started, change.finished):
+            return True
+        return self._has_happened(held, change)
+
+    def _complete(self, held: Held, change: Change) -> bool:
+        given = () if change.result is None else (change.result,)
+        keep = hashes.milliseconds(change.forget_after)
+        name = self._name(held.consumer, held.key)
+        return bool(self._run(redis_scripts.COMPLETE, name, held.token, keep, *given))
+
+    def renew(
+        self, claims: Sequence[Held], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[Held, float | None]]:
+        if self._is_cluster:
+            yield from super().renew(claims, lease, keep, within)
+            return
+        change = Change(lease=lease, forget_after=keep)
+        answers = self._retrying(lambda: self._renewed(claims, change))
+        for held, answer in zip(claims, answers, strict=True):
+            renewed = self.write(held, change) if isinstance(answer, self._no_script) else answer
+            yield held, lease if renewed else None
+
+    def _renewed(self, claims: Sequence[Held], change: Change) -> Sequence[Any]:
+        """In one go: for each claim whether it was renewed, or that Redis has forgotten the script."""
+        pipeline = self._client.pipeline(transaction=False)
+        for held in claims:
+            arguments = hashes.write_arguments(
+                held, (Status.CONSUMING,), {}, change.forget_after, change.lease
+            )
+            pipeline.evalsha(redis_scripts.WRITE.sha, 1, self._name(held.consumer, held.key), *arguments)
+        answers: Sequence[Any] = self._called(pipeline.execute(raise_on_error=False))
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, self._no_script):
+                raise answer
+        return answers
+
+    def find(self, consumer: str, key: str) -> Record | None:
+        return self._look(self._name(consumer, key), consumer, key)[1]
+
+    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
+        """As `Store.list`; reads all records there are, because Redis has no index of them."""
+        start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
+        found = []
+        for name in self._names(hashes.escaped(start) + "*"):
+            of, key = hashes.parted(name[len(self._prefix) + 1 :].decode())
+            record = self._look(name, of, key)[1]
+            if record is not None and status in (None, record.status):
+                found.append(record)
+        return sorted(found, key=lambda record: record.updated_at)[:limit]
+
+    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+        name = self._name(held.consumer, held.key)
+        return bool(self._run(redis_scripts.DELETE, name, held.token, hashes.listed(among)))
+
+    def now(self) -> datetime:
+        return self._look(self._name("", ""), "", "")[0]
+
+    def _claim(self, request: Request) -> Answer | None:
+        name = self._name(request.consumer, request.key)
+        now, record = self._add_or_look(name, request)
+        if isinstance(record, int):
+            return Answer.first(request, record, now)
+        if is_ours(record, request):
+            return Answer(verdict=Verdict.NEW, record=record, now=now)
+        judgement = judge(record, now, request)
+        if judgement.bury is None and judgement.verdict is not Verdict.NEW:
+            return Answer(verdict=judgement.verdict, record=record, now=now)
+        values = successor(record, now, request, judgement)
+        if judgement.bury is None:
+            values |= {"status": Status.CONSUMING, "error": None}
+            keep, lease, started = request.lease + request.retention, request.lease, 1
+        else:
+            keep, lease, started = request.dead_retention, None, 0
+        seen = Held(record.consumer, record.key, record.token)
+        if not self._write(
+            seen, [record.status], values, keep, lease, started, 0, judged=hashes.judged(record)
+        ):
+            return None
+        now, found = self._look(name, request.consumer, request.key)
+        if found is None or (judgement.bury is None and found.claim != request.claim):
+            return None
+        return Answer(verdict=judgement.verdict, record=found, now=now)
+
+    def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record | int]:
+        """The store's clock, and what was there; or the token of what is there now."""
+        given = () if request.digest is None else (request.digest,)
+        lease, keep = (
+            hashes.microseconds(request.lease),
+            hashes.milliseconds(request.lease + request.retention),
+        )
+        answer = self._run(redis_scripts.ADD_OR_LOOK, name, lease, keep, request.claim, request.owner, *given)
+        if isinstance(answer, list):
+            return hashes.time_of(answer[0]), hashes.record_of(request.consumer, request.key, answer[1])
+        return hashes.time_of(answer), int(answer)
+
+    def _look(self, name: bytes, consumer: str, key: str) -> tuple[datetime, Record | None]:
+        now, flat = self._run(redis_scripts.LOOK, name)
+        return hashes.time_of(now), hashes.record_of(consumer, key, flat) if flat else None
+
+    def _write(
+        self,
+        held: Held,
+        among: Iterable[Status],
+        values: Mapping[str, Any],
+        keep: float,
+        lease: float | None,
+        started: int,
+        finished: int,
+        *,
+        judged: str = "",
+    ) -> bool:
+        arguments = hashes.write_arguments(held, among, values, keep, lease, started, finished, judged)
+        return bool(self._run(redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
+
+    def _run(self, script: Script, name: bytes, *arguments: Any) -> Any:
+        try:  # nothing else than this call, but where something is wrong
+            result = self._client.execute_command("EVALSHA", script.sha, 1, name, *arguments)
+            return self._called(result) if self.is_async else result
+        except self._errors:
+            return self._retrying(lambda: self._evaluated(script, name, arguments))
+
+    def _evaluated(self, script: Script, name: bytes, arguments: Sequence[Any]) -> Any:
+        try:
+            return self._called(self._client.evalsha(script.sha, 1, name, *arguments))
+        except self._no_script:
+            return self._called(self._client.eval(script.text, 1, name, *arguments))
+
+    def _retrying(self, call: Callable[[], T]) -> T:
+        for pause in tries():
+            try:
+                return call()
+            except self._errors as error:
+                if not self._is_transient(error):
+                    raise
+                if pause is None:
+                    raise StoreUnreachable(f"{self!r} did not answer: {_reason(error)}") from error
+            self._called(asyncio.sleep(pause)) if self.is_async else time.sleep(pause)
+        raise AssertionError("tries() ends with None")
+
+    def _is_transient(self, error: Exception) -> bool:
+        return isinstance(error, self._transient) or _NOT_NOW.search(str(error)) is not None
+
+    def _called(self, result: Any) -> Any:
+        if not self.is_async:
+            return result
+        from sqlalchemy.util import await_only  # without greenlet the import fails
+
+        return await_only(result)
+
+    def _names(self, pattern: str) -> Iterator[bytes]:
+        scan = self._client.scan_iter(match=pattern, count=1_000)
+        if not self.is_async:
+            yield from scan
+            return
+        while (name := self._called(anext(scan, None))) is not None:
+            yield name
+
+    def _name(self, consumer: str, key: str) -> bytes:
+        """The length tells where the consumer ends, whatever is in it."""
+        return f"{self._prefix}:{len(consumer)}:{consumer}:{key}".encode()
+
+
+def _reason(error: Exception) -> str:
+    """What to tell without what the script was given."""
+    code = _NOT_NOW.search(str(error))
+    return type(error).__name__ if code is None else code[1]
+
+
+def _socket_timeout(client: Any) -> float | None:
+    """Seconds for which a call waits for an answer; None: as long as it takes."""
+    import redis.connection
+
+    holder = next(
+        (found for name in ("connection_pool", "nodes_manager") if (found := getattr(client, name, None))),
+        client,
+    )
+    default = inspect.signature(redis.connection.AbstractConnection).parameters["socket_timeout"].default
+    timeout: float | None = getattr(holder, "connection_kwargs", {}).get("socket_timeout", default)
+    return timeout

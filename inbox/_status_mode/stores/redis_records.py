@@ -1,0 +1,92 @@
+"""Records as hashes: names, what scripts of status-table mode are given, and what they return."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from .records import EPOCH, Held, Record, Status
+
+_NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
+_AT_FIRST = {"attempts_finished": 0, "undos": 0, "interruptions": 0}
+"""What need not be stored of a message that has no other number."""
+
+_TIMES = ("lease_until", "created_at", "updated_at")
+_BYTES = ("claim", "digest", "payload")
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def write_arguments(
+    held: Held,
+    among: Iterable[Status],
+    values: Mapping[str, Any],
+    keep: float,
+    lease: float | None,
+    started: int = 0,
+    finished: int = 0,
+    judged: str = "",
+) -> tuple[Any, ...]:
+    removed = [field for field, value in values.items() if value is None]
+    written = [part for field, value in values.items() if value is not None for part in (field, value)]
+    return (
+        held.token,
+        listed(among),
+        judged,
+        "" if lease is None else microseconds(lease),
+        milliseconds(keep),
+        started,
+        finished,
+        int("status" in values),
+        len(removed),
+        *removed,
+        *written,
+    )
+
+
+def parted(name: str) -> tuple[str, str]:
+    """Consumer and key."""
+    length, _, rest = name.partition(":")
+    return rest[: int(length)], rest[int(length) + 1 :]
+
+
+def escaped(text: str) -> str:
+    """Text as a pattern that matches nothing else."""
+    return "".join(f"\\{each}" if each in "\\*?[]^-" else each for each in text)
+
+
+def judged(record: Record) -> str:
+    """By what a record was judged, besides token and status: what its holder may have changed since."""
+    return f"{record.undos},{record.pending_step or ''}"
+
+
+def listed(statuses: Iterable[Status]) -> str:
+    return "".join(f",{status.value}" for status in statuses) + ","
+
+
+@lru_cache  # an inbox has two or three such times, and sends them with each message
+def microseconds(seconds: float) -> bytes:
+    return b"%d" % round(seconds * 1_000_000)
+
+
+@lru_cache
+def milliseconds(seconds: float) -> bytes:
+    """At least one: Redis takes 0 for "delete it"."""
+    return b"%d" % max(1, round(seconds * 1_000))
+
+
+def time_of(text: bytes) -> datetime:
+    return EPOCH + int(text) * _MICROSECOND
+
+
+def record_of(consumer: str, key: str, flat: list[bytes]) -> Record:
+    found = dict(zip([name.decode() for name in flat[::2]], flat[1::2], strict=True))
+    values: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__) | _AT_FIRST
+    for name, value in found.items():
+        if name in _NUMBERS:
+            values[name] = int(value)
+        elif name in _TIMES:
+            values[name] = time_of(value) if value else None
+        else:
+            values[name] = value if name in _BYTES else value.decode()
+    values["updated_at"] = values["updated_at"] or values["created_at"]
+    return Record(**values | {"consumer": consumer, "key": key, "status": Status(values["status"])})

@@ -1,0 +1,327 @@
+"""Records of status-table mode in a table: every write repeats, in one statement, what it is based on."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection, Engine, StaticPool
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
+from inbox_outbox_base.tables.inbox import tables
+from inbox_outbox_base.transactions.connect import connected
+from inbox_outbox_base.transactions.durability import look
+from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.words.verdict import Verdict
+
+from . import sql_rows as rows
+from . import sql_statements
+from .bound import Call, Watchdog
+from .records import (
+    EPOCH,
+    Answer,
+    Change,
+    Held,
+    Judgement,
+    Record,
+    Request,
+    Status,
+    is_ours,
+    judge,
+    new_record,
+    successor,
+)
+from .store import Store, tries
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+LONGEST_CALL = 20.0
+"""Seconds after which a call that is not answered is given up; longer than any wait for a row."""
+
+_LARGEST_STATEMENT = 1_000
+"""Claims that one statement renews, at most."""
+
+
+class _RowLocked(StoreUnreachable):
+    """The store answers, but somebody has locked the row."""
+
+
+class SqlStore(Store):
+    """Records in the table ``inbox_status`` of PostgreSQL, MySQL, MariaDB or SQLite.
+
+    Every claim, heartbeat and step is one short transaction of its own, so no lock is held while a handler
+    runs, and the time is the database's clock. Transient errors are tried again for about a second.
+
+    Args:
+        engine: where the tables are; an AsyncEngine for `AsyncStatusInbox`.
+        schema: the PostgreSQL schema of the tables; None is the connection's own.
+
+    Raises:
+        InvalidOption: not an engine, or one whose only connection all threads share.
+        UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
+    """
+
+    def __init__(self, engine: "Engine | AsyncEngine", *, schema: str | None = None) -> None:
+        sync_engine = getattr(engine, "sync_engine", engine)
+        if not isinstance(sync_engine, Engine):
+            raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine or an AsyncEngine")
+        if isinstance(sync_engine.pool, StaticPool) and sync_engine.dialect.name != "sqlite":
+            raise InvalidOption(
+                "engine: with StaticPool a heartbeat would commit what another thread is doing"
+            )
+        self.is_async = sync_engine is not engine
+        self.engine = sync_engine
+        self.tables = tables(schema)
+        self._database = taking(sync_engine.dialect.name)
+        self._own = self._database.committing_each(sync_engine)
+        self._watchdog = Watchdog(self._database)
+
+    def prepare(self) -> None:
+        look(self.engine)
+
+    def __repr__(self) -> str:
+        return f"SqlStore({self.engine.url.render_as_string()!r})"
+
+    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+        values = rows.values(change)
+        statement = sql_statements.write(self.tables, frozenset(values), rows.names(among))
+        parameters = values | rows.where(held)
+        if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
+            return True
+        return self._has_happened(held, change)
+
+    def find(self, consumer: str, key: str) -> Record | None:
+        parameters = {"consumer_": consumer, "key_": key}
+        return self._run(lambda connection: self._look(connection, parameters)[1])
+
+    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
+        statement = sql_statements.listed(
+            self.tables, of_one=consumer is not None, with_status=status is not None
+        )
+        parameters = {"consumer_": consumer, "status_": status and status.value, "limit": limit}
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return self._run(
+            lambda connection: [rows.record_of(row) for row in connection.execute(statement, given)],
+        )
+
+    def renew(
+        self, claims: Sequence[Held], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[Held, float | None]]:
+        if not self._database.locks_rows:  # nor may a process that stands still be in the middle of a read
+            yield from super().renew(claims, lease, keep, within)
+            return
+        for start in range(0, len(claims), _LARGEST_STATEMENT):
+            part = claims[start : start + _LARGEST_STATEMENT]
+            work = partial(self._renew_on, claims=part, lease=lease)
+            yield from self._run(work, wait=sql_statements.CLAIM_WAIT, within=within)
+
+    def _renew_on(
+        self, connection: Connection, claims: Sequence[Held], lease: float
+    ) -> Iterable[tuple[Held, float | None]]:
+        consumer = claims[0].consumer
+        these = {"consumer_": consumer, "claims": [(held.key, held.token) for held in claims]}
+        if connection.dialect.name == "postgresql":
+            connection.execute(sql_statements.renew(self.tables), these | {"lease": lease})
+        else:
+            self._renew_one_by_one(connection, these, lease)
+        left = {
+            Held(consumer, row.key, row.token): (row.lease_until - row.now).total_seconds()
+            for row in connection.execute(sql_statements.leases(self.tables), these)
+        }
+        return [(held, left.get(held)) for held in claims]
+
+    def _renew_one_by_one(self, connection: Connection, these: dict[str, Any], lease: float) -> None:
+        """MySQL and MariaDB do not leave out locked rows of an UPDATE, and given a list, the optimizer may
+        scan past it and wait for rows of others."""
+        unlocked = connection.execute(sql_statements.unlocked(self.tables), these).all()
+        statement = sql_statements.write(self.tables, frozenset({"lease"}), rows.names([Status.CONSUMING]))
+        for row in unlocked:
+            held = Held(these["consumer_"], row.key, row.token)
+            try:
+                connection.execute(statement, rows.where(held) | {"lease": lease})
+            except DBAPIError as error:
+                if not codes.ends_wait(error):  # somebody has locked it just now
+                    raise
+
+    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+        statement = sql_statements.forget(self.tables, rows.names(among))
+        return self._run(lambda connection: connection.execute(statement, rows.where(held)).rowcount == 1)
+
+    def now(self) -> datetime:
+        return self._run(self._database.now)
+
+    def lock(self, connection: Connection, held: Held, witness: bytes) -> bool:
+        """In the caller's transaction, keep everybody else from the record until it ends; False if the claim
+        is not the message's any more. A transaction that has been undone does not leave its `witness`."""
+        parameters = rows.where(held) | {"claim": witness}
+        dialect = connection.dialect.name
+        statement = sql_statements.lock(self.tables, dialect, rows.names([Status.CONSUMING]))
+        done = connection.execute(statement, parameters)
+        return done.first() is not None if done.returns_rows else done.rowcount == 1
+
+    def record_step(
+        self, connection: Connection, held: Held, witness: bytes, *, steps: str, undos: int, lease: float
+    ) -> bool:
+        """In that same transaction, write down the steps and let the lease begin anew, in seconds; False if
+        the transaction has been undone in between."""
+        parameters = rows.where(held) | {
+            "claim": witness,
+            "steps": steps,
+            "undos": undos,
+            "lease": lease,
+        }
+        statement = sql_statements.record_step(self.tables, connection.dialect.name)
+        return connection.execute(statement, parameters).rowcount == 1
+
+    def bounded(self, connection: Connection) -> AbstractContextManager[None]:
+        """Around calls on a connection of the caller's, which is cut if they take too long.
+
+        Raises:
+            StoreUnreachable: it was.
+        """
+        return self._bounded(connection, LONGEST_CALL)
+
+    def _claim(self, request: Request) -> Answer | None:
+        try:
+            return self._run(
+                lambda connection: self._claim_on(connection, request), wait=sql_statements.CLAIM_WAIT
+            )
+        except _RowLocked:
+            return self._run(lambda connection: self._locked(connection, request))
+
+    def _locked(self, connection: Connection, request: Request) -> Answer:
+        """What to say of a row that somebody has locked for longer than a claim waits: whoever it is may be
+        at the message, so it is in flight, unless it is settled."""
+        now, record = self._look(connection, {"consumer_": request.consumer, "key_": request.key})
+        if record is None:  # nor is it committed
+            return Answer(verdict=Verdict.IN_FLIGHT, record=new_record(request, 0, now), now=now)
+        judgement = judge(record, now, request)
+        is_open = judgement.bury is not None or judgement.verdict is Verdict.NEW
+        return Answer(verdict=Verdict.IN_FLIGHT if is_open else judgement.verdict, record=record, now=now)
+
+    def declaration(
+        self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
+    ) -> Declaration:
+        return Declaration(self.tables, consumer, "status", retention, dead_retention)
+
+    def retention(self, policy: Declaration) -> Retention:
+        return policy.asked or self._run(policy.retention)
+
+    def _claim_on(self, connection: Connection, request: Request) -> Answer | None:
+        if request.policy is not None and request.policy.known(connection) is None:
+            request.policy.agree(connection, is_new=True)
+        now, record = self._add_or_look(connection, request)
+        if isinstance(record, int):
+            return Answer.first(request, record, now)
+        if record is None:  # purged in between
+            return None
+        if is_ours(record, request):
+            return Answer(verdict=Verdict.NEW, record=record, now=now)
+        judgement = judge(record, now, request)
+        if judgement.bury is not None or judgement.verdict is Verdict.NEW:
+            return self._change(connection, request, record, now, judgement)
+        return Answer(verdict=judgement.verdict, record=record, now=now)
+
+    def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | int | None]:
+        """The store's clock, and what was there; or the token of what is there now."""
+        parameters = rows.new(request)
+        if connection.dialect.name == "postgresql":
+            row = connection.execute(sql_statements.add_or_look(self.tables), parameters).one_or_none()
+            if row is None:
+                return EPOCH, None
+            if row.token is None:
+                return row.now, rows.record_of_json(row.record)
+            return row.now, int(row.token)
+        where = {"consumer_": request.consumer, "key_": request.key}
+        now, record = self._look(connection, where)
+        if record is None:
+            connection.execute(sql_statements.add(self.tables, connection.dialect.name), parameters)
+            now, record = self._look(connection, where)
+        return now, record
+
+    def _look(self, connection: Connection, where: dict[str, Any]) -> tuple[datetime, Record | None]:
+        row = connection.execute(sql_statements.look(self.tables), where).one()
+        return row.now, None if row.token is None else rows.record_of(row)
+
+    def _change(
+        self, connection: Connection, request: Request, record: Record, now: datetime, judgement: Judgement
+    ) -> Answer | None:
+        seen = rows.where(Held(record.consumer, record.key, record.token))
+        judged = {
+            "status_": record.status.value,
+            "undos_": record.undos,
+            "pending_step_": record.pending_step,
+        }
+        values = seen | judged | successor(record, now, request, judgement)
+        if judgement.bury is None:
+            taken = sql_statements.take_over(self.tables)
+            changed = connection.execute(taken, values | {"lease": request.lease}).rowcount
+        else:
+            buried = sql_statements.bury(self.tables)
+            changed = connection.execute(buried, values | {"status": judgement.bury.value}).rowcount
+        now, found = self._look(connection, seen)
+        if changed == 0 or found is None or (judgement.bury is None and found.claim != request.claim):
+            return None
+        return Answer(verdict=judgement.verdict, record=found, now=now)
+
+    def _run(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        wait: float = sql_statements.WRITE_WAIT,
+        within: float | None = None,
+    ) -> T:
+        """Do this on a connection of its own, on which statements commit one by one and wait for a row for
+        `wait` seconds at most; a connection that does not answer `within` some seconds is replaced once."""
+        for pause in tries():
+            try:
+                return self._once(work, wait, LONGEST_CALL if within is None else within)
+            except StoreUnreachable:
+                if pause is None:
+                    raise
+            except SQLAlchemyError as error:
+                if not codes.is_transient(error):
+                    raise
+                if pause is None:
+                    is_locked = isinstance(error, DBAPIError) and codes.ends_wait(error)
+                    unreachable = _RowLocked if is_locked else StoreUnreachable
+                    raise unreachable(f"{self!r} did not answer: {_reason(error)}") from error
+            self._sleep(pause)
+        raise AssertionError("tries() ends with None")
+
+    def _once(self, work: Callable[[Connection], T], wait: float, within: float) -> T:
+        with connected(self._own) as connection:
+            try:
+                with self._bounded(connection, within), self._database.briefly(connection, wait):
+                    return work(connection)
+            except DBAPIError as error:
+                if codes.is_read_only(error):
+                    connection.invalidate(error)
+                explain(connection, self.tables.status, error)
+
+    def _bounded(self, connection: Connection, seconds: float) -> AbstractContextManager[None]:
+        return Call(self._watchdog, connection, seconds) if self._database.has_server else nullcontext()
+
+    def _sleep(self, seconds: float) -> None:
+        if self.is_async:
+            import asyncio
+
+            from sqlalchemy.util import await_only
+
+            await_only(asyncio.sleep(seconds))
+        else:
+            time.sleep(seconds)
+
+
+def _reason(error: SQLAlchemyError) -> object:
+    """What the driver said, without the statement and its parameters."""
+    return error.orig if isinstance(error, DBAPIError) else error

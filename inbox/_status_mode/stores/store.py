@@ -1,0 +1,124 @@
+"""What status-table mode needs of a store."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.errors.inbox import StoreUnreachable
+from inbox_outbox_base.transactions.policy import Declaration
+
+from .late import LateEnds
+from .records import Answer, Change, Held, Record, Request, Status
+
+_ROUNDS = 100
+"""How often a claim that others were faster than looks again."""
+
+
+def tries() -> Iterator[float | None]:
+    """How long to wait after each try at reaching a store, in seconds; None after the last: there are eight,
+    but none begins when a second is over, because drivers may have tried for long by themselves."""
+    deadline = time.monotonic() + 1.0
+    for pause in pauses(8):
+        if pause is None or time.monotonic() > deadline:
+            break
+        yield pause
+    yield None
+
+
+class Store(ABC):
+    """Where status-table mode keeps its records. All times are the store's own clock.
+
+    Methods are synchronous; a store on an asynchronous engine or client is called inside a greenlet.
+    """
+
+    is_async: bool
+
+    def claim(self, request: Request) -> Answer:
+        """Take the message, or say why not; one atomic decision.
+
+        Raises:
+            StoreUnreachable: the store did not answer, after some tries.
+        """
+        if self._late:
+            self._late.write((request.consumer, request.key))
+        for _ in range(_ROUNDS):
+            answer = self._claim(request)
+            if answer is not None:
+                if self._late:
+                    self._late.write_all()
+                return answer
+        raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
+
+    def end(self, held: Held, change: Change) -> bool:
+        """Write how a handler has ended; False if the message is not its own any more. If that fails, it is
+        tried again when this process claims the message once more, or gets an answer to another claim."""
+        try:
+            return self.write(held, change)
+        except Exception:
+            self._late.keep(held, change)
+            raise
+
+    @cached_property
+    def _late(self) -> LateEnds:
+        return LateEnds(self.write)
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to say
+        """What a listener lets it do before the first message: warn of settings that lose messages."""
+
+    def declaration(
+        self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
+    ) -> Declaration | None:
+        """The policy of an inbox that is kept with its records; None if each record says when it goes."""
+        return None
+
+    def retention(self, policy: Declaration) -> Retention:
+        """How long such an inbox's records are kept."""
+        return policy.asked or Retention()
+
+    @abstractmethod
+    def _claim(self, request: Request) -> Answer | None:
+        """The answer; None if the record was changed in between by others: look again."""
+
+    @abstractmethod
+    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+        """Write if the record still has this token and one of these statuses; False if it has not."""
+
+    def renew(
+        self, claims: Sequence[Held], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[Held, float | None]]:
+        """Let the leases of one consumer's claims begin anew, but for records that somebody has locked; for
+        each claim how many seconds its lease has left now, or None if it is somebody else's.
+
+        Args:
+            claims: one or more.
+            lease, keep: seconds; `keep` is for stores that forget by themselves.
+            within: seconds after which no answer is an error.
+        """
+        change = Change(lease=lease, forget_after=keep)
+        for held in claims:
+            yield held, lease if self.write(held, change) else None
+
+    @abstractmethod
+    def find(self, consumer: str, key: str) -> Record | None:
+        """What is stored of one message."""
+
+    @abstractmethod
+    def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
+        """Records, those that were changed longest ago first."""
+
+    @abstractmethod
+    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+        """Forget the message if its record still has this token and one of these statuses."""
+
+    @abstractmethod
+    def now(self) -> datetime:
+        """The store's clock."""
+
+    def _has_happened(self, held: Held, change: Change) -> bool:
+        """Of a write that was refused: whether it took effect before, and only its answer was lost."""
+        record = self.find(held.consumer, held.key) if change.status is not None else None
+        return record is not None and (record.token, record.status) == (held.token, change.status)

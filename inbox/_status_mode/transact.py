@@ -1,0 +1,233 @@
+"""A step that commits together with the record that it has happened."""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.fault import COMMIT, OWN
+from inbox_outbox_base.errors.inbox import (
+    CommitLost,
+    InvalidOption,
+    LeaseLost,
+    StoreUnreachable,
+    TransactionAborted,
+    TransactionEnded,
+    UnusableConnection,
+)
+from inbox_outbox_base.transactions import ending, failed_commit, forked
+from inbox_outbox_base.transactions.joining import roll_back, usable
+from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
+from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
+
+from .hold import Hold
+from .steps import Steps
+from .stores import SqlStore, Store
+
+
+class StepTransaction:
+    """Begin, record and commit around a step's body; synchronous, for whatever handle there is.
+
+    The record's row is locked from the first statement on, so nobody takes the message over while the
+    transaction is open, and a claim that was lost before is found out before anything is written.
+    """
+
+    def __init__(self, hold: Hold, store: SqlStore | None, name: str, *, has_undo: bool) -> None:
+        self._hold = hold
+        self._store = store
+        self._name = name
+        self._has_undo = has_undo
+        self._witness = os.urandom(16)
+        self._process = os.getpid()
+        self._is_watched = False
+        self._steps: Steps = hold.steps
+        self._sent = time.monotonic()
+
+    def begin(self, handle: Connection | Session) -> None:
+        """Begin a transaction, and lock the claim in it.
+
+        Raises:
+            LeaseLost: the message is somebody else's.
+            UnusableConnection: the connection is in AUTOCOMMIT mode.
+        """
+        self._handle = handle
+        with OWN:
+            transaction = handle.begin()
+            self._connection = self._connected(handle)
+            try:
+                usable(self._connection)
+            except UnusableConnection as error:
+                raise UnusableConnection(
+                    f"step={self._name!r}: {error}; give transact a source= with transactions"
+                ) from None
+            store, held = self._store, self._hold.held
+            with self._bounded():
+                is_locked = store is None or store.lock(self._connection, held, self._witness)
+        if not is_locked:
+            self._hold.lose()
+            raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
+        self._hold.is_locked = True
+        if store is not None:  # else nothing has been written yet, so the transaction may not have begun
+            ending.watch(handle, self._connection, transaction)
+            self._is_watched = True
+
+    def _connected(self, handle: Connection | Session) -> Connection:
+        if not isinstance(handle, Session):
+            return handle
+        if self._store is None:
+            return handle.connection()
+        return connection_of(handle, bind_of(handle, self._store.tables.status), is_ours=True)
+
+    def end(self, result: Any) -> None:
+        """Record the step, and commit.
+
+        Raises:
+            TransactionEnded, TransactionAborted, CommitLost: as for the exactly-once path.
+            UnusableConnection: the session has written to two databases; nothing was committed on either.
+            InvalidResult: the result is not JSON, or too large.
+        """
+        forked.check(self._process)
+        self._steps = self._hold.steps.done(self._name, result, has_undo=self._has_undo)
+        if isinstance(self._handle, Session):
+            self._handle.flush()
+        self._record()
+        self._hold.check()
+        self.leave()  # a COMMIT in two phases is statements of SQLAlchemy's own
+        try:
+            with COMMIT:
+                self._hold.call(self._commit)
+        except StoreUnreachable as error:
+            with OWN:
+                self._resolve(error)
+        except DBAPIError as error:
+            if not codes.breaks_connection(error):
+                raise
+            with OWN:
+                self._resolve(error)
+
+    def adopt(self, seconds: float) -> None:
+        """It has committed."""
+        self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
+
+    def roll_back(self) -> None:
+        """Undo all of it, in the process that has begun it."""
+        self.leave()
+        if forked.is_in(self._process):
+            if self._hold.is_locked:
+                failed_commit.watch(self._connection)
+            roll_back(self._handle)
+        else:
+            forked.abandon(self._handle)
+
+    def leave(self) -> None:
+        """The body is over, however it went."""
+        if self._is_watched:
+            self._is_watched = False
+            ending.unwatch(self._handle, self._connection)
+
+    def _bounded(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._store is None else self._store.bounded(self._connection)
+
+    def _commit(self) -> None:
+        with self._bounded():
+            self._handle.commit()
+
+    def _record(self) -> None:
+        database = database_of(self._connection)
+        if not self._connection.in_transaction() or database.is_ended(self._connection):
+            raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back by itself")
+        root = self._handle.get_transaction()
+        if isinstance(root, SessionTransaction):
+            is_lost = is_aborted(root)
+        else:
+            is_lost = database.is_aborted(self._connection, None)
+        if is_lost or not self._is_recorded():
+            raise TransactionAborted(
+                f"step={self._name!r}: the body swallowed a database error that had aborted the transaction: "
+                "nothing was written"
+            )
+
+    def _is_recorded(self) -> bool:
+        """Whether the record has the step now; not if the transaction has been undone since it began."""
+        self._sent = time.monotonic()
+        steps = self._steps.text()
+        with OWN, self._bounded():
+            return self._store is None or self._store.record_step(
+                self._connection,
+                self._hold.held,
+                self._witness,
+                steps=steps,
+                undos=self._steps.undos,
+                lease=self._hold.lease,
+            )
+
+    def _resolve(self, error: Exception) -> None:
+        """Finish normally if the COMMIT did happen: the record has the witness then."""
+        held = self._hold.held
+        try:
+            record = self._store.find(held.consumer, held.key) if self._store else None
+        except StoreUnreachable:
+            self._hold.lose()  # nobody knows what is recorded, so nothing may be written over it
+            raise
+        if record is None or record.claim != self._witness:
+            raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
+
+
+def transact(
+    hold: Hold,
+    store: SqlStore,
+    name: str,
+    open_handle: Callable[[], Connection | Session],
+    body: Callable[[Any], Any],
+    *,
+    has_undo: bool,
+) -> None:
+    """Run a step in a transaction, unless it is finished."""
+    with hold.running(name):
+        if not hold.begin_step(name, "retry"):
+            return
+        began = time.monotonic()
+        transaction = StepTransaction(hold, store if hold.is_protected else None, name, has_undo=has_undo)
+        try:
+            with OWN:
+                opened = open_handle()
+            with opened as handle:
+                try:
+                    transaction.begin(handle)
+                    transaction.end(body(handle))
+                except BaseException:
+                    transaction.roll_back()
+                    raise
+            transaction.adopt(time.monotonic() - began)
+        finally:
+            transaction.leave()
+            hold.is_locked = False
+
+
+def sql_store(store: Store) -> SqlStore:
+    """The store of a step in a transaction.
+
+    Raises:
+        InvalidOption: it is not in a database that could commit with the step.
+    """
+    if not isinstance(store, SqlStore):
+        raise InvalidOption(f"transact: {type(store).__name__} is not in the database; use step")
+    return store
+
+
+def opener(source: Source) -> Callable[[], Connection | Session]:
+    """What opens a Connection or a Session.
+
+    Raises:
+        InvalidOption: it is no source.
+    """
+    check_source(source, SYNC)
+    return partial(open_source, source, SYNC)

@@ -1,0 +1,1 @@
+"""Both sides of each broker, one folder for each."""

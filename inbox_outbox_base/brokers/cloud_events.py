@@ -1,0 +1,109 @@
+"""CloudEvents 1.0: their attributes, as headers (binary mode) or around the payload (structured mode)."""
+
+import json
+from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
+from inbox_outbox_base.words.message import Message
+
+Mode = Literal["binary", "structured"]
+PREFIX = "ce_"
+"""Of an attribute that is a header, as CloudEvents' Kafka binding has it."""
+IS_EVENT = "ce_specversion"
+"""The header that every event has."""
+STRUCTURED = "application/cloudevents+json"
+
+_LONGEST = 2_000
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class CloudEvents:
+    """What one outbox says of its events.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    def __init__(self, source: str, event_type: str | None, mode: Mode) -> None:
+        self._source = outbox_options.uri_reference("cloudevents", source, _LONGEST)
+        self._type = None if event_type is None else outbox_options.text("event_type", event_type, _LONGEST)
+        self._is_structured = outbox_options.one_of("event_mode", mode, get_args(Mode)) == "structured"
+
+    def headers(self, message: Message, message_id: str) -> dict[str, str]:
+        """The attributes. The type is the topic, unless another is given."""
+        attributes = {
+            IS_EVENT: "1.0",
+            "ce_id": message_id,
+            "ce_source": self._source,
+            "ce_type": message.event_type or self._type or message.topic,
+            "ce_time": datetime.now(UTC).isoformat(),
+        }
+        if message.key is not None:
+            attributes |= {"ce_subject": message.key, "ce_partitionkey": message.key}
+        return attributes
+
+    def wrapped(
+        self, payload: bytes, content_type: str, headers: dict[str, str]
+    ) -> tuple[bytes, str, dict[str, str]]:
+        """Payload, content type and headers as they are sent. In structured mode the attributes are around
+        the payload; a tombstone stays one."""
+        if not self._is_structured or not content_type:
+            return payload, content_type, headers
+        event: dict[str, Any] = {
+            name.removeprefix(PREFIX): text for name, text in headers.items() if name.startswith(PREFIX)
+        }
+        others = {name: text for name, text in headers.items() if not name.startswith(PREFIX)}
+        start = _json(event | {"datacontenttype": content_type}).removesuffix("}")
+        data = f"{start},{_data(payload, content_type)}}}"
+        return data.encode(), f"{STRUCTURED}; charset=utf-8", others
+
+
+def _data(payload: bytes, content_type: str) -> str:
+    """The member that holds the payload: JSON as it is, text as text, everything else as Base64."""
+    kind = content_type.partition(";")[0].strip().lower()
+    try:
+        if kind == "application/json" or kind.endswith("+json"):
+            text = payload.decode()
+            json.loads(text, parse_constant=_no_constant)
+            return f'"data":{text}'
+        if kind.startswith("text/"):
+            return f'"data":{_json(payload.decode())}'
+    except ValueError:
+        pass  # it is not what its type says
+    return f'"data_base64":"{b64encode(payload).decode()}"'
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def checked_type(message: Message, events: CloudEvents | None) -> None:
+    """Refuse a type that is none, or that nobody would hear of.
+
+    Raises:
+        InvalidMessage: of this message.
+    """
+    if message.event_type is not None:
+        outbox_options.text("event_type", message.event_type, _LONGEST)
+        if events is None:
+            raise InvalidMessage(
+                f"event_type={message.event_type!r:.80}: expected None, for the outbox has no cloudevents="
+            )
+
+
+def cloud_events(source: str | None, event_type: str | None, mode: Mode) -> CloudEvents | None:
+    """What an outbox's arguments say; None if its messages are no events.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+    if source is not None:
+        return CloudEvents(source, event_type, mode)
+    if event_type is not None:
+        raise InvalidOption(f"event_type={event_type!r:.80}: expected cloudevents= as well")
+    if mode != "binary":
+        raise InvalidOption(f"event_mode={mode!r:.80}: expected cloudevents= as well")
+    return None

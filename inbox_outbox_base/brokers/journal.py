@@ -1,0 +1,49 @@
+"""What a consumer says about its work: lines about its life, and a summary each minute."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from inbox_outbox_base.listening.decision import Action, Decision
+
+MINUTE = 60.0
+
+_NAMES = {Action.ACK: "acknowledged", Action.RETRY: "to come again", Action.DEAD_LETTER: "dead letters"}
+
+
+class Journal:
+    """Counts what was decided about messages; from any thread."""
+
+    def __init__(self, log: logging.Logger, name: str) -> None:
+        self._log = log
+        self._name = name
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._next = time.monotonic() + MINUTE
+
+    def say(self, what: str, *args: object) -> None:
+        """Log one line about the consumer."""
+        self._log.info(f"%s {what}", self._name, *args)
+
+    def count(self, decisions: Iterable[Decision]) -> None:
+        """These are told to the broker. What was given back without having begun has not moved."""
+        names = [_NAMES[each.action] for each in decisions if each.outcome is not None]
+        with self._lock:
+            self._counts.update(names)
+
+    def seconds_left(self) -> float:
+        """Until the next summary."""
+        return max(0.0, self._next - time.monotonic())
+
+    def summarise(self) -> None:
+        """Once a minute, log what has moved, if anything has."""
+        if self.seconds_left():
+            return
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        if counts:
+            moved = ", ".join(f"{number:,} {what}" for what, number in counts.items())
+            self.say("in the last minute: %s", moved)
+        self._next = time.monotonic() + MINUTE

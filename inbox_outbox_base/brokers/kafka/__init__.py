@@ -1,0 +1,1 @@
+"""Kafka: consumer and publisher."""

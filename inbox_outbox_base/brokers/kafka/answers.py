@@ -1,0 +1,47 @@
+"""What Kafka's answer to one message means."""
+
+from confluent_kafka import KafkaError
+
+from inbox_outbox_base.words.outcomes import ACCEPTED, Outcome, Refused, Unavailable, Unknown
+
+JUDGED_TOGETHER = frozenset(
+    {
+        KafkaError.INVALID_RECORD,
+        KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001 - the client's way to name its own codes
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+    }
+)
+"""Of a request that holds several messages, all get this answer because of one, or of their sum."""
+
+_NEVER = JUDGED_TOGETHER | {
+    KafkaError._INVALID_ARG,  # noqa: SLF001
+    KafkaError.TOPIC_EXCEPTION,
+}
+_NOT_NOW = frozenset(
+    {
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._QUEUE_FULL,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+    }
+)
+"""Nothing was written, and somebody can mend it: no such topic, no right to it, too few replicas."""
+
+
+def outcome_of(error: KafkaError | None) -> Outcome:
+    """The outcome of a message that was sent in a request of its own.
+
+    The client does not tell whether a message that it gave up had been sent before. So every error that is
+    not known to be Kafka's refusal leaves it open whether the message was written.
+    """
+    if error is None:
+        return ACCEPTED
+    reason = f"{error.name()}: {error.str()}"
+    if error.code() in _NEVER:
+        return Refused(reason)
+    return Unavailable(reason) if error.code() in _NOT_NOW else Unknown(reason)

@@ -1,0 +1,43 @@
+"""What a consumer of Kafka may be told."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+_DEFAULTS = {
+    "auto.offset.reset": "earliest",  # what was written before the first start counts as well
+    "enable.auto.commit": False,
+}
+_LONGEST_POLL = 300_000
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's settings, and the defaults of those that he left out."""
+    if not config.get("group.id"):
+        raise InvalidOption("config: expected a group.id")
+    automatic = config.get("enable.auto.commit", False)
+    if str(automatic).lower() != "false":
+        raise InvalidOption(
+            f"enable.auto.commit={automatic!r}: expected False, or messages are committed that are not done"
+        )
+    return {**_DEFAULTS, **config}
+
+
+def topics(given: str | Sequence[str]) -> list[str]:
+    """The names, at least one."""
+    names = [given] if isinstance(given, str) else list(given)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidOption(f"topics={given!r}: expected a topic, or several")
+    return names
+
+
+def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
+    """A consumer that gives a partition away does not poll while it waits for the running message."""
+    given = settings.get("max.poll.interval.ms", _LONGEST_POLL)
+    try:
+        longest = float(given) / 1_000
+    except (TypeError, ValueError):
+        raise InvalidOption(f"max.poll.interval.ms={given!r}: expected a number of milliseconds") from None
+    if grace >= longest:
+        raise InvalidOption(f"grace={grace:g}: expected less than max.poll.interval.ms ({longest:g} s)")

@@ -1,0 +1,123 @@
+"""A topic of Kafka that takes dead letters."""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from inbox_outbox_base.listening.decision import Decision
+from inbox_outbox_base.words.delivery import Delivery
+
+from .record import headers_of
+
+_CONNECTION = (
+    "bootstrap.servers",
+    "broker.",
+    "client.id",
+    "enable.ssl.",
+    "logger",
+    "metadata.broker.list",
+    "oauth_cb",
+    "sasl.",
+    "security.",
+    "socket.",
+    "ssl.",
+)
+"""How the settings begin that say how to reach a broker; the others are the consumer's own."""
+
+_LEFT_OUT = "dead-letter-left-out"
+_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
+_Bytes = str | bytes | None
+_Headers = list[tuple[str, _Bytes]]
+
+_log = logging.getLogger("inbox.kafka")
+
+
+class DeadLetterTopic:
+    """Writes messages to a topic, as they came: the function that `dead_letter=` of a listener wants.
+
+    Headers are added: "dead-letter-reason", "dead-letter-topic", "dead-letter-partition" and
+    "dead-letter-offset". One that Kafka finds too large is written without its value, if need be without its
+    key and headers too, which "dead-letter-left-out" names: it can still be read at its place.
+
+    May be called by several threads.
+
+    Args:
+        config: the consumer's settings; those that say how to reach a broker are used.
+        topic: its name.
+    """
+
+    def __init__(self, config: Mapping[str, Any], topic: str) -> None:
+        self._topic = topic
+        self._settings = {
+            **{name: value for name, value in config.items() if name.startswith(_CONNECTION)},
+            "acks": "all",
+            "batch.num.messages": 1,  # so that one is not refused for the size of others
+            "compression.type": "gzip",  # so that one fits that came compressed
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "message.max.bytes": 1_000_000_000,  # as large as can be: the topic decides
+            "message.timeout.ms": 30_000,
+            "topic.metadata.propagation.max.ms": 5_000,  # until a missing topic is reported
+        }
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+
+    def __call__(self, delivery: Delivery, decision: Decision) -> None:
+        """Returns once all replicas in sync have the message.
+
+        Raises:
+            KafkaException: it may not have been written.
+        """
+        record: Message = delivery.raw
+        added = {
+            "dead-letter-reason": decision.reason,
+            "dead-letter-topic": record.topic(),
+            "dead-letter-partition": record.partition(),
+            "dead-letter-offset": record.offset(),
+        }
+        place: _Headers = [(name, str(value).encode(errors="replace")) for name, value in added.items()]
+        for letter in _letters(record, place):
+            error = self._write(*letter)
+            if error is None:
+                return
+            if error.code() not in _TOO_LARGE:
+                break
+            _log.warning("%s: too large for %s, something is left out of it", delivery.id, self._topic)
+        raise KafkaException(error)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        if self._producer is not None:
+            self._producer.flush(1)
+            self._producer = None
+
+    def _write(self, key: _Bytes, value: _Bytes, headers: _Headers) -> KafkaError | None:
+        answers: list[KafkaError | None] = []
+        producer = self._open()
+        producer.produce(
+            self._topic,
+            value,
+            key,
+            headers=headers,
+            on_delivery=lambda error, _: answers.append(error),
+        )
+        while not answers:
+            producer.poll(0.1)  # another thread may be the one that sees the answer
+        return answers[0]
+
+    def _open(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                self._producer = Producer(self._settings)
+            return self._producer
+
+
+def _letters(record: Message, place: _Headers) -> Iterator[tuple[_Bytes, _Bytes, _Headers]]:
+    """Key, value and headers: all of it first, then what is left of a record that is too large."""
+    whole = [*headers_of(record), *place]
+    yield record.key(), record.value(), whole
+    yield record.key(), None, [*whole, (_LEFT_OUT, b"value")]
+    yield None, None, [*place, (_LEFT_OUT, b"key, value, headers")]

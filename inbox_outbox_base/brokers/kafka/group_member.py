@@ -1,0 +1,243 @@
+"""A member of a consumer group: it polls, lets the messages of each partition run, and commits them."""
+
+import functools
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from inbox_outbox_base.brokers.journal import Journal
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.listening.decision import Decision, Decisions, TooOld
+from inbox_outbox_base.listening.listener_base import ListenerBase
+from inbox_outbox_base.words.delivery import Delivery
+
+from . import consumer_settings
+from .dead_letters import DeadLetterTopic
+from .lane import Lane
+from .record import place_of
+
+H = TypeVar("H", bound=Callable[[Delivery], Any])
+
+_log = logging.getLogger("inbox.kafka")
+_TURN = 0.1
+"""Seconds that the client waits for a message before the consumer looks around."""
+
+
+class GroupMember(ABC, Generic[H]):
+    """What the consumers of Kafka have in common, whatever their handlers are.
+
+    Their options are those of `inbox.kafka.KafkaConsumer`.
+    """
+
+    _listener: type[ListenerBase]
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: str | Sequence[str],
+        handler: H,
+        *,
+        batch: int = 100,
+        partitions: int = 8,
+        max_attempts: int | None = 16,
+        dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
+        concurrency: int = 1,
+        key: Callable[[Delivery], Hashable | None] | None = None,
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
+    ) -> None:
+        self._check(handler)
+        self._settings = consumer_settings.settings(config)
+        self._topics = consumer_settings.topics(topics)
+        self._handler = handler
+        self._batch = options.count("batch", batch)
+        self._partitions = options.count("partitions", partitions)
+        self._dead_letters = None
+        if isinstance(dead_letter, str):
+            self._dead_letters = DeadLetterTopic(config, dead_letter)
+            dead_letter = self._put_away_by(self._dead_letters)
+        self._new_listener = functools.partial(
+            self._listener,
+            order="in_order",
+            attempt=attrgetter("attempt"),
+            max_attempts=max_attempts,
+            dead_letter=dead_letter,
+            concurrency=concurrency,
+            key=key,
+            backoff=backoff,
+            grace=grace,
+            too_old=too_old,
+        )
+        self._whole = self._new_listener(failures=lambda _: 0)  # decides nothing: for its stop and its grace
+        consumer_settings.check_grace(self._whole.grace, self._settings)
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._journal = Journal(_log, f"consumer of {', '.join(self._topics)}")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` has been called."""
+        return self._whole.stopped
+
+    def stop(self) -> None:
+        """Let `run` end: it begins no more messages, gives the running ones `grace` seconds, commits what is
+        acknowledged and leaves the group.
+
+        Returns at once. May be called from any thread, from a signal handler, and again.
+        """
+        self._whole.stop()
+
+    @abstractmethod
+    def _check(self, handler: H) -> None:
+        """Raise InvalidOption if it cannot run."""
+
+    @abstractmethod
+    def _decide(self, listener: Any, batch: list[Delivery]) -> Decisions:
+        """Run a batch with the listener of its partition, in a thread."""
+
+    def _decide_and_count(self, listener: Any, batch: list[Delivery]) -> Decisions:
+        decisions = self._decide(listener, batch)
+        self._journal.count(decisions)
+        return decisions
+
+    @abstractmethod
+    def _put_away_by(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], Any]:
+        """What the listener calls."""
+
+    def _consume(self) -> None:
+        """Until it is stopped.
+
+        Raises:
+            KafkaException: the client cannot go on.
+        """
+        group, servers = (self._settings.get(name) for name in ("group.id", "bootstrap.servers"))
+        self._journal.say("starts: group %r at %s", group, servers)
+        consumer = Consumer({"logger": _log, "on_commit": _report_commit, **self._settings})
+        # Its threads are left behind when a handler outlasts `grace`; they end with the process.
+        self._pool = ThreadPoolExecutor(self._partitions, thread_name_prefix="inbox kafka")
+        try:
+            consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+            while not self.stopped:
+                self._turn(consumer)
+        finally:
+            self._release(consumer, self._taken_away(lane.partition for lane in self._lanes.values()))
+            self._leave(consumer)
+            self._pool.shutdown(wait=False)
+            if self._dead_letters is not None:
+                self._dead_letters.close()
+            self._journal.say("has stopped")
+
+    def _turn(self, consumer: Consumer) -> None:
+        self._journal.summarise()
+        for record in self._fetched(consumer):
+            if not _is_notice(record) and (lane := self._lanes.get(place_of(record))):
+                lane.add(record)
+        for lane in self._lanes.values():
+            if lane.failure is not None:
+                raise lane.failure
+            self._begin(lane)
+            self._throttle(consumer, lane)
+        self._commit(consumer, self._lanes.values())
+
+    def _fetched(self, consumer: Consumer) -> list[Message]:
+        first = consumer.poll(_TURN)
+        # With a time limit the client would wait until it has all of them.
+        return [] if first is None else [first, *consumer.consume(self._batch, 0)]
+
+    def _begin(self, lane: Lane) -> None:
+        if lane.begin():
+            self._pool.submit(self._run, lane)
+
+    def _run(self, lane: Lane) -> None:
+        lane.run()
+        self._begin(lane)
+
+    def _throttle(self, consumer: Consumer, lane: Lane) -> None:
+        if not lane.is_paused and lane.is_full:
+            consumer.pause([lane.partition])
+            lane.is_paused = True
+        elif lane.is_paused and lane.has_room:
+            consumer.resume([lane.partition])
+            lane.is_paused = False
+
+    def _commit(self, consumer: Consumer, lanes: Iterable[Lane], *, again: bool = False) -> None:
+        offsets = [offset for lane in lanes if (offset := lane.to_commit(again=again)) is not None]
+        if offsets:
+            # A wait would last as long as a broker hangs. Each commit covers those before it, and the broker
+            # gets the last one before it hears that the partition is given away.
+            consumer.commit(offsets=offsets, asynchronous=True)
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for each in partitions:
+            lane = Lane(each, self._new_listener, self._decide_and_count, self._batch)
+            self._lanes[each.topic, each.partition] = lane
+        self._say_owned()
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._release(consumer, self._taken_away(partitions))
+        self._say_owned()
+
+    def _say_owned(self) -> None:
+        owned = ", ".join(f"{topic} [{partition}]" for topic, partition in sorted(self._lanes))
+        self._journal.say("is connected, and has %s", f"partitions {owned}" if owned else "no partition")
+
+    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """They are somebody else's already: what is done here is done, and is not to be committed."""
+        lanes = self._taken_away(partitions)
+        for lane in lanes:
+            lane.stop()
+        self._resume(consumer, lanes)
+        self._say_owned()
+
+    def _taken_away(self, partitions: Iterable[TopicPartition]) -> list[Lane]:
+        places = [(each.topic, each.partition) for each in partitions]
+        return [self._lanes.pop(place) for place in places if place in self._lanes]
+
+    def _release(self, consumer: Consumer, lanes: list[Lane]) -> None:
+        """Let running messages end, and tell Kafka from where the next owner has to go on."""
+        for lane in lanes:
+            lane.stop()
+        for lane in lanes:
+            lane.wait()
+        self._commit(consumer, lanes, again=True)
+        self._resume(consumer, lanes)
+
+    def _resume(self, consumer: Consumer, lanes: list[Lane]) -> None:
+        """The client would remember a pause until the partition comes back, and fetch nothing of it then."""
+        if paused := [lane.partition for lane in lanes if lane.is_paused]:
+            consumer.resume(paused)
+
+    def _leave(self, consumer: Consumer) -> None:
+        """Leave the group; a broker that hangs is not waited for any longer than a message."""
+        leaving = threading.Thread(target=consumer.close, name="inbox kafka leaves", daemon=True)
+        leaving.start()
+        leaving.join(self._whole.grace)
+        if leaving.is_alive():
+            _log.warning("no broker has confirmed the last commit: those messages may be delivered again")
+
+
+def _is_notice(record: Message) -> bool:
+    """Whether it is no message but what the client has to say; raises it if it is fatal."""
+    error = record.error()
+    if error is None:
+        return False
+    if error.fatal():
+        raise KafkaException(error)
+    if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's way to name its own codes
+        _log.warning("%s", error)
+    return True
+
+
+def _report_commit(error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+    if error is not None:
+        _log.warning("not committed, the next commit covers it: %s", error)

@@ -1,0 +1,167 @@
+"""What a consumer holds of one partition."""
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Message, TopicPartition
+
+from inbox_outbox_base.listening.decision import Action, Decision, Decisions
+from inbox_outbox_base.listening.listener_base import ListenerBase
+from inbox_outbox_base.words.delivery import Delivery
+
+from .record import delivery_of
+
+MOST = 10_000
+"""Messages that are held of one partition before its fetching pauses; two batches, if that is more."""
+MOST_BYTES = 16 * 1024 * 1024
+
+_log = logging.getLogger("inbox.kafka")
+
+
+class Lane:
+    """The messages of one partition that are not acknowledged, from the first on, without a gap.
+
+    They run in batches, in their order. A message that has to come again stays where it is, and those behind
+    it wait. `run` belongs to one worker at a time, all else to the thread that polls.
+    """
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        new_listener: Callable[..., ListenerBase],
+        decide: Callable[[Any, list[Delivery]], Decisions],
+        batch: int,
+    ) -> None:
+        self.is_paused = False
+        """Whether the client has been told to fetch no more."""
+        self.failure: BaseException | None = None
+        """What ends the consumer: it is no message's fault."""
+        self._partition = partition
+        self._listener = new_listener(failures=lambda delivery: self._failures[_offset(delivery.raw)])
+        self._decide = decide
+        self._batch = batch
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._is_queued = False
+        self._is_running = False
+        self._records: deque[Message] = deque()
+        self._size = 0
+        self._attempts: dict[int, int] = {}
+        self._failures: Counter[int] = Counter()
+        self._not_before = 0.0
+        self._acknowledged: int | None = None
+        self._told: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds so much that no more should be fetched."""
+        return len(self._records) >= max(MOST, 2 * self._batch) or self._size >= MOST_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether half of that is done: to begin fetching again takes Kafka's client a while."""
+        return len(self._records) <= max(MOST, 2 * self._batch) // 2 and self._size <= MOST_BYTES // 2
+
+    @property
+    def partition(self) -> TopicPartition:
+        """Which one; a new object, because Kafka's client writes into those that it gets."""
+        return TopicPartition(self._partition.topic, self._partition.partition)
+
+    def add(self, record: Message) -> None:
+        """Take the partition's next record."""
+        with self._lock:
+            self._records.append(record)
+            self._size += len(record)
+
+    def begin(self) -> bool:
+        """Whether there is a batch to run now; if so, the caller has to see to it that `run` is called."""
+        with self._lock:
+            if self._is_queued or self._is_running or not self._records or self._listener.stopped:
+                return False
+            if self.failure is not None or time.monotonic() < self._not_before:
+                return False
+            self._is_queued = True
+            return True
+
+    def run(self) -> None:
+        """Run one batch; none if it was stopped before its turn came."""
+        with self._lock:
+            self._is_queued = False
+            if self._listener.stopped:
+                return
+            self._is_running = True
+            records = [*itertools.islice(self._records, self._batch)]
+        batch, decisions = list[Delivery](), Decisions()
+        try:
+            batch = [self._delivery(record) for record in records]
+            decisions = self._decide(self._listener, batch)
+        except BaseException as error:  # noqa: BLE001 - the thread that polls raises it
+            self.failure = error
+        with self._lock:
+            self._settle(batch, decisions)
+            self._is_running = False
+            self._idle.notify_all()
+
+    def stop(self) -> None:
+        """Begin no more messages."""
+        self._listener.stop()
+
+    def wait(self) -> None:
+        """After `stop`, return once the running message has ended, or is given up.
+
+        A batch that still waits for a worker is not waited for: it will not run.
+        """
+        with self._lock:
+            self._idle.wait_for(lambda: not self._is_running)
+
+    def to_commit(self, *, again: bool = False) -> TopicPartition | None:
+        """From where Kafka is to go on, if that has changed since the last call, or in any case (`again`)."""
+        with self._lock:
+            if self._acknowledged is None or (self._acknowledged == self._told and not again):
+                return None
+            self._told = self._acknowledged
+            return TopicPartition(self._partition.topic, self._partition.partition, self._told)
+
+    def _delivery(self, record: Message) -> Delivery:
+        return delivery_of(record, 1 + self._attempts.get(_offset(record), 0))
+
+    def _settle(self, batch: list[Delivery], decisions: Decisions) -> None:
+        for _ in range(decisions.acknowledged):
+            record = self._records.popleft()
+            self._size -= len(record)
+            offset = _offset(record)
+            self._attempts.pop(offset, None)
+            self._failures.pop(offset, None)
+            self._acknowledged = offset + 1
+        rest = [*zip(batch, decisions, strict=False)][decisions.acknowledged :]
+        for delivery, decision in rest:
+            if decision.outcome is not None and decision.action is not Action.ACK:
+                self._attempts[_offset(delivery.raw)] = delivery.attempt
+                self._failures[_offset(delivery.raw)] += decision.outcome.is_failure
+        if rest:
+            self._not_before = time.monotonic() + self._delay(*rest[0])
+
+    def _delay(self, delivery: Delivery, decision: Decision) -> float:
+        if decision.action is Action.RETRY:
+            return decision.delay
+        pause = self._listener.backoff.longest
+        _log.error(
+            "without dead_letter= this blocks %s [%s], and is tried again in %g s: %s: %s",
+            self._partition.topic,
+            self._partition.partition,
+            pause,
+            delivery.id,
+            decision.reason,
+        )
+        return pause
+
+
+def _offset(record: Message) -> int:
+    offset = record.offset()
+    assert offset is not None, "a record that was fetched has an offset"  # noqa: S101 - for the type checker
+    return offset

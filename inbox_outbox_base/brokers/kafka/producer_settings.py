@@ -1,0 +1,94 @@
+"""The settings of Kafka's producer: what they are by default, and which would break the promise."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from inbox_outbox_base.errors.outbox import UnsafeBroker
+
+_IN_FLIGHT = "max.in.flight.requests.per.connection"
+_TOPIC_SETTINGS = "default.topic.config"
+_ALIASES = {
+    "delivery.timeout.ms": "message.timeout.ms",
+    "max.in.flight": _IN_FLIGHT,
+    "message.send.max.retries": "retries",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+}
+
+
+def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    """The caller's settings, each under one name, and the defaults of those that he left out."""
+    given = {**config.get(_TOPIC_SETTINGS, {}), **config}
+    given.pop(_TOPIC_SETTINGS, None)
+    milliseconds = max(1, int(timeout * 1_000))
+    return {
+        "acks": "all",
+        "enable.idempotence": True,
+        "linger.ms": 1,
+        # As much as a broker takes by default, so that the largest payload fits with its headers.
+        "message.max.bytes": 1_048_588,
+        "message.timeout.ms": milliseconds,
+        "reconnect.backoff.max.ms": 1_000,
+        # Few enough that Kafka's reason is heard within the time limit; a lost connection takes one.
+        "retries": 5,
+        # A topic that does not exist is reported within the time limit, not after it.
+        "topic.metadata.propagation.max.ms": milliseconds // 2,
+        **{_ALIASES.get(name, name): value for name, value in given.items()},
+    }
+
+
+def check(settings: Mapping[str, Any], lease: float) -> None:
+    """Make sure that no message gets lost, comes behind a later one of its key, or is sent after the lease.
+
+    Args:
+        settings: as `filled_in` returns them.
+        lease: seconds.
+
+    Raises:
+        UnsafeBroker: names the first setting that could do one of these, its value, and why.
+    """
+    if _text(settings, "acks") not in ("all", "-1"):
+        raise _unsafe(settings, "acks", "expected all, or a message is lost with the one broker that has it")
+    if not _is_on(settings, "enable.idempotence") and _text(settings, _IN_FLIGHT) != "1":
+        raise _unsafe(
+            settings,
+            "enable.idempotence",
+            f"expected True (or {_IN_FLIGHT}=1), or a resend can come behind a later message of its key",
+        )
+    if _is_on(settings, "delivery.report.only.error"):
+        raise _unsafe(
+            settings,
+            "delivery.report.only.error",
+            "expected False, or nobody hears that a message was written",
+        )
+    if not 0 < _number(settings, "message.timeout.ms") < lease * 1_000:
+        raise _unsafe(
+            settings, "message.timeout.ms", f"expected more than 0 and less than the lease of {lease:g} s"
+        )
+    if _text(settings, "partitioner") == "random":
+        raise _unsafe(
+            settings, "partitioner", "expected one that puts all messages of a key in one partition"
+        )
+    if "transactional.id" in settings:
+        raise _unsafe(
+            settings, "transactional.id", "expected none: the relay does not use Kafka's transactions"
+        )
+
+
+def _text(settings: Mapping[str, Any], name: str) -> str:
+    return str(settings.get(name, "")).lower()
+
+
+def _is_on(settings: Mapping[str, Any], name: str) -> bool:
+    return _text(settings, name) in ("true", "1", "t")
+
+
+def _number(settings: Mapping[str, Any], name: str) -> float:
+    try:
+        return float(settings[name])
+    except (TypeError, ValueError):
+        raise _unsafe(settings, name, "expected a number of milliseconds") from None
+
+
+def _unsafe(settings: Mapping[str, Any], name: str, why: str) -> UnsafeBroker:
+    return UnsafeBroker(f"{name}={settings[name]!r}: {why}")

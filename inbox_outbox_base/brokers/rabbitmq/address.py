@@ -1,0 +1,54 @@
+"""Where RabbitMQ is."""
+
+import re
+
+from aiormq import exceptions
+from yarl import URL
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+REFUSALS = (
+    exceptions.AuthenticationError,
+    exceptions.ConnectionNotAllowed,
+    exceptions.InvalidFrameError,
+    exceptions.ProbableAuthenticationError,
+)
+"""What the client raises when RabbitMQ is there, but lets nobody in with this address."""
+
+
+def parse(url: str) -> URL:
+    """The address, checked.
+
+    Raises:
+        InvalidOption: no address of RabbitMQ, or one whose password was cut short by a character in it; it
+            does not repeat the text, in which a password may be.
+    """
+    try:
+        address = URL(url)
+        is_usable = address.scheme in ("amqp", "amqps") and bool(address.host)
+    except (TypeError, ValueError):
+        is_usable = False
+    if not is_usable:
+        raise InvalidOption("url: expected amqp://user:password@host:port/vhost, or amqps://")
+    if "@" in _behind_the_host(url):
+        # What follows the first of these would be shown as the virtual host.
+        raise InvalidOption("url: write / ? # as %2F %3F %23 in the password, and @ as %40 behind the host")
+    return address
+
+
+def _behind_the_host(url: str) -> str:
+    # Of the text, for the parsed address has an @ where the text has %40.
+    return "".join(re.split("[/?#]", url.partition("://")[2], maxsplit=1)[1:])
+
+
+def refusal(address: URL, error: Exception) -> str:
+    """Why nobody is let in."""
+    # Of this one the client does not tell the reason.
+    is_silent = isinstance(error, exceptions.InvalidFrameError)
+    reason = "perhaps there is no such virtual host, or no right to it" if is_silent else error
+    return f"url={shown(address)!r}: RabbitMQ refuses the connection: {reason}"
+
+
+def shown(address: URL) -> str:
+    """The address without its password, its query and its fragment."""
+    return str(address.with_password(None).with_query(None).with_fragment(None))

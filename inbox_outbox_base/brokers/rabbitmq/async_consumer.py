@@ -1,0 +1,278 @@
+"""The consumer for RabbitMQ, for asynchronous code."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any
+
+import aiormq
+from aiormq import exceptions
+from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
+
+from inbox_outbox_base.brokers.journal import Journal
+from inbox_outbox_base.checks import options as _options
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.listening.async_listener import AsyncListener
+from inbox_outbox_base.listening.decision import Decision, TooOld
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.words.delivery import Delivery
+
+from . import address
+from .companions import Companions
+from .delivery import delivery_of, failures_of
+from .frames import MendingTransport
+from .settle import Settler
+
+_log = logging.getLogger("inbox.rabbitmq")
+_PATIENCE = 10.0
+"""Seconds that RabbitMQ has to answer while a connection is made, and while one is closed."""
+_RECONNECT = Backoff(first=0.5, longest=30)
+_STEADY = 10.0
+"""Seconds after which a session that ends is none that has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connection on which messages come in."""
+
+    connection: AbstractConnection
+    channel: AbstractChannel
+    tag: str
+    cancelled: asyncio.Event
+    """RabbitMQ has stopped delivering: the queue was deleted."""
+
+
+class StoppingListener(AsyncListener):
+    """A listener whose stop others hear of."""
+
+    def __init__(self, on_stop: Callable[[], Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._on_stop = on_stop
+
+    def stop(self) -> None:
+        """See `ListenerBase.stop`."""
+        super().stop()
+        self._on_stop()
+
+
+class AsyncRabbitConsumer:
+    """`RabbitConsumer` for asynchronous handlers: `run` is awaited, and handles no signals.
+
+    It belongs to one event loop; `stop` may be called from anywhere.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        handler: Callable[[Delivery], Awaitable[Outcome]],
+        *,
+        prefetch: int | None = None,
+        declare: bool = False,
+        max_attempts: int | None = 16,
+        reject_dead_letters: bool = False,
+        dead_letter: Callable[[Delivery, Decision], Awaitable[Any]] | None = None,
+        concurrency: int = 1,
+        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
+        attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
+    ) -> None:
+        self._url = address.parse(url)
+        if not isinstance(queue, str) or not queue:
+            raise InvalidOption(f"queue={queue!r}: expected a name")
+        self.queue = queue
+        self.listener = StoppingListener(
+            self._wake,
+            max_attempts=max_attempts,
+            failures=failures_of,
+            dead_letter=dead_letter,
+            concurrency=concurrency,
+            key=key,
+            attempt=attempt,
+            backoff=backoff,
+            grace=grace,
+            too_old=too_old,
+        )
+        self.prefetch = _options.count(
+            "prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch
+        )
+        self._handler = handler
+        self._declare = _options.flag("declare", declare)
+        self._rejects = _options.flag("reject_dead_letters", reject_dead_letters)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+        self._failed_sessions = 0
+        self._journal = Journal(_log, f"consumer of queue {queue!r}")
+
+    async def run(self) -> None:
+        """See `RabbitConsumer.run`."""
+        self._loop = asyncio.get_running_loop()
+        if self.listener.stopped:
+            return
+        self._journal.say("starts: at %s", address.shown(self._url))
+        session: Session | None = await self._first()
+        try:
+            while session is not None:
+                begun = self._loop.time()
+                await self._until_it_ends(session)
+                if self._stopping.is_set():
+                    await self._finish(session)
+                    break
+                # Not when it has delivered something: that may be what comes before the trouble each time.
+                is_steady = self._loop.time() - begun >= _STEADY
+                self._failed_sessions = 0 if is_steady else self._failed_sessions + 1
+                self._tell(session)
+                await _close(session.connection)
+                session = await self._next()
+        finally:
+            await self._abandon()
+            if session is not None:
+                await _close(session.connection)
+            self._journal.say("has stopped")
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """See `RabbitConsumer.stop`."""
+        self.listener.stop()
+
+    def _wake(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _first(self) -> Session:
+        place = address.shown(self._url)
+        try:
+            return await self._opened()
+        except address.REFUSALS as error:
+            raise InvalidOption(address.refusal(self._url, error)) from None
+        except exceptions.ChannelNotFoundEntity:
+            raise InvalidOption(f"queue={self.queue!r}: there is no such queue") from None
+        except exceptions.ChannelClosed as error:
+            raise InvalidOption(f"queue={self.queue!r}: {error}") from None
+        except (OSError, EOFError) as error:
+            raise ConnectionError(f"{place} does not answer: {error!r}") from None
+
+    async def _next(self) -> Session | None:
+        """Another session, as soon as RabbitMQ answers again; None if the consumer is stopped first."""
+        while not await self._stopped_within(self._failed_sessions):
+            try:
+                return await self._opened()
+            except Exception as error:  # noqa: BLE001 - it may be mended, and the messages are safe
+                _log.warning("%s: queue %r: %r", address.shown(self._url), self.queue, error)
+            self._failed_sessions += 1
+        return None
+
+    async def _stopped_within(self, failures: int) -> bool:
+        """Whether it is stopped in the pause after so many failures."""
+        if failures:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RECONNECT.delay(failures)):
+                    await self._stopping.wait()
+        return self._stopping.is_set()
+
+    def _tell(self, session: Session) -> None:
+        """Say why the session has ended."""
+        closing = session.connection.closing
+        error = closing.exception() if closing.done() and not closing.cancelled() else None
+        if isinstance(error, exceptions.InvalidFrameError | ValueError | ArithmeticError | RecursionError):
+            _log.error(
+                "queue %r: the AMQP client cannot decode a message in it, and takes none until that one is "
+                "removed: %r",
+                self.queue,
+                error,
+            )
+
+    async def _opened(self) -> Session:
+        async with asyncio.timeout(_PATIENCE):
+            connection = await aiormq.connect(self._url, transport_factory=MendingTransport())
+            try:
+                session = await self._consumed(connection)
+            except BaseException:
+                await _close(connection)
+                raise
+        self._journal.say("is connected, and gets up to %d messages at once", self.prefetch)
+        return session
+
+    async def _consumed(self, connection: AbstractConnection) -> Session:
+        if self._declare:
+            await self._make_queue(connection)
+        channel = await connection.channel(publisher_confirms=False)
+        await channel.basic_qos(prefetch_count=self.prefetch)
+        cancelled = asyncio.Event()
+        channel.on_consumer_cancel_callbacks.add(lambda _: cancelled.set())
+        companions = Companions(self.queue, connection)
+        settler = Settler(companions, rejects=self._rejects, stopping=self._stopping)
+
+        async def begin(message: DeliveredMessage) -> None:
+            # A task of ours: the client cancels its own when the connection breaks.
+            task = asyncio.create_task(self._take(message, settler))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+        consuming = await channel.basic_consume(self.queue, begin)
+        return Session(connection, channel, consuming.consumer_tag or "", cancelled)
+
+    async def _make_queue(self, connection: AbstractConnection) -> None:
+        channel = await connection.channel(publisher_confirms=False)
+        try:
+            await channel.queue_declare(self.queue, passive=True)
+        except exceptions.ChannelNotFoundEntity:
+            channel = await connection.channel(publisher_confirms=False)
+            await channel.queue_declare(self.queue, durable=True)
+        await channel.close()
+
+    async def _until_it_ends(self, session: Session) -> None:
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, session.cancelled)]
+        waits = [*ends, session.connection.closing, session.channel.closing]
+        done: set[asyncio.Future[Any]] = set()
+        while not done:
+            left = self._journal.seconds_left()
+            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            self._journal.summarise()
+        for end in ends:
+            end.cancel()
+
+    async def _take(self, message: DeliveredMessage, settler: Settler) -> None:
+        delivery = delivery_of(message)
+        try:
+            (decision,) = await self.listener.decide([delivery], self._handler)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self._failure = self._failure or error
+            self.stop()
+        else:
+            self._journal.count([decision])
+            await settler.settle(delivery, decision)
+
+    async def _finish(self, session: Session) -> None:
+        """No more messages; those that run have the listener's grace, the others are given back."""
+        try:
+            await session.channel.basic_cancel(session.tag, timeout=_PATIENCE)
+        except Exception as error:  # noqa: BLE001 - without a connection nothing comes either
+            _log.info("queue %r: %r", self.queue, error)
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _abandon(self) -> None:
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+
+async def _close(connection: AbstractConnection) -> None:
+    """It gives back what is not acknowledged."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await connection.close()
+    except Exception as error:  # noqa: BLE001 - it is gone either way
+        _log.debug("closing the connection: %r", error)

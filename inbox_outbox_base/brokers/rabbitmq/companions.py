@@ -1,0 +1,101 @@
+"""Queues beside a queue, for its messages that are to come again later, and for its dead letters."""
+
+import asyncio
+import math
+from typing import Any
+
+from aiormq.abc import AbstractChannel, AbstractConnection, ArgumentsType
+from aiormq.exceptions import ChannelNotFoundEntity, PublishError
+from pamqp.commands import Basic
+
+from inbox_outbox_base.words.delivery import Delivery
+
+from .delivery import FAILURES, REASON, sent_on
+
+_QUORUM: ArgumentsType = {"x-queue-type": "quorum"}
+_AGE = 3.0
+"""Seconds after which a new queue outlives a crash of the broker. RabbitMQ 3 has it on disk a while after it
+has said so (half a second was too early), and a crash before that loses what it has confirmed in it."""
+_LONGEST_DELAY = 86_400.0
+_LONGEST_REASON = 1_000
+
+
+class Companions:
+    """The queues "<queue>.retry.<n>s" and "<queue>.dead", made when they are first needed.
+
+    When a method returns, the message is safe in the other queue: that has confirmed it, and the queue itself
+    is not forgotten in a crash. A delayed one goes back to its queue in a way that survives a crash as well
+    (a quorum queue whose dead-lettering is "at-least-once").
+    """
+
+    def __init__(self, queue: str, connection: AbstractConnection) -> None:
+        self._queue = queue
+        self._connection = connection
+        self._lock = asyncio.Lock()
+        self._channel: AbstractChannel | None = None
+        self._safe_at: dict[str, float] = {}
+        """By queue that is there: from which time of the loop on it is safe."""
+
+    async def delay(self, delivery: Delivery, delay: float, failures: int) -> None:
+        """Let the message come again after so many seconds, at most a day; or up to twice as many, or one.
+        It remembers how often it has failed.
+
+        RabbitMQ looks only at the first message of a queue, so messages whose delays differ by more than a
+        factor of two wait in different queues.
+        """
+        delay = min(delay, _LONGEST_DELAY)
+        step = 2 ** math.ceil(math.log2(max(delay, 1.0)))
+        arguments: ArgumentsType = {
+            **_QUORUM,
+            "x-message-ttl": step * 1_000,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self._queue,
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+        properties = sent_on(delivery, {FAILURES: failures} if failures else {})
+        properties.expiration = str(math.ceil(delay * 1_000))
+        await self._put(f"{self._queue}.retry.{step}s", delivery, properties, arguments)
+
+    async def put_away(self, delivery: Delivery, reason: str) -> None:
+        """Put the message in the dead-letter queue; one that is there already is used as it is."""
+        properties = sent_on(delivery, {REASON: reason[:_LONGEST_REASON]})
+        await self._put(f"{self._queue}.dead", delivery, properties, None)
+
+    async def _put(
+        self, name: str, delivery: Delivery, properties: Basic.Properties, arguments: ArgumentsType | None
+    ) -> None:
+        async with self._lock:
+            if name not in self._safe_at:
+                self._safe_at[name] = await self._made(name, arguments)
+            safe_at = self._safe_at[name]
+            if self._channel is None or self._channel.is_closed:
+                self._channel = await self._connection.channel(publisher_confirms=True)
+        try:
+            await self._channel.basic_publish(
+                delivery.payload, routing_key=name, properties=properties, mandatory=True
+            )
+        except PublishError:
+            self._safe_at.pop(name, None)  # somebody has deleted it
+            raise
+        await asyncio.sleep(safe_at - asyncio.get_running_loop().time())
+
+    async def _made(self, name: str, arguments: ArgumentsType | None) -> float:
+        """Make the queue if it is not there, and say when it is safe. One that was there already has these
+        arguments, or any if they are None."""
+        try:
+            await self._declared(name, passive=True)
+        except ChannelNotFoundEntity:
+            await self._declared(name, durable=True, arguments=arguments or _QUORUM)
+            return asyncio.get_running_loop().time() + _AGE
+        if arguments is not None:
+            await self._declared(name, durable=True, arguments=arguments)
+        return 0.0
+
+    async def _declared(self, name: str, **options: Any) -> None:
+        # On a channel of its own, for RabbitMQ closes one on which it says no.
+        channel = await self._connection.channel(publisher_confirms=False)
+        try:
+            await channel.queue_declare(name, **options)
+        finally:
+            await channel.close()

@@ -1,0 +1,122 @@
+"""Handlers take messages from RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
+
+import asyncio
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any
+
+from inbox_outbox_base.calls.threads import in_thread
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.listening.decision import Decision, TooOld
+from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.words.delivery import Delivery
+
+with brought_by("rabbitmq"):
+    from .async_consumer import AsyncRabbitConsumer
+
+__all__ = ["AsyncRabbitConsumer", "RabbitConsumer"]
+
+
+class RabbitConsumer:
+    """Takes the messages of one queue, and acknowledges each when its handler's inbox has decided.
+
+    None is lost: RabbitMQ hears of a message only after the decision, and delivers again whatever was not
+    acknowledged when the consumer, its connection or the broker ended. That makes duplicates, which the inbox
+    knows. Messages of one key run one after the other; a message that is to come again later lets the others
+    of its key pass.
+
+    - acknowledged: basic.ack.
+    - to come again: it waits in a queue "<queue>.retry.<n>s", which the consumer makes, and comes back after
+      its delay, at most twice that (or a second). Its attempts are counted in a header.
+    - dead letter, such as one that has failed `max_attempts` times: it goes to a queue "<queue>.dead", which
+      the consumer makes, with the reason in the header "inbox-reason"; or where `dead_letter` or
+      `reject_dead_letters` says.
+
+    In both queues the message is confirmed before it is acknowledged.
+
+    Args:
+        url: amqp://user:password@host:port/vhost, or amqps://.
+        queue: its name; the queue is durable, or a restart of the broker forgets it.
+        handler: a function of a `Delivery` that returns an `Outcome`; those that the inboxes decorate do.
+        prefetch: how many messages RabbitMQ hands over before one is acknowledged; by default twice the
+            listener's `concurrency`. More is faster with quick handlers, less is fairer with slow ones.
+        declare: make the queue, durable and otherwise as the broker likes, if it is not there.
+        max_attempts: a message whose handler raises so often becomes a dead letter; None: never. Errors of
+            the inbox's own statements do not count, nor do those of messages claimed in status-table mode,
+            whose inbox counts for itself (`Outcome.is_failure`).
+        reject_dead_letters: tell RabbitMQ with basic.reject, because the queue has a dead-letter exchange. If
+            it has none, dead letters are lost.
+        dead_letter, concurrency, key, attempt, backoff, grace, too_old: as for `Listener`; by default `key`
+            is the message's key, and `attempt` the delivery's.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        handler: Callable[[Delivery], Outcome],
+        *,
+        prefetch: int | None = None,
+        declare: bool = False,
+        max_attempts: int | None = 16,
+        reject_dead_letters: bool = False,
+        dead_letter: Callable[[Delivery, Decision], Any] | None = None,
+        concurrency: int = 1,
+        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
+        attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
+    ) -> None:
+        run = getattr(handler, "outcome", handler)
+        if not callable(run) or inspect.iscoroutinefunction(run):
+            raise InvalidOption(
+                f"handler={handler!r}: expected a function; AsyncRabbitConsumer takes asynchronous ones"
+            )
+        self._core = AsyncRabbitConsumer(
+            url,
+            queue,
+            in_thread(run),
+            prefetch=prefetch,
+            declare=declare,
+            max_attempts=max_attempts,
+            reject_dead_letters=reject_dead_letters,
+            dead_letter=dead_letter and in_thread(dead_letter),
+            concurrency=concurrency,
+            key=key,
+            attempt=attempt,
+            backoff=backoff,
+            grace=grace,
+            too_old=too_old,
+        )
+
+    def run(self) -> None:
+        """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.
+
+        When the connection breaks it makes another one; only the first has to work at once. When it is
+        stopped it takes no more messages, lets those that run finish within the listener's `grace`, gives the
+        others back, and returns.
+
+        Raises:
+            InvalidOption: RabbitMQ refuses the login, there is no such queue, or the handler does not return
+                an `Outcome`.
+            ConnectionError: nobody answers at `url`.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        listener = self._core.listener
+        with listener.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
+            asyncio.run(self._core.run())
+
+    def stop(self) -> None:
+        """End `run` in good order. Returns at once, and may be called from any thread and signal handler."""
+        self._core.stop()

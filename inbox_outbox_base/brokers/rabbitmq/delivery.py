@@ -1,0 +1,134 @@
+"""A message as RabbitMQ delivers it, as a handler sees it, and as it is sent on."""
+
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import copy
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from aiormq.abc import DeliveredMessage
+from pamqp import decode, encode
+from pamqp.commands import Basic
+
+from inbox_outbox_base.brokers.foreign_events import event_id
+from inbox_outbox_base.words.delivery import Delivery
+
+ATTEMPT = "inbox-attempt"
+"""Header of a message that is to come again: how many attempts it has had."""
+TOPIC = "inbox-topic"
+"""Header of a message that is sent on: the routing key that it was published with."""
+FAILURES = "inbox-failures"
+"""Header of a message that is to come again: how often its handler has failed. A dead letter has none, so
+that one that is moved back has all its attempts again."""
+REASON = "inbox-reason"
+"""Header of a dead letter."""
+
+_KEY, _CREATED_AT = "outbox-key", "outbox-created-at"
+_RETURNS = "x-delivery-count"
+_OURS = frozenset({ATTEMPT, TOPIC, FAILURES, REASON, _KEY, _CREATED_AT, "x-deduplication-header"})
+_BROKERS = ("x-death", "x-first-death-", "x-last-death-", _RETURNS)
+_ROUTES = frozenset({"CC", "BCC"})
+_EVENT_PREFIXES = ("cloudEvents_", "cloudEvents:")
+_PERSISTENT = 2
+
+
+def frame_of(message: DeliveredMessage) -> Basic.Deliver:
+    """Where and how it was delivered."""
+    return cast("Basic.Deliver", message.delivery)
+
+
+def delivery_of(message: DeliveredMessage) -> Delivery:
+    """What a handler gets. It raises nothing, whatever is in the message."""
+    properties = message.header.properties
+    headers: Mapping[str, Any] = properties.headers or {}
+    users, content_type = _users(headers), properties.content_type or ""
+    return Delivery(
+        id=_text(properties.message_id or event_id(users, content_type, message.body) or ""),
+        topic=_text(headers.get(TOPIC, frame_of(message).routing_key or "")),
+        key=_text(headers[_KEY]) if _KEY in headers else None,
+        payload=message.body,
+        content_type=content_type,
+        headers=users,
+        attempt=_attempt(message, headers),
+        created_at=_created_at(headers, properties),
+        raw=message,
+    )
+
+
+def failures_of(delivery: Delivery) -> int:
+    """How often its handler had failed before this attempt."""
+    counted = (delivery.raw.header.properties.headers or {}).get(FAILURES)
+    return max(0, counted) if isinstance(counted, int) else 0
+
+
+def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
+    """The properties with which a message is put in another queue.
+
+    What would make RabbitMQ route it elsewhere, refuse it or take it for a loop is left out. A header whose
+    value the client reads and cannot write becomes text.
+    """
+    message: DeliveredMessage = delivery.raw
+    properties = copy(message.header.properties)
+    kept = {name: value for name, value in (properties.headers or {}).items() if _is_kept(name)}
+    properties.headers = _writable({**kept, TOPIC: delivery.topic, ATTEMPT: delivery.attempt, **headers})
+    properties.delivery_mode = _PERSISTENT
+    properties.expiration = None
+    properties.user_id = None
+    return properties
+
+
+def _users(headers: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        _name(name): _text(value)
+        for name, value in headers.items()
+        if name not in _OURS and not name.startswith(_BROKERS)
+    }
+
+
+def _is_kept(name: str) -> bool:
+    return name not in _ROUTES and name != FAILURES and not name.startswith(_BROKERS)
+
+
+def _writable(value: Any) -> Any:
+    """The same value in a form that AMQP carries unchanged, for the client has no doubles, for example."""
+    match value:
+        case dict():
+            return {name: _writable(each) for name, each in value.items()}
+        case list():
+            return [_writable(each) for each in value]
+        case bytes():
+            return bytearray(value)
+    with suppress(TypeError, ValueError, ArithmeticError, struct.error):
+        if decode.embedded_value(encode.encode_table_value(value))[1] == value:
+            return value
+    return str(value).encode(errors="backslashreplace").decode()
+
+
+def _name(header: str) -> str:
+    for prefix in _EVENT_PREFIXES:
+        if header.startswith(prefix):
+            return f"ce_{header.removeprefix(prefix)}"
+    return header
+
+
+def _text(value: Any) -> str:
+    # Bytes that are no UTF-8 must not make two keys one.
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes | bytearray) else str(value)
+
+
+def _attempt(message: DeliveredMessage, headers: Mapping[str, Any]) -> int:
+    """Attempts that were counted here, and deliveries that nobody answered: a quorum queue counts those, a
+    classic one says only that there were some."""
+    returns = headers.get(_RETURNS)
+    if not isinstance(returns, int):
+        returns = int(bool(frame_of(message).redelivered))
+    counted = headers.get(ATTEMPT)
+    return 1 + returns + (counted if isinstance(counted, int) else 0)
+
+
+def _created_at(headers: Mapping[str, Any], properties: Basic.Properties) -> datetime | None:
+    given = properties.timestamp
+    with suppress(KeyError, TypeError, ValueError):
+        given = datetime.fromisoformat(headers[_CREATED_AT])
+    return given.replace(tzinfo=UTC) if given is not None and given.tzinfo is None else given

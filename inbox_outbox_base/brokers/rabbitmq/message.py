@@ -1,0 +1,85 @@
+"""A message as RabbitMQ sees it, and what its answers mean."""
+
+import asyncio
+from datetime import UTC
+
+from aiormq import exceptions
+from aiormq.abc import ArgumentsType
+from pamqp.commands import Basic
+
+from inbox_outbox_base.brokers.cloud_events import IS_EVENT, PREFIX
+from inbox_outbox_base.words.envelope import Envelope
+from inbox_outbox_base.words.outcomes import ACCEPTED, Outcome, Refused, Unavailable, Unknown
+
+_LONGEST_NAME = 128
+_PERSISTENT = 2
+
+
+def properties_of(envelope: Envelope) -> Basic.Properties:
+    """Everything but the payload.
+
+    Raises:
+        ValueError: AMQP cannot carry it.
+    """
+    if envelope.payload is None:
+        raise ValueError("it is a tombstone (payload=None), which RabbitMQ does not have")
+    own: dict[str, str] = {
+        "outbox-created-at": envelope.created_at.isoformat(),
+        "x-deduplication-header": envelope.id,
+    }
+    if envelope.key is not None:
+        own["outbox-key"] = envelope.key
+    is_event = IS_EVENT in envelope.headers
+    users = {_name(name, is_event=is_event): text for name, text in envelope.headers.items()}
+    headers: ArgumentsType = {**users, **own}
+    return Basic.Properties(
+        message_id=envelope.id,
+        content_type=envelope.content_type,
+        delivery_mode=_PERSISTENT,
+        timestamp=envelope.created_at.astimezone(UTC),
+        headers=headers,
+    )
+
+
+def _name(header: str, *, is_event: bool) -> str:
+    name = f"cloudEvents_{header.removeprefix(PREFIX)}" if is_event and header.startswith(PREFIX) else header
+    if len(name.encode()) > _LONGEST_NAME:
+        # The client would cut it.
+        raise ValueError(f"header {name!r}: longer than {_LONGEST_NAME} bytes")
+    return name
+
+
+def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -> Outcome:
+    """What a publish that ended in this way says about its message, if no other shared its channel."""
+    place = f"exchange {exchange!r}, routing key {envelope.topic!r}"
+    match error:
+        case None:
+            return ACCEPTED
+        case exceptions.PublishError():
+            return Unavailable(f"{place}: no queue is bound there")
+        case exceptions.DeliveryError():
+            return Unavailable(f"{place}: RabbitMQ said no (basic.nack), as a full queue does")
+        case exceptions.ChannelInvalidStateError():
+            return Unavailable("the channel was closed before the message was sent")
+        case exceptions.ChannelPreconditionFailed():
+            return Refused(f"{place}: {error}")
+        case exceptions.ChannelNotFoundEntity() | exceptions.ChannelAccessRefused():
+            return Unavailable(f"{place}: {error}")
+        case ValueError() | TypeError():
+            return Refused(f"it cannot be written as AMQP: {error}")
+        case TimeoutError():
+            return Unknown("RabbitMQ did not confirm it in time")
+        case asyncio.CancelledError():
+            return Unknown("the connection ended before RabbitMQ confirmed it")
+        case _:
+            return Unknown(f"the connection broke before RabbitMQ confirmed it: {error!r}")
+
+
+def closes_channel(error: BaseException | None) -> bool:
+    """Whether RabbitMQ closed the channel, so that the error may be that of another message on it."""
+    return isinstance(error, exceptions.AMQPChannelError)
+
+
+def is_unsent(error: BaseException | None) -> bool:
+    """Whether the channel was closed before the message's turn came."""
+    return isinstance(error, exceptions.ChannelInvalidStateError)

@@ -1,0 +1,85 @@
+"""Messages of an outbox go to RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from inbox_outbox_base.calls.loop_thread import LoopThread
+from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.words.envelope import Envelope
+from inbox_outbox_base.words.outcomes import Outcome
+
+with brought_by("rabbitmq"):
+    from .async_publisher import AsyncRabbitPublisher
+
+__all__ = ["AsyncRabbitPublisher", "RabbitPublisher"]
+
+T = TypeVar("T")
+
+_inherited: list[Any] = []
+"""What a fork has of its parent's connections: closing it here would disturb the parent's event loop."""
+
+
+class RabbitPublisher:
+    """A `Publisher` that says `Accepted` once RabbitMQ has confirmed the message.
+
+    A confirmed message is in every queue that it was routed to, on disk if the queue is durable. That there
+    is such a queue is demanded of RabbitMQ with each message; that it is durable is yours to see to. The
+    topic is the routing key: with the default exchange, the queue's name. All messages of a batch are sent,
+    in its order and on one channel, before the first confirm is awaited.
+
+    `send` opens the connection when there is none, or none any more; a process that was forked opens its own.
+
+    Args:
+        url: amqp://user:password@host:port/vhost, or amqps://.
+        exchange: where to publish; "" is the default exchange.
+        timeout: how long `send` takes at most, in seconds or as `timedelta`; shorter than the relay's lease.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    def __init__(self, url: str, *, exchange: str = "", timeout: float | timedelta = 10) -> None:
+        self._new_core = partial(AsyncRabbitPublisher, url, exchange=exchange, timeout=timeout)
+        self._core = self._new_core()
+        self._thread: LoopThread | None = None
+        self.timeout = self._core.timeout
+
+    def __repr__(self) -> str:
+        return repr(self._core).removeprefix("Async")
+
+    def check(self, lease: float) -> None:
+        """Make sure that the settings keep the promise within a lease of so many seconds.
+
+        A broker that is away does not keep a relay from starting: then only the settings are looked at.
+
+        Raises:
+            UnsafeBroker: `timeout` is not shorter than the lease, there is no such exchange, or RabbitMQ
+                refuses the login; it names the setting, and no password.
+        """
+        self._run(lambda core: core.check(lease))
+
+    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        """Send a batch; outcome i belongs to envelope i. It does not raise for what RabbitMQ says.
+
+        `Refused`: RabbitMQ never takes such a message. `Unavailable`: no connection, no right, no such
+        exchange, no queue that is bound to the topic, a no (basic.nack), or publishers are blocked.
+        `Unknown`: sent, but the connection broke or the time was up before the confirm.
+        """
+        return self._run(lambda core: core.send(batch))
+
+    def close(self) -> None:
+        """Close the connection; another `send` opens a new one."""
+        if self._thread is not None:
+            self._run(lambda core: core.close())
+            self._thread.close()
+            self._thread, self._core = None, self._new_core()
+
+    def _run(self, work: Callable[[AsyncRabbitPublisher], Coroutine[Any, Any, T]]) -> T:
+        if self._thread is not None and self._thread.is_inherited:
+            _inherited.append((self._thread, self._core))
+            self._thread, self._core = None, self._new_core()
+        if self._thread is None:
+            self._thread = LoopThread("outbox rabbitmq")
+        return self._thread.run(work(self._core))

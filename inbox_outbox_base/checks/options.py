@@ -1,0 +1,86 @@
+"""Checks of what callers pass in: one clear error that names the option and the value."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+LONGEST_CONSUMER = 128
+"""Bytes of UTF-8 in a consumer's name, at most."""
+
+LONGEST_TIME = timedelta(days=36_500).total_seconds()
+"""A hundred years, in seconds: more could leave the calendar."""
+
+LONGEST_WAIT = timedelta(days=1).total_seconds()
+"""A day, in seconds: databases count the milliseconds of a wait in 32 bits."""
+
+
+def seconds(option: str, value: float | timedelta, longest: float = LONGEST_TIME) -> float:
+    """Seconds, from a number of seconds or a `timedelta`; not negative, not longer than `longest`."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise InvalidOption(f"{option}={value!r}: expected seconds (a number) or a timedelta")
+    if not 0 <= number <= longest:
+        raise InvalidOption(f"{option}={value!r}: expected zero or more, and at most {longest:.0f} seconds")
+    return float(number)
+
+
+def number(option: str, value: float, *, lowest: float) -> float:
+    """A number that is not below `lowest`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < float("inf"):
+        raise InvalidOption(f"{option}={value!r}: expected a number, {lowest:g} or more")
+    return float(value)
+
+
+def one_of(option: str, value: str, known: Sequence[str]) -> str:
+    """One of some words."""
+    if value not in known:
+        raise InvalidOption(f"{option}={value!r}: expected one of {', '.join(known)}")
+    return value
+
+
+def count(option: str, value: int) -> int:
+    """A whole number, one or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidOption(f"{option}={value!r}: expected a whole number, one or more")
+    return value
+
+
+def whole(option: str, value: int) -> int:
+    """A whole number, zero or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidOption(f"{option}={value!r}: expected a whole number, zero or more")
+    return value
+
+
+def flag(option: str, value: bool) -> bool:
+    """True or False, and nothing that only passes for it."""
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{option}={value!r}: expected True or False")
+    return value
+
+
+def consumer(value: str) -> str:
+    """A consumer's name: 1 to 128 bytes of UTF-8, no NUL."""
+    if not isinstance(value, str):
+        raise InvalidOption(f"consumer={value!r}: expected a string")
+    if not 1 <= len(utf8("consumer", value)) <= LONGEST_CONSUMER:
+        raise InvalidOption(f"consumer={value!r}: expected 1 to {LONGEST_CONSUMER} bytes of UTF-8")
+    return str.__str__(value)  # of a member of an Enum, the text that it holds
+
+
+def utf8(option: str, value: str, error: type[InvalidOption] = InvalidOption) -> bytes:
+    """The UTF-8 of a string without NUL, which no database here could store."""
+    if "\0" in value:
+        raise error(f"{option}={value!r}: contains a NUL character")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise error(f"{option}={value!r}: contains a lone surrogate, which is not UTF-8") from None
+
+
+def aware(option: str, value: datetime) -> datetime:
+    """A point in time with its offset from UTC."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidOption(f"{option}={value!r}: expected a datetime with a time zone")
+    return value

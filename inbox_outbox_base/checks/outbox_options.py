@@ -1,0 +1,137 @@
+"""Checks of what callers pass in: one clear error that names the option and the value."""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
+
+from inbox_outbox_base.errors import inbox as inbox_errors
+from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
+from inbox_outbox_base.tables.outbox import LONGEST_ID, LONGEST_TOPIC
+from inbox_outbox_base.words.message import Message
+
+from . import options as inbox_options
+from . import url
+from .keys import LONGEST_KEY
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONGEST_HEADER = 128
+"""Bytes of UTF-8 in a header's name, at most: as many as RabbitMQ's clients take."""
+
+LARGEST_HEADERS = 65_536
+"""Bytes of headers as JSON, at most."""
+
+
+def _ours(check: Callable[P, T]) -> Callable[P, T]:
+    """The same check, with this package's error."""
+
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return check(*args, **kwargs)
+        except inbox_errors.InvalidOption as error:
+            raise InvalidOption(str(error)) from None
+
+    return checked
+
+
+seconds = _ours(inbox_options.seconds)
+number = _ours(inbox_options.number)
+one_of = _ours(inbox_options.one_of)
+count = _ours(inbox_options.count)
+flag = _ours(inbox_options.flag)
+aware = _ours(inbox_options.aware)
+consumer = _ours(inbox_options.consumer)
+database_url = _ours(url.database_url)
+
+
+def text(option: str, value: object, longest: int) -> str:
+    """Text of 1 to so many bytes of UTF-8, without NUL."""
+    if not isinstance(value, str):
+        raise InvalidMessage(f"{option}={value!r:.80}: expected a string")
+    if value.isascii() and 0 < len(value) <= longest and "\0" not in value:
+        return value
+    try:
+        size = len(inbox_options.utf8(option, value))
+    except inbox_errors.InvalidOption as error:
+        raise InvalidMessage(str(error)) from None
+    if not 1 <= size <= longest:
+        raise InvalidMessage(f"{option}={value!r:.80}: {size} bytes of UTF-8, expected 1 to {longest}")
+    return value
+
+
+_NO_COLON = r"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
+_CHARACTER = f"(?:{_NO_COLON}|:)"
+_URI_REFERENCE = re.compile(
+    rf"(?:[A-Za-z][A-Za-z0-9+.-]*:|(?!{_NO_COLON}*:))(?://(?:{_CHARACTER}|[\[\]])*)?"
+    rf"(?:{_CHARACTER}|/)*(?:\?(?:{_CHARACTER}|[/?])*)?(?:#(?:{_CHARACTER}|[/?])*)?"
+)
+"""RFC 3986: what stands before a colon in the first segment is a scheme."""
+
+
+def uri_reference(option: str, value: object, longest: int) -> str:
+    """A URI, or a part of one: what names a source of events."""
+    checked = text(option, value, longest)
+    if not _URI_REFERENCE.fullmatch(checked):
+        raise InvalidMessage(
+            f"{option}={checked!r:.80}: expected a URI reference, such as /shop or https://shop.example"
+        )
+    return checked
+
+
+def topic(value: object) -> str:
+    """1 to 249 bytes of UTF-8."""
+    return text("topic", value, LONGEST_TOPIC)
+
+
+def message_id(value: object) -> str:
+    """1 to 128 printable ASCII characters: what every broker can carry."""
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_ID:
+        raise InvalidMessage(f"id={value!r:.80}: expected 1 to {LONGEST_ID} printable ASCII characters")
+    if not (value.isascii() and value.isprintable()):
+        raise InvalidMessage(f"id={value!r:.80}: expected printable ASCII characters")
+    return str.__str__(value)
+
+
+def key(value: object) -> str | None:
+    """None, or 1 to 512 bytes of UTF-8: what an inbox takes as a key."""
+    return None if value is None else text("key", value, LONGEST_KEY)
+
+
+def message(value: object) -> Message:
+    """One of those that are published together."""
+    if not isinstance(value, Message):
+        raise InvalidMessage(f"messages: {value!r:.80}: expected a Message")
+    return value
+
+
+def headers(value: object) -> dict[str, str]:
+    """Names and values that are text."""
+    if not isinstance(value, Mapping):
+        raise InvalidMessage(f"headers={value!r:.80}: expected a mapping of strings to strings")
+    for name, content in value.items():
+        text("headers", name, LONGEST_HEADER)
+        if not isinstance(content, str):
+            raise InvalidMessage(f"headers[{name!r}]={content!r:.80}: expected a string")
+        if content:
+            text(f"headers[{name!r}]", content, LARGEST_HEADERS)
+    return dict(value)
+
+
+def due(delay: float | timedelta | None, available_at: datetime | None) -> float | datetime | None:
+    """When a message may leave: seconds from now, a point in time, or None for at once."""
+    if delay is not None and available_at is not None:
+        raise InvalidMessage(
+            f"delay={delay!r}, available_at={available_at!r}: expected at most one of the two"
+        )
+    if available_at is not None:
+        return aware("available_at", available_at)
+    return seconds("delay", delay) or None if delay is not None else None
+
+
+def check_function(option: str, value: Any) -> Any:
+    """Something that can be called."""
+    if not callable(value):
+        raise InvalidOption(f"{option}={value!r}: expected a function")
+    return value

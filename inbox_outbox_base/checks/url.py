@@ -1,0 +1,51 @@
+"""Addresses of databases, as people write them."""
+
+from typing import Any
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+_THRESHOLD = "prepare_threshold"
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+
+
+def database_url(text: str) -> URL:
+    """The URL, with the driver that the inbox speaks through where none is named.
+
+    Raises:
+        InvalidOption: not a URL of a database, or one whose password was cut short by an "@" in it. The
+            text is not repeated: it may hold a password.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise InvalidOption("url: expected something like postgresql://user@host/database") from None
+    if url.password is not None and "@" in f"{url.host}{url.database}":
+        # What follows the first "@" would be taken for the host, and stand in the driver's errors.
+        raise InvalidOption("url: write @ as %40 in the password and in the database's name")
+    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    for_engine(url)
+    return url
+
+
+def for_engine(url: URL) -> tuple[URL, dict[str, Any]]:
+    """The URL and the `connect_args` for SQLAlchemy: ``?prepare_threshold=none`` turns psycopg's prepared
+    statements off, for poolers in transaction mode; psycopg itself does not read it from an address.
+
+    Raises:
+        InvalidOption: `prepare_threshold` is neither a whole number nor "none".
+    """
+    value = url.query.get(_THRESHOLD)
+    if value is None or url.drivername != "postgresql+psycopg":
+        return url, {}
+    if value != "none" and not (isinstance(value, str) and value.isdecimal()):
+        raise InvalidOption("url: prepare_threshold: expected a whole number or none")
+    threshold = None if value == "none" else int(value)
+    return url.difference_update_query([_THRESHOLD]), {_THRESHOLD: threshold}

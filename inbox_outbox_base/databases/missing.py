@@ -1,0 +1,24 @@
+"""A clear error where our tables are not there."""
+
+from typing import NoReturn
+
+from sqlalchemy import Connection, Table, inspect
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import TablesMissing
+
+
+def explain(connection: Connection, table: Table, error: DBAPIError) -> NoReturn:
+    """Raise the error, or a clearer one when our tables, of which this is one, are simply not there."""
+    missing = codes.is_table_missing(error)
+    if connection.dialect.name == "sqlite" and not codes.is_transient(error):
+        missing = not inspect(connection).has_table(table.name)
+    if missing:
+        raise TablesMissing(missing_table(table)) from error
+    raise error
+
+
+def missing_table(table: Table) -> str:
+    """What to tell who has not made the tables."""
+    return f"table {table.fullname} is not in this database; `inbox-outbox migrate --url URL` makes it"

@@ -1,0 +1,239 @@
+"""MySQL and MariaDB: rows come by LOAD DATA LOCAL where the server lets them, else by INSERTs of many rows,
+always into a temporary table: LOCAL turns errors into warnings, so the table must hold whatever comes.
+
+A key that was taken keeps its row through ON DUPLICATE KEY UPDATE, which locks that row exclusively; IGNORE
+would share the lock, and of several that wait for one key all but one would end in a deadlock.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Select, Table, case
+from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy.schema import CreateTable
+
+from inbox_outbox_base.databases import arrow
+from inbox_outbox_base.databases.loading import Claim, Column, Loading, Taken, Target, Write, is_newer
+from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
+from inbox_outbox_base.tables.inbox import Tables
+
+from . import loading_statements as sql
+from . import types
+
+_LOCAL_FILES = 128
+"""The protocol's flag CLIENT_LOCAL_FILES."""
+
+_SAMPLE = 500
+"""Keys that are looked at before all are: when none of them is there, hardly any is."""
+
+
+class MySQLLoading(Loading):
+    """LOAD DATA into temporary tables, and from there on in SQL."""
+
+    connect_args = MappingProxyType(
+        {"program_name": "inbox-outbox spark", "connect_timeout": 10, "local_infile": True}
+    )
+    temporary = MappingProxyType({"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"})
+
+    def __init__(self) -> None:
+        self._loads = False
+        self._probes = True
+        self._server = types.Server(30, "utf8mb4_bin")
+
+    def guard(self, connection: Connection, write: Write) -> None:
+        lock_wait = max(1, math.ceil(write.lock_timeout))
+        connection.execute(sql.LIMITS, {"lock_wait": lock_wait, "idle": max(60, lock_wait)})
+        is_mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+        if write.query_timeout:
+            limit = sql.STATEMENT_LIMIT[is_mariadb]
+            connection.execute(limit, {"milliseconds": math.ceil(write.query_timeout * 1000)})
+        server = connection.execute(sql.SERVER).one()
+        driver: Any = connection.connection.driver_connection
+        self._loads = bool(server.loads and driver.client_flag & _LOCAL_FILES)
+        self.transport = "load data" if self._loads else "insert"
+        # There a SELECT locks what it finds and what it does not: more to wait for than it saves.
+        self._probes = write.isolation_level != "SERIALIZABLE"
+        is_utf8 = server.collation.startswith("utf8mb4_")
+        self._server = types.Server(38 if is_mariadb else 30, server.collation if is_utf8 else "utf8mb4_bin")
+
+    def targets(self, connection: Connection, write: Write) -> list[Target]:
+        where = {"schema": write.table_schema, "name": write.table}
+        rows = connection.execute(sql.TARGETS, where).all()
+        counted = {row.name for row in rows if "auto_increment" in row.extra.lower()}
+        if rows and isinstance(write.results, Upsert):
+            _check_unique(write.results, connection.execute(sql.UNIQUE, where).all(), counted)
+        return [
+            types.MySQLTarget(
+                row.name,
+                "generated" if row.is_generated else row.kind,
+                row.full,
+                row.scale,
+                not (row.nullable or row.has_default or row.is_generated or row.name in counted),
+                bool(row.nullable),
+                row.length or None,
+                row.digits,
+                row.collation,
+            )
+            for row in rows
+        ]
+
+    def column(self, field: pa.Field, target: Target | None) -> Column:
+        assert target is None or isinstance(target, types.MySQLTarget)  # noqa: S101 - from targets()
+        return types.column(field, target, self._server)
+
+    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
+        return _went_in(connection.execute(sql.begin(tables), row).lastrowid)
+
+    def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
+        known = self._known(connection, claim, keys)
+        unknown = keys.filter(pc.invert(_among(keys, known))) if known else keys
+        if len(unknown):
+            self._give(connection, unknown)
+            parameters = {"consumer": claim.consumer, "claim": claim.id}
+            if not _went_in(connection.execute(sql.add(claim.tables), parameters).lastrowid):
+                others = connection.execute(sql.others(claim.tables), parameters)
+                known |= {row.key: bytes(row.claim) for row in others}
+        return Taken(pc.invert(_among(keys, known)), list(known.values()))
+
+    def _known(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> dict[str, bytes]:
+        """Some of the keys that were taken before, and had better not be locked; all, if there are many."""
+        if not self._probes:
+            return {}
+        step = max(1, len(keys) // _SAMPLE)
+        sample = keys.take(pa.array(range(0, len(keys), step)))
+        known = self.found(connection, claim.tables, claim.consumer, sample)
+        if known and step > 1:
+            known = self.found(connection, claim.tables, claim.consumer, keys)
+        return known
+
+    def found(
+        self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
+    ) -> dict[str, bytes]:
+        parameters: dict[str, Any] = {"consumer": consumer}
+        if len(keys) <= 2 * _SAMPLE:
+            statement = sql.find_few(tables)
+            parameters["keys"] = keys.to_pylist()
+        else:
+            statement = sql.find_given(tables)
+            self._give(connection, keys)
+        return {row.key: bytes(row.claim) for row in connection.execute(statement, parameters)}
+
+    def _give(self, connection: Connection, keys: pa.StringArray) -> None:
+        """The keys as a temporary table."""
+        connection.execute(sql.FORGET)
+        connection.execute(CreateTable(sql.GIVEN))
+        self.load(connection, sql.GIVEN.name, None, pa.table({"key": keys}), 20_000)
+
+    def load(
+        self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int
+    ) -> None:
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        relation = ".".join(quote(part) for part in (schema, name) if part)
+        columns = [quote(column) for column in rows.column_names]
+        batches = rows.to_batches(max_chunksize=batch_size)
+        if self._loads:
+            _load_data(connection, relation, columns, rows.schema, batches)
+            return
+        places = ", ".join(["%s"] * len(columns))
+        added = f"INSERT INTO {relation} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608 - quoted names
+        for batch in batches:
+            connection.exec_driver_sql(added, list(_tuples(batch)))
+
+    def upsert(
+        self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
+    ) -> None:
+        added = Insert(target).from_select(list(names), rows)
+        newer = is_newer(added.inserted[how.version], target.c[how.version])
+        # Assignments see what those before them have assigned, so the version goes last.
+        changed = [name for name in names if name not in (*how.key, how.version)]
+        values = [
+            (name, case((newer, added.inserted[name]), else_=target.c[name]))
+            for name in (*changed, how.version)
+        ]
+        connection.execute(added.on_duplicate_key_update(values))
+
+    def slot(self, connection: Connection, write: Write) -> bool:
+        # Such locks are the server's, not the database's, and their names have 64 characters at most.
+        scope = f"{connection.engine.url.database}\0{write.consumer}".encode()
+        name = f"inbox-outbox {blake2b(scope, digest_size=12).hexdigest()}"
+        slots = range(write.max_connections or 0)
+        return any(connection.execute(sql.SLOT, {"name": f"{name} {slot}"}).scalar() for slot in slots)
+
+
+def _check_unique(how: Upsert, parts: Sequence[Any], counted: set[str]) -> None:
+    """ON DUPLICATE KEY UPDATE names no key: it would take any other for the one that is meant, and without
+    one insert the same row again and again.
+
+    Raises:
+        ColumnMismatch: the key is not unique in the table, or something else is, too.
+    """
+    indexes: dict[str, set[str]] = {}
+    for part in parts:
+        indexes.setdefault(part.name, set()).add(part.part if part.is_whole else "")
+    others = {name: columns for name, columns in indexes.items() if columns != set(how.key)}
+    if len(others) == len(indexes):
+        raise ColumnMismatch(f"Upsert(key={how.key!r}): the table has no unique key of just these columns")
+    for name, columns in others.items():
+        if not columns & counted:
+            raise ColumnMismatch(
+                f"Upsert(key={how.key!r}): the unique key {name!r} of the table would be taken for it as well"
+            )
+
+
+def _went_in(insert_id: int) -> bool:
+    return insert_id == 0
+
+
+def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:
+    return pc.is_in(keys, pa.array(list(some), pa.string()))
+
+
+def _load_data(
+    connection: Connection,
+    relation: str,
+    columns: list[str],
+    schema: pa.Schema,
+    batches: list[pa.RecordBatch],
+) -> None:
+    """LOAD DATA LOCAL, of which every row and no warning has come in."""
+    places, unpacked = list(columns), []
+    for number, field in enumerate(schema):
+        if pa.types.is_binary(field.type):
+            places[number] = f"@inbox_{number}"
+            unpacked.append(f"{columns[number]} = unhex(@inbox_{number})")
+    assigned = f" SET {', '.join(unpacked)}" if unpacked else ""
+    with tempfile.NamedTemporaryFile(prefix="inbox-outbox-") as file:
+        for batch in batches:
+            file.write(arrow.lines(batch, arrow.hexadecimal))
+        file.flush()
+        # The signs in hexadecimal mean the same in every sql_mode.
+        answer = connection.exec_driver_sql(
+            f"LOAD DATA LOCAL INFILE %s INTO TABLE {relation} CHARACTER SET utf8mb4 "
+            "FIELDS TERMINATED BY X'09' ESCAPED BY X'5C' LINES TERMINATED BY X'0A' "
+            f"({', '.join(places)}){assigned}",
+            (file.name,),
+            execution_options={"preserve_rowcount": True},
+        )
+    if connection.exec_driver_sql("SHOW COUNT(*) WARNINGS").scalar():
+        warning = connection.exec_driver_sql("SHOW WARNINGS LIMIT 1").first()
+        raise InvalidRow(f"LOAD DATA: {warning.Message if warning else 'a value was changed'}")
+    rows = sum(batch.num_rows for batch in batches)
+    if answer.rowcount != rows:
+        raise InvalidRow(f"LOAD DATA: {answer.rowcount} of {rows} rows went in")
+
+
+def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Rows as parameters: whatever is no plain number or text travels as text, so that no digit is lost."""
+    plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_binary)
+    columns = [
+        column if any(fits(column.type) for fits in plain) else column.cast(pa.string())
+        for column in batch.columns
+    ]
+    return zip(*(column.to_pylist() for column in columns), strict=True)

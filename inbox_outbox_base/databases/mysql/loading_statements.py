@@ -1,0 +1,109 @@
+"""What MySQL and MariaDB are told, as SQLAlchemy says it."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    LargeBinary,
+    MetaData,
+    Select,
+    Table,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    text,
+)
+from sqlalchemy.dialects.mysql import Insert
+
+from inbox_outbox_base.tables.inbox import Bytewise, Tables
+
+GIVEN = Table(
+    "inbox_keys",
+    MetaData(),
+    Column("key", Bytewise(512), primary_key=True),
+    prefixes=["TEMPORARY"],
+    mysql_engine="InnoDB",
+    mariadb_engine="InnoDB",
+)
+# Without the word TEMPORARY it would commit the transaction.
+FORGET = text("DROP TEMPORARY TABLE IF EXISTS inbox_keys")
+SERVER = text("SELECT @@local_infile AS loads, @@collation_database AS collation")
+LIMITS = text("""
+    SET SESSION innodb_lock_wait_timeout = :lock_wait, SESSION lock_wait_timeout = :lock_wait,
+        SESSION wait_timeout = :idle, SESSION time_zone = '+00:00',
+        SESSION sql_mode = concat(replace(@@sql_mode, 'EMPTY_STRING_IS_NULL', ''),
+            ',STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO')
+""")
+# All statements on MariaDB; on MySQL only SELECTs, so that there a write is bounded by its locks alone.
+STATEMENT_LIMIT = {
+    True: text("SET SESSION max_statement_time = :milliseconds / 1000"),
+    False: text("SET SESSION max_execution_time = :milliseconds"),
+}
+TARGETS = text("""
+    SELECT column_name AS name, data_type AS kind, column_type AS full, numeric_scale AS scale,
+           is_nullable = 'YES' AS nullable, column_default IS NOT NULL AS has_default, extra AS extra,
+           coalesce(generation_expression, '') <> '' AS is_generated,
+           coalesce(character_maximum_length, 0) AS length,
+           datetime_precision AS digits, collation_name AS collation
+    FROM information_schema.columns
+    WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
+    ORDER BY ordinal_position
+""")
+UNIQUE = text("""
+    SELECT index_name AS name, column_name AS part, sub_part IS NULL AS is_whole
+    FROM information_schema.statistics
+    WHERE table_schema = coalesce(:schema, database()) AND table_name = :name AND NOT non_unique
+""")
+SLOT = text("SELECT get_lock(:name, 0)")
+
+
+def _unchanged(column: Column[Any]) -> Any:
+    """The value that is there, while the answer's insert id becomes 1 instead of 0: its count of rows tells
+    nothing, because SQLAlchemy has the server count rows that it has found, not changed."""
+    return getattr(func, "if")(func.last_insert_id(literal_column("1")), column, column)
+
+
+@cache
+def begin(tables: Tables) -> Insert:
+    """The ledger's row, unless it is there."""
+    c = tables.ledger.c
+    return Insert(tables.ledger).on_duplicate_key_update(rows_read=_unchanged(c.rows_read))
+
+
+@cache
+def add(tables: Tables) -> Insert:
+    """The given keys go in, in their order; one that is there, or that somebody else commits first, stays."""
+    c = tables.message.c
+    rows = select(
+        bindparam("consumer", type_=c.consumer.type), GIVEN.c.key, bindparam("claim", type_=LargeBinary)
+    ).order_by(GIVEN.c.key)
+    added = Insert(tables.message).from_select(["consumer", "key", "claim"], rows)
+    return added.on_duplicate_key_update(claim=_unchanged(c.claim))
+
+
+def _find(tables: Tables) -> Select[Any]:
+    c = tables.message.c
+    return select(c.key, c.claim).where(c.consumer == bindparam("consumer", type_=c.consumer.type))
+
+
+@cache
+def find_few(tables: Tables) -> Select[Any]:
+    """Which of a few keys are there."""
+    return _find(tables).where(tables.message.c.key.in_(bindparam("keys", expanding=True)))
+
+
+@cache
+def find_given(tables: Tables) -> Select[Any]:
+    """Which of the given keys are there: the index beside the sorted keys, not the other way round."""
+    joined = GIVEN.join(tables.message, tables.message.c.key == GIVEN.c.key)
+    return _find(tables).select_from(joined).prefix_with("STRAIGHT_JOIN")
+
+
+@cache
+def others(tables: Tables) -> Select[Any]:
+    """Those of the given keys that others have. Locks what is locked already, and so sees the newest rows,
+    which an older snapshot does not."""
+    claim = tables.message.c.claim
+    return find_given(tables).where(claim != bindparam("claim", type_=LargeBinary)).with_for_update()

@@ -1,0 +1,290 @@
+"""MySQL and MariaDB: a lock timeout undoes one statement, not the transaction, so one INSERT waits and
+answers by itself. A deadlock undoes the whole transaction while the session goes on, so the commit guard has
+to look at the row.
+
+MariaDB bounds the wait inside the statement; MySQL has no clause for it, so there the session's own setting
+is put aside for a moment. Both count in whole seconds, and only MariaDB knows 0.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy import Connection, CursorResult, Engine, TextClause, func, literal_column, text
+from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.visitors import InternalTraversal
+
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
+from inbox_outbox_base.databases.taking_statements import Aging
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import TransientError, UnsupportedDatabase, UnusableConnection
+from inbox_outbox_base.tables.inbox import Tables
+
+AnyInsert = TypeVar("AnyInsert", bound=Insert)
+T = TypeVar("T")
+
+_IN_TRANSACTION = 1
+"""The protocol's flag SERVER_STATUS_IN_TRANS."""
+
+_FLUSHES = text("SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@global.log_bin")
+_FLUSHED = (1, 3)
+"""With each COMMIT; 3 is MariaDB's, and flushes more often."""
+_IS_READ_ONLY = text("SELECT @@global.read_only")
+# Under names of their own, because other settings may be put aside inside.
+_BEGIN_BRIEFLY = text(
+    "SET @inbox_own_autocommit = @@autocommit, @inbox_own_lock_wait = @@innodb_lock_wait_timeout, "
+    "@inbox_own_table_wait = @@lock_wait_timeout, SESSION autocommit = 1, "
+    "SESSION innodb_lock_wait_timeout = :wait, SESSION lock_wait_timeout = :wait"
+)
+_END_BRIEFLY = text(
+    "SET SESSION autocommit = @inbox_own_autocommit, "
+    "SESSION innodb_lock_wait_timeout = @inbox_own_lock_wait, "
+    "SESSION lock_wait_timeout = @inbox_own_table_wait"
+)
+_ROLLS_BACK_ON_TIMEOUT = text("SELECT @@innodb_rollback_on_timeout")
+_SIZE = text(
+    "SELECT data_length + index_length FROM information_schema.tables "
+    "WHERE table_schema = database() AND table_name = :name"
+)
+
+
+class BoundedInsert(Insert):
+    """An INSERT that waits for locks at most `lock_wait` seconds (MariaDB's SET STATEMENT)."""
+
+    inherit_cache = True
+    # The wait is part of the SQL, so it has to be part of the key that compiled statements are cached by.
+    _traverse_internals = [  # noqa: RUF012 - nor is it mutable in the base class
+        *Insert._traverse_internals,  # noqa: SLF001 - SQLAlchemy documents it for exactly this
+        ("lock_wait", InternalTraversal.dp_plain_obj),
+    ]
+    lock_wait = 0
+
+
+@compiles(BoundedInsert, "mysql", "mariadb")
+def _bounded_insert(element: BoundedInsert, compiler: SQLCompiler, **kw: Any) -> str:
+    insert: str = compiler.visit_insert(element, **kw)  # type: ignore[no-untyped-call]
+    return f"SET STATEMENT innodb_lock_wait_timeout = {element.lock_wait:d} FOR {insert}"
+
+
+@cache
+def add(tables: Tables) -> Insert:
+    """The row goes in unless its key was taken."""
+    return or_tell(Insert(tables.message))
+
+
+@cache
+def add_bounded(tables: Tables, lock_wait: int) -> BoundedInsert:
+    """The same, waiting at most so many seconds for a transaction that is taking the key."""
+    statement = or_tell(BoundedInsert(tables.message))
+    statement.lock_wait = lock_wait
+    return statement
+
+
+def or_tell(statement: AnyInsert) -> AnyInsert:
+    """A key that was taken keeps its row, and the answer's insert id is 1 instead of 0.
+
+    INSERT IGNORE would take a shared lock on that row: of several who waited for a row that is then deleted,
+    all but one would end in a deadlock. ON DUPLICATE KEY UPDATE takes an exclusive one, so they queue.
+    """
+    claim = statement.table.c.claim
+    unchanged = getattr(func, "if")(func.last_insert_id(literal_column("1")), claim, claim)
+    return statement.values(taking_statements.ROW).on_duplicate_key_update(claim=unchanged)
+
+
+class MySQLTaking(Taking):
+    """One INSERT that waits; a row that it refused but nobody can see means an old snapshot."""
+
+    def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
+        try:
+            added = self._add(connection, attempt, wait)
+        except DBAPIError as error:
+            self._raise_unless_timed_out(connection, error)
+            return self._without_waiting(connection, lambda: self.find(connection, attempt))
+        if added:
+            return True
+        stored = self.find(connection, attempt)
+        if stored is None:
+            raise _snapshot_too_old()
+        return stored
+
+    def _add(self, connection: Connection, attempt: Attempt, wait: float) -> bool:
+        if _is_mariadb(connection):
+            return _went_in(connection.execute(add_bounded(attempt.tables, math.ceil(wait)), attempt.row()))
+        with _lock_wait(connection, wait):
+            return _went_in(connection.execute(add(attempt.tables), attempt.row()))
+
+    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+        try:
+            with _lock_wait(connection, wait):
+                connection.execute(add(batch.tables), batch.rows())
+        except DBAPIError as error:
+            self._raise_unless_timed_out(connection, error)
+            return None
+        found = super().find_many(connection, batch)
+        if len(found) < len(batch.keys):
+            raise _snapshot_too_old()
+        return {key for key, row in found.items() if row.claim == batch.claim}
+
+    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
+        find_many = super().find_many
+        return self._without_waiting(connection, lambda: find_many(connection, batch)) or {}
+
+    def _without_waiting(self, connection: Connection, look: Callable[[], T]) -> T | None:
+        """What can be seen at once: at SERIALIZABLE even a plain SELECT waits for locks."""
+        if connection.get_isolation_level() == "READ UNCOMMITTED":
+            raise UnusableConnection(
+                "at READ UNCOMMITTED, what can be seen of a key in flight may never be committed"
+            )
+        try:
+            with _lock_wait(connection, 0):
+                return look()
+        except DBAPIError as error:
+            self._raise_unless_timed_out(connection, error)
+            return None
+
+    def _raise_unless_timed_out(self, connection: Connection, error: DBAPIError) -> None:
+        if not codes.ends_wait(error):
+            raise error
+        if connection.execute(_ROLLS_BACK_ON_TIMEOUT).scalar_one():
+            raise TransientError("innodb_rollback_on_timeout=ON has undone the transaction") from error
+
+    def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
+        with _no_time_limit(connection), _lock_wait(connection, wait):
+            row = connection.execute(
+                taking_statements.find_locked(attempt.tables),
+                attempt.where(),
+            ).one_or_none()
+        return None if row is None else Stored(*row)
+
+    def delete_oldest(
+        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
+    ) -> list[datetime]:
+        chosen = taking_statements.oldest(aging).with_for_update(skip_locked=True)
+        rows = connection.execute(chosen, parameters).all()
+        if rows:
+            # One by one: given a list, the optimizer may scan past it, and wait for rows of others.
+            keys = [{"consumer_": parameters["consumer_"], "key_": row.key} for row in rows]
+            connection.execute(taking_statements.forget(aging.table), keys)
+        return [time for _, time in rows]
+
+    @contextmanager
+    def protected(self, connection: Connection) -> Iterator[None]:
+        try:
+            with _lock_wait(connection, 0):
+                yield
+        except DBAPIError as error:
+            self._raise_unless_timed_out(connection, error)
+            raise
+
+    def size(self, connection: Connection, tables: Tables) -> int:
+        return int(connection.execute(_SIZE, {"name": tables.message.name}).scalar_one())
+
+    def is_autocommit(self, connection: Connection) -> bool:
+        return bool(_driver(connection).get_autocommit())
+
+    def committing_each(self, engine: Engine) -> Engine:
+        # `briefly` switches AUTOCOMMIT on and off, in the statements that it needs anyway.
+        return engine
+
+    @contextmanager
+    def briefly(self, connection: Connection, wait: float) -> Iterator[None]:
+        is_as_before = False
+        try:
+            connection.execute(_BEGIN_BRIEFLY, {"wait": max(1, math.ceil(wait))})
+            yield
+            connection.execute(_END_BRIEFLY)
+            is_as_before = True
+        except DBAPIError as error:
+            if not codes.breaks_connection(error):
+                connection.execute(_END_BRIEFLY)
+                is_as_before = True
+            raise
+        finally:
+            if not is_as_before:  # whoever gets it next would write without transactions
+                connection.invalidate()
+
+    def socket_of(self, driver: Any) -> int:
+        own = getattr(driver, "_sock", None)  # PyMySQL's; it has no other name
+        if own is None:  # asyncmy; before 0.2.18 by its stream
+            transport = getattr(driver, "_transport", None) or driver._writer.transport  # noqa: SLF001
+            own = transport.get_extra_info("socket")
+        return int(own.fileno())
+
+    def risks(self, connection: Connection) -> list[str]:
+        flush, binlog, has_binlog = connection.execute(_FLUSHES).one()
+        found = [] if flush in _FLUSHED else [f"innodb_flush_log_at_trx_commit={flush}"]
+        return [*found, f"sync_binlog={binlog}"] if has_binlog and binlog != 1 else found
+
+    def is_ended(self, connection: Connection) -> bool:
+        driver = _driver(connection)
+        if connection.dialect.is_async:
+            # asyncmy's connection keeps the last status that was not zero, and after COMMIT it is zero.
+            # A result that is still being read has no status yet.
+            result = driver._result  # noqa: SLF001
+            driver = driver if result is None or result.unbuffered_active else result
+        return not driver.server_status & _IN_TRANSACTION
+
+    def may_have_written(self, connection: Connection) -> bool:
+        # It does not say what a transaction wrote, but a replica is read-only.
+        return not self.is_ended(connection) and not connection.execute(_IS_READ_ONLY).scalar_one()
+
+
+def _went_in(answer: CursorResult[Any]) -> bool:
+    return answer.lastrowid == 0
+
+
+def _lock_wait(connection: Connection, wait: float) -> AbstractContextManager[None]:
+    lowest = 0 if _is_mariadb(connection) else 1
+    return _setting(connection, "innodb_lock_wait_timeout", max(lowest, math.ceil(wait)))
+
+
+def _no_time_limit(connection: Connection) -> AbstractContextManager[None]:
+    """For a transaction of our own on a connection that goes back to the application's pool."""
+    return _setting(connection, "max_statement_time" if _is_mariadb(connection) else "max_execution_time", 0)
+
+
+@contextmanager
+def _setting(connection: Connection, name: str, value: int) -> Iterator[None]:
+    """The session's own setting is put aside inside the block."""
+    connection.execute(_put_aside(name), {"value": value})
+    try:
+        yield
+    except DBAPIError as error:
+        if not codes.breaks_connection(error):
+            connection.execute(_put_back(name))
+        raise
+    connection.execute(_put_back(name))
+
+
+@cache
+def _put_aside(name: str) -> TextClause:
+    return text(f"SET @inbox_{name} = @@{name}, SESSION {name} = :value")
+
+
+@cache
+def _put_back(name: str) -> TextClause:
+    return text(f"SET SESSION {name} = @inbox_{name}")
+
+
+def _snapshot_too_old() -> TransientError:
+    return TransientError("a key was taken after this transaction's snapshot: try again in a new one")
+
+
+def _is_mariadb(connection: Connection) -> bool:
+    return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _driver(connection: Connection) -> Any:
+    if connection.dialect.driver not in ("pymysql", "asyncmy"):
+        raise UnsupportedDatabase(
+            f"driver={connection.dialect.driver!r}: on MySQL and MariaDB the inbox speaks through "
+            "PyMySQL or asyncmy only"
+        )
+    return connection.connection.driver_connection

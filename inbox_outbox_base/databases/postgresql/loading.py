@@ -1,0 +1,257 @@
+"""PostgreSQL: rows come by COPY, and keys that a probe did not find go in by COPY as well, in a savepoint;
+only if somebody else was faster the slower ON CONFLICT takes over.
+
+Binary COPY into a column of another type of the same width stores wrong values without a word, so what is
+not of exactly the same type goes through a temporary table and a CAST.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import (
+    ARRAY,
+    Connection,
+    LargeBinary,
+    Select,
+    Table,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.dml import ReturningInsert
+
+from inbox_outbox_base.databases import arrow
+from inbox_outbox_base.databases.loading import (
+    Claim,
+    Column,
+    Loading,
+    Taken,
+    Target,
+    Write,
+    driver_errors,
+    is_newer,
+)
+from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.tables.inbox import Tables, utcnow
+
+from .taking import _batch_lock
+from .types import PostgreSQLTarget, column, quoted, relation, targets
+
+try:
+    import pgpq
+except ImportError:  # the extra is not installed whole: psycopg's own COPY does it, more slowly
+    pgpq = None  # type: ignore[assignment]
+
+_OTHER_SCANS = ("enable_seqscan", "enable_bitmapscan")
+_UNIQUE_VIOLATION = "23505"
+_GUARD = text("""
+    SELECT set_config('lock_timeout', :lock_timeout, true),
+           set_config('idle_in_transaction_session_timeout', :idle_in_transaction_session_timeout, true),
+           CASE WHEN :statement_timeout <> '0'
+                THEN set_config('statement_timeout', :statement_timeout, true) END,
+           -- A server whose client has died would else go on with what it was told, locks in hand; not every
+           -- system can tell it.
+           CASE WHEN version() LIKE '%linux%'
+                THEN set_config('client_connection_check_interval', '5s', true) END
+""")
+_PLAIN = text(
+    "SELECT relkind IN ('r', 'p') AND NOT relrowsecurity FROM pg_class WHERE oid = to_regclass(:name)"
+)
+_SLOT = text("SELECT pg_try_advisory_xact_lock(hashtext(:scope), :slot)")
+
+
+class PostgreSQLLoading(Loading):
+    """COPY throughout."""
+
+    connect_args = MappingProxyType(
+        {
+            "application_name": "inbox-outbox spark",
+            "connect_timeout": 10,
+            # A server that has gone without a word is noticed within a minute.
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+        }
+    )
+    temporary = MappingProxyType({"postgresql_on_commit": "DROP"})
+
+    def __init__(self) -> None:
+        self.transport = "copy" if pgpq is None else "pgpq"
+
+    def guard(self, connection: Connection, write: Write) -> None:
+        limits = {
+            "lock_timeout": write.lock_timeout,
+            "idle_in_transaction_session_timeout": max(60, write.lock_timeout),
+            "statement_timeout": write.query_timeout,
+        }
+        parameters = {name: f"{seconds * 1000:.0f}" for name, seconds in limits.items()}
+        connection.execute(_GUARD, parameters)
+
+    def targets(self, connection: Connection, write: Write) -> list[Target]:
+        return [*targets(connection, write)]
+
+    def column(self, field: pa.Field, target: Target | None) -> Column:
+        assert target is None or isinstance(target, PostgreSQLTarget)  # noqa: S101 - from targets()
+        return column(field, target)
+
+    def can_load_into(self, connection: Connection, write: Write) -> bool:
+        # COPY knows neither views' rules nor row-level security.
+        return bool(connection.execute(_PLAIN, {"name": relation(write.table_schema, write.table)}).scalar())
+
+    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
+        added = insert(tables.ledger).on_conflict_do_nothing()
+        return connection.execute(added.execution_options(preserve_rowcount=True), row).rowcount == 1
+
+    def announce(self, connection: Connection, claim: Claim) -> None:
+        held = func.pg_advisory_xact_lock_shared(_batch_lock(claim.tables))
+        connection.execute(select(held), {"consumer": claim.consumer})
+
+    def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
+        known = self.found(connection, claim.tables, claim.consumer, keys)
+        fresh = pc.invert(_among(keys, known))
+        left = keys.filter(fresh) if known else keys
+        if not self._copy_keys(connection, claim, left):
+            raced = _add_unless_there(claim.tables)
+            parameters = {"consumer": claim.consumer, "claim": claim.id, "keys": _literal(left)}
+            fresh = _among(keys, connection.execute(raced, parameters).scalars())
+            known = self.found(connection, claim.tables, claim.consumer, keys.filter(pc.invert(fresh)))
+        return Taken(fresh, list(known.values()))
+
+    def _copy_keys(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> bool:
+        """Whether nobody was faster."""
+        if len(keys) == 0:
+            return True
+        now: datetime = connection.execute(select(utcnow())).scalar_one()
+        rows = pa.table(
+            {
+                "consumer": pa.repeat(claim.consumer, len(keys)),
+                "key": keys,
+                "accepted_at": pa.repeat(pa.scalar(now, pa.timestamp("us", "UTC")), len(keys)),
+                "claim": pa.repeat(pa.scalar(claim.id), len(keys)),
+            }
+        )
+        message = claim.tables.message
+        try:
+            with connection.begin_nested():
+                self.load(connection, message.name, message.schema, rows, 20_000)
+        except DBAPIError as error:
+            if codes.code_of(error) != _UNIQUE_VIOLATION:
+                raise
+            return False
+        return True
+
+    def found(
+        self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
+    ) -> dict[str, bytes]:
+        if len(keys) == 0:
+            return {}
+        parameters = {"consumer": consumer, "keys": _literal(keys)}
+        with _only_by_index(connection):
+            return {row.key: bytes(row.claim) for row in connection.execute(_probe(tables), parameters)}
+
+    def load(
+        self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int
+    ) -> None:
+        columns = ", ".join(quoted(column) for column in rows.column_names)
+        batches = rows.to_batches(max_chunksize=batch_size)
+        form = "" if pgpq is None else " (FORMAT BINARY)"
+        with _copy(connection, f"COPY {relation(schema, name)} ({columns}) FROM STDIN{form}") as copy:
+            for piece in _lines(batches) if pgpq is None else _binary(rows.schema, batches):
+                copy.write(piece)
+
+    def upsert(
+        self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
+    ) -> None:
+        added = insert(target).from_select(list(names), rows)
+        values = {name: added.excluded[name] for name in names if name not in how.key}
+        older = is_newer(added.excluded[how.version], target.c[how.version])
+        connection.execute(
+            added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
+        )
+
+    def slot(self, connection: Connection, write: Write) -> bool:
+        scope = f"inbox-outbox connections {write.consumer}"
+        slots = range(write.max_connections or 0)
+        return any(connection.execute(_SLOT, {"scope": scope, "slot": slot}).scalar() for slot in slots)
+
+
+@contextmanager
+def _only_by_index(connection: Connection) -> Iterator[None]:
+    """The probe is worth having only as a walk through the index beside the sorted keys; the planner takes
+    the array for a short one."""
+    for setting in _OTHER_SCANS:
+        connection.execute(text(f"SET LOCAL {setting} = off"))
+    yield
+    for setting in _OTHER_SCANS:
+        connection.execute(text(f"SET LOCAL {setting} = DEFAULT"))
+
+
+@contextmanager
+def _copy(connection: Connection, statement: str) -> Iterator[Any]:
+    driver: Any = connection.connection.driver_connection
+    with driver_errors(connection), driver.cursor() as cursor, cursor.copy(statement) as copy:
+        yield copy
+
+
+def _binary(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Iterator[bytes]:
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(schema)
+    yield encoder.write_header()
+    for batch in batches:
+        yield encoder.write_batch(batch)
+    yield encoder.finish()
+
+
+def _lines(batches: list[pa.RecordBatch]) -> Iterator[bytes]:
+    return (arrow.lines(batch, arrow.escaped_bytea) for batch in batches)
+
+
+def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:
+    return pc.is_in(keys, pa.array(list(some), pa.string()))
+
+
+def _literal(keys: pa.StringArray) -> str:
+    """The keys as PostgreSQL writes an array: sent as one text, they cost a tenth of a list of parameters."""
+    escaped = pc.replace_substring(pc.replace_substring(keys, "\\", "\\\\"), '"', '\\"')
+    joined: str = pc.binary_join(pa.ListArray.from_arrays([0, len(escaped)], escaped), '","')[0].as_py()
+    return f'{{"{joined}"}}'
+
+
+@cache
+def _probe(tables: Tables) -> Select[Any]:
+    """Which of the keys are there. The array stands in a subquery, because the planner would else look at
+    each of its elements."""
+    c = tables.message.c
+    given = select(cast(bindparam("keys", type_=Text), ARRAY(Text))).scalar_subquery()
+    keys = cast(given, ARRAY(Text))  # without it, ANY would take the subquery for a list of rows
+    return select(c.key, c.claim).where(
+        c.consumer == bindparam("consumer", type_=c.consumer.type), c.key == any_(keys)
+    )
+
+
+@cache
+def _add_unless_there(tables: Tables) -> ReturningInsert[Any]:
+    """The keys go in, in their order, except those that are there or that somebody else commits first."""
+    c = tables.message.c
+    given = (
+        func.unnest(cast(bindparam("keys", type_=Text), ARRAY(Text)))
+        .table_valued("key")
+        .render_derived(name="given")
+    )
+    rows = select(
+        bindparam("consumer", type_=c.consumer.type), given.c.key, bindparam("claim", type_=LargeBinary)
+    ).order_by(given.c.key.collate("C"))
+    added = insert(tables.message).from_select(["consumer", "key", "claim"], rows)
+    return added.on_conflict_do_nothing().returning(c.key)

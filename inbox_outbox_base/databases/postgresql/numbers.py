@@ -1,0 +1,151 @@
+"""PostgreSQL: who draws the numbers of messages, and which messages a relay has overlooked."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Select,
+    SmallInteger,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    column,
+    extract,
+    func,
+    literal_column,
+    or_,
+    select,
+    table,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import UserDefinedType
+
+from inbox_outbox_base.tables.outbox import OutboxTables
+
+
+class _Tid(UserDefinedType[str]):
+    """A place in the table: page and row."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        """Its name in SQL."""
+        return "tid"
+
+
+def name_of(table: Table) -> str:
+    """The table, as PostgreSQL's own functions want to have it named."""
+    schema, name = table.schema, table.name
+    if schema is None:
+        return name
+    escaped = schema.replace('"', '""')
+    return f'"{escaped}".{name}'
+
+
+def array_of(name: str, number: Any) -> ColumnElement[Any]:
+    """A parameter that holds an array, as text."""
+    return cast(bindparam(name, type_=Text), ARRAY(number))
+
+
+def _sequence(tables: OutboxTables) -> ColumnElement[Any]:
+    return cast(func.pg_get_serial_sequence(name_of(tables.message), "sequence"), REGCLASS)
+
+
+@cache
+def highest(tables: OutboxTables) -> Select[Any, Any, Any]:
+    """The highest sequence that any transaction has drawn, which server says so, and how many numbers a
+    session draws at a time."""
+    of_sequence = _sequence(tables)
+    drawn = func.pg_sequence_last_value(of_sequence, type_=BigInteger)
+    server = extract("epoch", func.pg_postmaster_start_time())
+    settings = table("pg_sequence", column("seqrelid"), column("seqcache", BigInteger))
+    cached = select(settings.c.seqcache).where(settings.c.seqrelid == of_sequence).scalar_subquery()
+    return select(
+        func.coalesce(drawn, 0).label("drawn"),
+        cast(server, Text).label("server"),
+        func.coalesce(cached, 1).label("cached"),
+    )
+
+
+def refusal(tables: OutboxTables, cached: int) -> str:
+    """Why a sequence that keeps numbers for each session is of no use."""
+    return (
+        f"the sequence of {tables.message.fullname}.sequence has CACHE {cached}: messages would lose their "
+        "order, and relays could overlook some; ALTER SEQUENCE ... CACHE 1, and let the programs that "
+        "publish connect again"
+    )
+
+
+@cache
+def transactions(tables: OutboxTables) -> Select[Any]:
+    """Whoever has inserted messages holds this lock until the end of the transaction."""
+    names = ("virtualtransaction", "database", "relation", "mode", "pid")
+    here = table("pg_database", column("oid"), column("datname"))
+    locks = table("pg_locks", *(column(name) for name in names))
+    return select(locks.c.virtualtransaction).where(
+        locks.c.database
+        == select(here.c.oid).where(here.c.datname == func.current_database()).scalar_subquery(),
+        locks.c.relation == cast(name_of(tables.message), REGCLASS),
+        locks.c.mode == "RowExclusiveLock",
+        locks.c.pid.is_distinct_from(func.pg_backend_pid()),  # it is NULL where a transaction is prepared
+    )
+
+
+@cache
+def pages(name: str) -> Select[Any]:
+    """How large a table is."""
+    return select(func.pg_relation_size(cast(name, REGCLASS)) / _block_size())
+
+
+def _block_size() -> ColumnElement[Any]:
+    return cast(func.current_setting("block_size"), BigInteger)
+
+
+@cache
+def density(name: str) -> Select[Any]:
+    """The rows that ANALYZE or VACUUM last found, in proportion to the pages that there are now."""
+    names = ("oid", "reltuples", "relpages")
+    statistics = table("pg_class", *(column(each) for each in names)).c
+    now = func.pg_relation_size(cast(name, REGCLASS)) / _block_size()
+    of_page = statistics.reltuples / func.nullif(statistics.relpages, 0)
+    return select(func.coalesce(of_page * now, 0)).where(statistics.oid == cast(name, REGCLASS))
+
+
+@cache
+def overlooked(tables: OutboxTables) -> Select[Any, Any]:
+    """By bucket, how many messages lie below its marks, in some pages of the table.
+
+    By page and not by index: the rows that are dead, and that an old transaction keeps from being cleaned
+    away, are then read once and in one piece, whatever bucket they are of.
+    """
+    message = tables.message.alias("message")
+    c = message.c
+    page = literal_column("message.ctid", _Tid())
+    bounds = (cast(bindparam(name, type_=Text), _Tid()) for name in ("first", "last"))
+    marks = (
+        func.unnest(
+            array_of("buckets", SmallInteger), array_of("lows", BigInteger), array_of("starts", BigInteger)
+        )
+        .table_valued("bucket", "low", "start", name="mark")
+        .render_derived()
+    )
+    blocked = func.json_array_elements_text(cast(bindparam("blocked", type_=Text), JSON), type_=Text)
+    waits = or_(
+        func.coalesce(c.key, c.id).in_(select(blocked)),
+        c.topic == func.any(bindparam("paused", type_=ARRAY(Text))),
+    )
+    first, last = bounds
+    return (
+        select(c.bucket, func.count().label("messages"))
+        .select_from(message.join(marks, marks.c.bucket == c.bucket))
+        .where(
+            and_(page >= first, page < last),
+            c.sequence <= bindparam("highest", type_=BigInteger),
+            or_(c.sequence <= marks.c.low, and_(c.sequence <= marks.c.start, ~waits)),
+        )
+        .group_by(c.bucket)
+    )

@@ -1,0 +1,164 @@
+"""Which Arrow types go into which columns of PostgreSQL.
+
+What is of exactly the same type may be copied straight into the target. The rest is CAST, but never to a type
+with a length, which a CAST would cut to; assignment then raises an error for what is too long.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Row, text
+
+from inbox_outbox_base.databases import arrow, arrow_values
+from inbox_outbox_base.databases.loading import Column, Target, Write, unfit, unknown
+
+_TARGETS = text("""
+    SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,
+           CASE WHEN t.typtype = 'd' THEN format_type(t.oid, NULL)
+                ELSE format_type(a.atttypid, NULL) END AS full,
+           coalesce(nullif(a.atttypmod, -1), nullif(t.typtypmod, -1)) AS modifier,
+           coalesce(b.typcategory, t.typcategory) AS category,
+           a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
+           a.attgenerated <> '' AS is_generated
+    FROM pg_attribute a
+    JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_type b ON b.oid = nullif(t.typbasetype, 0)
+    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+""")
+
+_STAGED: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
+    (pa.types.is_boolean, "boolean", "bool"),
+    (pa.types.is_int8, "smallint", "int2"),
+    (pa.types.is_int16, "smallint", "int2"),
+    (pa.types.is_int32, "integer", "int4"),
+    (pa.types.is_int64, "bigint", "int8"),
+    (pa.types.is_float32, "real", "float4"),
+    (pa.types.is_float64, "double precision", "float8"),
+    (pa.types.is_decimal, "numeric", "numeric"),
+    (pa.types.is_string, "text", "text"),
+    (pa.types.is_binary, "bytea", "bytea"),
+    (pa.types.is_date32, "date", "date"),
+    (lambda kind: _is_timestamp(kind, zoned=True), "timestamp with time zone", "timestamptz"),
+    (lambda kind: _is_timestamp(kind, zoned=False), "timestamp without time zone", "timestamp"),
+    (pa.types.is_time64, "time without time zone", "time"),
+    (pa.types.is_duration, "interval", "interval"),
+]
+_WIDER = {
+    "int2": {"int4", "int8", "numeric", "float4", "float8"},
+    "int4": {"int2", "int8", "numeric", "float8"},
+    "int8": {"int2", "int4", "numeric"},
+    "float4": {"float8"},
+    "float8": set(),
+    "date": {"timestamp"},
+}
+"""Where else a type may go: every value is kept, or the server raises an error."""
+
+_PARSED = set("SEIURG")
+"""Categories of types that read text of their own form: strings, enums, addresses, uuid and json and the
+like, ranges, shapes. Numbers and times read text, too, but drop what they have no room for."""
+
+_CHANGED = {"name", "char", "bytea", "tsvector", "tsquery"}
+"""Types of these categories that make something else of a text."""
+
+_CLOCKS = {"timestamp", "timestamptz", "time"}
+
+
+@dataclass(frozen=True, slots=True)
+class PostgreSQLTarget(Target):
+    """A column, with what assignment would cut to without a word."""
+
+    length: int | None
+    """Of text: characters. Spaces beyond are cut off silently."""
+    digits: int | None
+    """Of a time: digits of a second. More are rounded."""
+    reads_text: bool
+    """Whether a CAST of text keeps it."""
+
+
+def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
+    """The columns of the target table, none if it is not there."""
+    rows = connection.execute(_TARGETS, {"name": relation(write.table_schema, write.table)}).all()
+    return [_target(row) for row in rows]
+
+
+def _target(row: Row[Any]) -> PostgreSQLTarget:
+    kind, modifier = row.kind, row.modifier
+    if row.is_generated or (kind == "interval" and modifier is not None):
+        kind = "generated" if row.is_generated else "interval of some fields"
+    scale = length = digits = None
+    if modifier is not None and kind == "numeric":
+        scale = (((modifier - 4) & 2047) ^ 1024) - 1024  # eleven bits, of which the first is the sign
+    elif modifier is not None and kind in ("varchar", "bpchar"):
+        length = modifier - 4
+    elif kind in _CLOCKS:
+        digits = modifier
+    reads_text = row.category in _PARSED and kind not in _CHANGED
+    return PostgreSQLTarget(row.name, kind, row.full, scale, row.required, length, digits, reads_text)
+
+
+def relation(schema: str | None, name: str | None) -> str:
+    """A table's name as SQL has it."""
+    return ".".join(quoted(part) for part in (schema, name) if part)
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it. SQLAlchemy's own way doubles percent signs, which COPY takes as they are."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
+    """How a column travels to its target, or without one to a table of Arrow's own types.
+
+    Raises:
+        ColumnMismatch: the target cannot hold every value exactly, or the type is not known.
+    """
+    kind, convert = arrow.sendable(field)
+    if kind is None:
+        raise unknown(field)
+    to_wall_clock = target is not None and target.kind == "timestamp" and pa.types.is_timestamp(kind)
+    if to_wall_clock and kind.tz is not None:
+        kind, convert = pa.timestamp("us"), arrow_values.chained(convert, pc.local_timestamp)
+    staged, name = _staged(kind) or (None, "")
+    if staged is None:
+        raise unknown(field)
+    if target is None:
+        return Column(field.name, staged, None, False, convert)
+    convert = arrow_values.chained(convert, _kept(field.name, name, target))
+    if name == target.kind:
+        if name == "numeric" and target.scale is not None and kind.scale > target.scale:
+            raise unfit(field, target)
+        return Column(field.name, staged, None, target.full == staged, convert)
+    if name == "text":
+        if not target.reads_text:
+            raise unfit(field, target)
+        is_text = target.kind in ("varchar", "bpchar", "citext")
+        same = target.full == "character varying"  # its binary form is that of text
+        return Column(field.name, staged, None if is_text else target.full, same, convert)
+    if target.kind not in _WIDER.get(name, ()) and not _is_whole(name, kind, target):
+        raise unfit(field, target)
+    return Column(field.name, staged, target.full, False, convert)
+
+
+def _kept(field: str, name: str, target: PostgreSQLTarget) -> arrow_values.Converter | None:
+    """What the target would change silently."""
+    if target.length is not None and name == "text":
+        return arrow_values.at_most(field, target.length, pc.utf8_length, "characters")
+    if target.digits is not None and name in _CLOCKS:
+        return arrow_values.whole(field, target.digits)
+    return None
+
+
+def _staged(kind: pa.DataType) -> tuple[str, str] | None:
+    return next(((staged, name) for fits, staged, name in _STAGED if fits(kind)), None)
+
+
+def _is_timestamp(kind: pa.DataType, *, zoned: bool) -> bool:
+    return pa.types.is_timestamp(kind) and (kind.tz is not None) is zoned
+
+
+def _is_whole(name: str, kind: pa.DataType, target: Target) -> bool:
+    return name == "numeric" and kind.scale == 0 and target.kind in ("int2", "int4", "int8")

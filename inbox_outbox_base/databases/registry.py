@@ -1,0 +1,71 @@
+"""Which folder speaks to which database, for each contract; it is imported when it is asked for."""
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.errors import outbox as outbox_errors
+from inbox_outbox_base.errors.inbox import UnsupportedDatabase
+
+if TYPE_CHECKING:  # at run time only what is asked for
+    from .loading import Loading
+    from .relaying import Relaying
+    from .taking import Taking
+
+_FOLDERS = {
+    "postgresql": ("postgresql", "PostgreSQL"),
+    "mysql": ("mysql", "MySQL"),
+    "mariadb": ("mysql", "MySQL"),
+    "sqlite": ("sqlite", "SQLite"),
+}
+"""By SQLAlchemy's name of the dialect: the folder, and how the names of its classes begin."""
+
+
+@cache
+def taking(dialect: str) -> "Taking":
+    """How to take messages on a database.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven. Compiling is not meaning the same: some
+            dialects silently drop the lock clauses that a guarantee stands on.
+    """
+    return _class("taking", dialect)()  # type: ignore[no-any-return]
+
+
+def database_of(connection: Connection) -> "Taking":
+    """The same for the database behind a connection."""
+    return taking(connection.dialect.name)
+
+
+@cache
+def relaying(dialect: str, schema: str | None = None) -> "Relaying":
+    """How to relay messages of a database, whose tables may be in a schema of it.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven.
+        InvalidOption: a schema, where there are none inside a database.
+    """
+    found = _class("relaying", dialect)
+    if schema is not None and dialect != "postgresql":
+        raise outbox_errors.InvalidOption(f"schema={schema!r}: only PostgreSQL has schemas inside a database")
+    return found()  # type: ignore[no-any-return]
+
+
+def loading(dialect: str) -> "Loading":
+    """How to load many rows into a database: one object for each write, which remembers what it has found.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven.
+    """
+    return _class("loading", dialect)()  # type: ignore[no-any-return]
+
+
+@cache
+def _class(contract: str, dialect: str) -> Any:
+    if dialect not in _FOLDERS:
+        known = ", ".join(_FOLDERS)
+        raise UnsupportedDatabase(f"dialect={dialect!r}: the inbox is proven on {known} only")
+    folder, name = _FOLDERS[dialect]
+    return getattr(import_module(f"{__package__}.{folder}.{contract}"), name + contract.capitalize())

@@ -1,0 +1,212 @@
+"""What the outbox needs of a database, with the portable way of doing it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Table, func, select
+
+from inbox_outbox_base.tables.outbox import OutboxTables
+
+from . import relaying_statements
+from .letter import Letter, read_loose
+
+_MOST_PARAMETERS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Which messages a relay wants."""
+
+    places: Sequence[tuple[int, int]]
+    """Buckets in the order in which to look, each with the sequence above which to begin."""
+    limit: int
+    each: int
+    """Of one bucket, at most so many: messages of many keys can leave side by side, those of one key
+    cannot."""
+    blocked: Mapping[int, Sequence[str]]
+    """Keys, and ids of messages without a key, that wait, by their bucket."""
+    paused: Sequence[str]
+    """Topics that wait."""
+    light: int
+    """Bytes of payload up to which it is read along."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a scan has found."""
+
+    letters: list[Letter]
+    seen: set[int]
+    """Buckets of which all that could leave is among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writers:
+    """Who may yet commit a message with a low sequence."""
+
+    highest: int
+    """The highest sequence that has been drawn."""
+    transactions: frozenset[str]
+    """Transactions that may have drawn one up to that."""
+    server: str
+    """Which server says so: one that was started again, or another one, may draw numbers again."""
+    are_prepared: bool
+    """Whether one of them is prepared for a two-phase commit, after which it is not known by its former
+    name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Below what a relay does not look for messages any more."""
+
+    places: Sequence[tuple[int, int, int]]
+    """Buckets, each with the sequence up to which it is empty, and the one up to which it has no message but
+    those that wait."""
+    blocked: Sequence[str]
+    """Keys, and ids of messages without a key, that wait."""
+    paused: Sequence[str]
+    """Topics that wait."""
+
+
+class Relaying:
+    """One subclass for each database; what is here holds for all."""
+
+    own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
+    """What a relay's transactions run at: what others have committed has to be seen at once."""
+
+    def check_savepoint(self, connection: Connection) -> None:
+        """Refuse a savepoint whose end would commit messages by itself."""
+
+    def add(self, connection: Connection, tables: OutboxTables, rows: list[dict[str, Any]]) -> None:
+        """Insert messages, numbered in their order."""
+        names = relaying_statements.columns(rows)
+        connection.execute(relaying_statements.add(tables, names), completed(rows, names))
+
+    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+        """Which of some ids, in byte order, nobody uses; from now on they are in use. It waits for open
+        transactions that use one of them."""
+        raise NotImplementedError
+
+    def prepare(self, connection: Connection) -> None:
+        """Before a scan in a transaction that has not renewed the lease."""
+
+    def renew(self, connection: Connection, tables: OutboxTables, epoch: int, lease: float) -> bool:
+        """Let the lease begin anew, and lock it until the transaction ends; False if it is lost."""
+        parameters = {"epoch_": epoch, "lease": lease}
+        return connection.execute(relaying_statements.renew(tables), parameters).rowcount == 1
+
+    def scan(self, connection: Connection, tables: OutboxTables, scan: Scan) -> Found:
+        """The oldest messages of each bucket in turn, until there are enough."""
+        paused = {"paused": scan.paused} if scan.paused else {}
+        letters: list[Letter] = []
+        seen: set[int] = set()
+        for bucket, low in scan.places:
+            most = min(scan.each, scan.limit - len(letters))
+            if most <= 0:
+                break
+            blocked = {"blocked": scan.blocked[bucket]} if bucket in scan.blocked else {}
+            given = {"bucket": bucket, "low": low, "limit": most, "light": scan.light, **blocked, **paused}
+            statement = relaying_statements.pending(tables, unblocked=bool(blocked), unpaused=bool(paused))
+            found = connection.execute(statement, given).all()
+            letters += map(read_loose, found)
+            if len(found) < most:
+                seen.add(bucket)
+        return Found(letters, seen)
+
+    def progress(
+        self, connection: Connection, tables: OutboxTables, places: Sequence[tuple[int, int]]
+    ) -> dict[int, float]:
+        """By sequence, how many seconds the messages in these places, bucket and sequence, have yet to wait;
+        infinite if they are held. Those that are gone are left out."""
+        statement = relaying_statements.progress(tables)
+        found: dict[int, float] = {}
+        for part in parts([sequence for _, sequence in places]):
+            found |= waits(connection.execute(statement, {"these": part}).all())
+        return found
+
+    def payloads(
+        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]
+    ) -> dict[int, bytes]:
+        """The payloads of some messages, by their sequence."""
+        statement = relaying_statements.payloads(tables)
+        found: dict[int, bytes] = {}
+        for part in parts([letter.sequence for letter in letters]):
+            found |= {row.sequence: row.payload for row in connection.execute(statement, {"these": part})}
+        return found
+
+    def left(self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]) -> list[str]:
+        """Ids of those of some messages that are still in their places."""
+        statement = relaying_statements.ids(tables)
+        names = {(letter.sequence, letter.envelope.id) for letter in letters}
+        found: list[str] = []
+        for part in parts([letter.sequence for letter in letters]):
+            rows = connection.execute(statement, {"these": part})
+            found += [row.id for row in rows if (row.sequence, row.id) in names]
+        return found
+
+    def forget(
+        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
+    ) -> None:
+        """Delete messages that have left, and keep a record of them if that is wanted."""
+        for part in parts([letter.sequence for letter in letters]):
+            if keep_sent:
+                connection.execute(relaying_statements.keep_sent(tables), {"these": part})
+            connection.execute(relaying_statements.forget(tables), {"these": part})
+
+    def free_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
+        """Let producers use ids again, those of messages that are gone."""
+        for part in parts(ids):
+            connection.execute(relaying_statements.free_ids(tables), {"these": part})
+
+    def due(
+        self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], limit: int
+    ) -> list[str]:
+        """Ids of delayed messages of these buckets whose time has come, in the order in which they leave."""
+        given = {"these": buckets, "limit": limit}
+        return list(connection.execute(relaying_statements.due(tables), given).scalars())
+
+    def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
+        """Who may yet commit a low sequence; None where nobody can tell, so that every scan begins at the
+        oldest message.
+
+        Raises:
+            UnsafeSequence: that cannot be told of the numbers that a session keeps for itself.
+        """
+        return None
+
+    def pages(self, connection: Connection, tables: OutboxTables) -> int:
+        """How many pages of messages there are; 0 where every scan begins at the oldest message."""
+        return 0
+
+    def overlooked(
+        self, connection: Connection, tables: OutboxTables, marks: Marks, pages: range
+    ) -> dict[int, int]:
+        """By bucket, how many messages of these pages lie where a relay does not look for them."""
+        return {}
+
+    def estimate(self, connection: Connection, table: Table) -> int:
+        """About how many rows a table has; where an index can be counted, exactly so many."""
+        return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def completed(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The same rows, each with all columns."""
+    if len(names) == len(relaying_statements.COLUMNS):
+        return rows
+    return [dict.fromkeys(names) | row for row in rows]
+
+
+def waits(rows: Iterable[Any]) -> dict[int, float]:
+    """How long messages have yet to wait, in seconds, by their sequence."""
+    left: dict[int, float] = {}
+    for sequence, state, retry_at, now in rows:
+        waits_for_time = 0.0 if retry_at is None else (retry_at - now).total_seconds()
+        left[sequence] = math.inf if state == "held" else waits_for_time
+    return left
+
+
+def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """As many at a time as a statement may have parameters."""
+    return (values[start : start + _MOST_PARAMETERS] for start in range(0, len(values), _MOST_PARAMETERS))

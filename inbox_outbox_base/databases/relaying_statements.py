@@ -1,0 +1,381 @@
+"""The statements that mean the same on every database: pure, built once, executed elsewhere."""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Delete,
+    Float,
+    Insert,
+    Integer,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.types import NullType
+
+from inbox_outbox_base.tables.columns import from_now
+from inbox_outbox_base.tables.inbox import utcnow
+from inbox_outbox_base.tables.outbox import OutboxTables
+from inbox_outbox_base.tables.times import movable, readable
+
+COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type", "headers")
+"""What a new message's row is made of; the rest are the database's defaults."""
+
+OWN_COLUMNS = (*COLUMNS, "own_id")
+"""The same where ids are the producer's own."""
+
+CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers", "created_at", "own_id")
+"""What a message keeps wherever it is moved to."""
+
+
+SENT = ("id", "topic", "key", "created_at", "own_id")
+"""What is kept of a message that has left."""
+
+
+def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
+    return {name: bindparam(name, type_=table.c[name].type) for name in names}
+
+
+def _seconds(name: str) -> from_now:
+    return from_now(bindparam(name, type_=Float))
+
+
+def _now() -> ColumnElement[Any]:
+    """The database's clock, asked once: compared with a function that changes, no index would be of use."""
+    return select(utcnow()).scalar_subquery()
+
+
+def _these(table: Table, column: str = "sequence") -> ColumnElement[bool]:
+    return table.c[column].in_(bindparam("these", expanding=True))
+
+
+def _this(tables: OutboxTables) -> ColumnElement[bool]:
+    """One message, by its place and its id: after a failover that has lost the last commits, another one may
+    have its place."""
+    c = tables.message.c
+    place = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    return and_(place, c.id == bindparam("id_", type_=c.id.type))
+
+
+def columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What some new rows are made of."""
+    return OWN_COLUMNS if any("own_id" in row for row in rows) else COLUMNS
+
+
+def content(table: Table, *but: str) -> list[ColumnElement[Any]]:
+    """The columns of `CONTENT`, to be moved; without some."""
+    names = (name for name in CONTENT if name not in but)
+    return [movable(table.c[name]) if name == "created_at" else table.c[name] for name in names]
+
+
+@cache
+def add(tables: OutboxTables, names: tuple[str, ...] = COLUMNS) -> Insert:
+    """A message, in the caller's transaction."""
+    return insert(tables.message).inline().values(_bound(tables.message, *names))
+
+
+@cache
+def add_delayed(tables: OutboxTables, names: tuple[str, ...], *, from_clock: bool) -> Insert:
+    """A message for later: so many seconds from now by the database's clock, or at a point in time."""
+    due = _seconds("due") if from_clock else bindparam("due", type_=tables.delayed.c.available_at.type)
+    values = _bound(tables.delayed, *names) | {"available_at": due}
+    return insert(tables.delayed).inline().values(values)
+
+
+@cache
+def free_ids(tables: OutboxTables) -> Delete:
+    """Ids of the producers' own that may be used again."""
+    return delete(tables.ids).where(_these(tables.ids, "id"))
+
+
+@cache
+def count_buckets(tables: OutboxTables) -> Select[Any]:
+    """How many buckets the database has."""
+    return select(func.count()).select_from(tables.bucket)
+
+
+def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
+    """What a relay reads of a message; the payload only up to some bytes: it may not leave yet."""
+    c = tables.message.c
+    size = func.length(c.payload, type_=Integer)
+    # As the driver has it: SQLAlchemy would stumble over what is not bytes, and with it over the whole scan.
+    payload = type_coerce(c.payload, NullType())
+    light = case((size <= bindparam("light", type_=Integer), payload), else_=null()).label("payload")
+    return [
+        *(c[name] for name in ("id", "bucket", "topic", "key", "content_type", "headers")),
+        _time(c.created_at),
+        light,
+        size.label("size"),
+        *(c[name] for name in ("sequence", "attempts", "unanswered", "state")),
+        _time(c.retry_at),
+        c.own_id,
+        _time(c.failing_since),
+    ]
+
+
+def _time(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return readable(column).label(column.key)
+
+
+def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
+    """What says how long a message has yet to wait."""
+    c = tables.message.c
+    return [c.sequence, c.state, _time(c.retry_at), _now().label("now")]
+
+
+@cache
+def progress(tables: OutboxTables) -> Select[Any]:
+    """How long some messages have yet to wait."""
+    return select(*progressed(tables)).where(_these(tables.message))
+
+
+@cache
+def payloads(tables: OutboxTables) -> Select[Any, Any]:
+    """The payloads of some messages."""
+    c = tables.message.c
+    return select(c.sequence, type_coerce(c.payload, NullType()).label("payload")).where(
+        _these(tables.message)
+    )
+
+
+@cache
+def ids(tables: OutboxTables) -> Select[Any]:
+    """The ids of some messages."""
+    c = tables.message.c
+    return select(c.sequence, c.id).where(_these(tables.message))
+
+
+@cache
+def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
+    """The oldest messages of one bucket above a sequence, but not of keys and topics that wait."""
+    c = tables.message.c
+    found = (
+        select(*fetched(tables))
+        .where(c.bucket == bindparam("bucket"), c.sequence > bindparam("low"))
+        .order_by(c.sequence)
+        .limit(bindparam("limit", type_=Integer))
+    )
+    if unblocked:
+        waits = func.coalesce(c.key, c.id, type_=c.key.type)
+        found = found.where(waits.not_in(bindparam("blocked", expanding=True)))
+    if unpaused:
+        found = found.where(c.topic.not_in(bindparam("paused", expanding=True)))
+    return found
+
+
+@cache
+def forget(tables: OutboxTables) -> Delete:
+    """Messages that the broker has, or that have been moved."""
+    return delete(tables.message).where(_these(tables.message))
+
+
+@cache
+def keep_sent(tables: OutboxTables) -> Insert:
+    """A record of messages that the broker has, taken from their rows."""
+    rows = select(*(tables.message.c[name] for name in SENT)).where(_these(tables.message))
+    return insert(tables.sent).from_select(SENT, rows)
+
+
+@cache
+def wait(tables: OutboxTables) -> Update:
+    """A message that was sent and not taken: when it is sent again, and why."""
+    names = ("attempts", "unanswered", "state", "error")
+    changed: dict[str, ColumnElement[Any]] = {
+        name: bindparam(f"{name}_", type_=tables.message.c[name].type) for name in names
+    }
+    changed["retry_at"] = _seconds("delay_")
+    changed["failing_since"] = _since_first(tables)
+    return update(tables.message).where(_this(tables)).values(changed)
+
+
+def _since_first(tables: OutboxTables) -> ColumnElement[Any]:
+    return func.coalesce(tables.message.c.failing_since, utcnow())
+
+
+@cache
+def bury(tables: OutboxTables) -> Insert:
+    """A dead letter, made from the message's row."""
+    given = [bindparam(name, type_=tables.dead.c[name].type) for name in ("attempts", "outcome", "error")]
+    row = select(*content(tables.message), *given).where(_this(tables))
+    return insert(tables.dead).from_select((*CONTENT, "attempts", "outcome", "error"), row)
+
+
+@cache
+def hold(tables: OutboxTables) -> Update:
+    """A dead letter that stays in its place, so that its key waits for an operator."""
+    c = tables.message.c
+    names = ("attempts", "unanswered", "error")
+    given: dict[str, Any] = {name: bindparam(f"{name}_", type_=c[name].type) for name in names}
+    held = given | {"state": literal("held"), "retry_at": null()}
+    return update(tables.message).where(_this(tables)).values(held)
+
+
+@cache
+def join(tables: OutboxTables) -> Insert:
+    """A relay begins; the database draws its epoch."""
+    values = {"name": bindparam("name"), "lease_until": _seconds("lease")}
+    return insert(tables.relay).values(values)
+
+
+@cache
+def renew(tables: OutboxTables) -> Update:
+    """A relay's lease begins anew, if it is still the relay's."""
+    mine = tables.relay.c.epoch == bindparam("epoch_")
+    return update(tables.relay).where(mine).values(lease_until=_seconds("lease"))
+
+
+@cache
+def note(tables: OutboxTables) -> Update:
+    """What a relay is about to send."""
+    mine = tables.relay.c.epoch == bindparam("epoch_")
+    sending: BindParameter[Any] = bindparam("sending", type_=tables.relay.c.sending.type)
+    return update(tables.relay).where(mine).values(sending=sending)
+
+
+@cache
+def leave(tables: OutboxTables) -> Delete:
+    """A relay is gone."""
+    return delete(tables.relay).where(tables.relay.c.epoch == bindparam("epoch_"))
+
+
+@cache
+def expired(tables: OutboxTables) -> Select[Any]:
+    """Relays whose lease is over, locked, but for those that somebody else is retiring."""
+    c = tables.relay.c
+    return (
+        select(c.epoch, c.name, c.sending)
+        .where(c.lease_until < utcnow())
+        .order_by(c.epoch)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def suspect(tables: OutboxTables) -> Update:
+    """A message that a relay was sending when it was lost: it may have been taken."""
+    c = tables.message.c
+    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    return (
+        update(tables.message)
+        .where(this, c.state != "held")
+        .values(
+            attempts=c.attempts + 1,
+            unanswered=c.unanswered + 1,
+            state="unknown",
+            retry_at=null(),
+            error=bindparam("error_"),
+            failing_since=_since_first(tables),
+        )
+    )
+
+
+@cache
+def live(tables: OutboxTables) -> Select[Any]:
+    """How many relays are at work."""
+    return select(func.count()).select_from(tables.relay).where(tables.relay.c.lease_until >= utcnow())
+
+
+@cache
+def owned(tables: OutboxTables) -> Select[Any]:
+    """The buckets of one relay."""
+    c = tables.bucket.c
+    return select(c.bucket).where(c.epoch == bindparam("epoch_")).order_by(c.bucket)
+
+
+@cache
+def free(tables: OutboxTables) -> Select[Any]:
+    """Buckets that are nobody's, locked, but for those that somebody else is taking."""
+    c = tables.bucket.c
+    return (
+        select(c.bucket)
+        .where(c.epoch.is_(None))
+        .order_by(c.bucket)
+        .limit(bindparam("limit", type_=Integer))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def take(tables: OutboxTables) -> Update:
+    """Buckets change hands: to a relay, or with no epoch to nobody."""
+    epoch: BindParameter[Any] = bindparam("epoch", type_=tables.bucket.c.epoch.type)
+    return update(tables.bucket).where(_these(tables.bucket, "bucket")).values(epoch=epoch)
+
+
+@cache
+def free_all(tables: OutboxTables) -> Update:
+    """All buckets of a relay become nobody's."""
+    return update(tables.bucket).where(tables.bucket.c.epoch == bindparam("epoch_")).values(epoch=null())
+
+
+@cache
+def paused(tables: OutboxTables) -> Select[Any]:
+    """Topics whose messages wait."""
+    return select(tables.pause.c.topic)
+
+
+@cache
+def due(tables: OutboxTables) -> Select[Any]:
+    """Delayed messages of some buckets whose time has come, in the order in which they leave. Without locks:
+    some databases lock a row before they know its bucket, and so another relay's."""
+    c = tables.delayed.c
+    return (
+        select(c.id)
+        .where(c.available_at <= _now(), _these(tables.delayed, "bucket"))
+        .order_by(c.available_at, c.id)
+        .limit(bindparam("limit", type_=Integer))
+    )
+
+
+@cache
+def next_due(tables: OutboxTables) -> Select[Any, Any]:
+    """The database's clock, and when the next delayed message of some buckets is due."""
+    c = tables.delayed.c
+    mine = select(readable(c.available_at)).where(_these(tables.delayed, "bucket"))
+    soonest = mine.order_by(c.available_at).limit(1).scalar_subquery()
+    return select(utcnow().label("now"), soonest.label("due"))
+
+
+@cache
+def add_due(tables: OutboxTables) -> Insert:
+    """Messages that were delayed join the others, in the order in which they leave; they keep when they were
+    due."""
+    c = tables.delayed.c
+    rows = select(*content(tables.delayed), movable(c.available_at))
+    rows = rows.where(_these(tables.delayed, "id")).order_by(c.available_at, c.id)
+    return insert(tables.message).from_select((*CONTENT, "retry_at"), rows)
+
+
+@cache
+def forget_delayed(tables: OutboxTables) -> Delete:
+    """A message that joins the others; by its key alone, so that nobody else's row is waited for."""
+    return delete(tables.delayed).where(tables.delayed.c.id == bindparam("id_"))
+
+
+@cache
+def old_sent(tables: OutboxTables) -> Select[Any]:
+    """Some of the oldest records of what was sent before so many seconds."""
+    c = tables.sent.c
+    old = c.sent_at < select(_seconds("age")).scalar_subquery()
+    return select(c.id, c.own_id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
+
+
+@cache
+def forget_sent(tables: OutboxTables) -> Delete:
+    """Records of what was sent."""
+    return delete(tables.sent).where(_these(tables.sent, "id"))

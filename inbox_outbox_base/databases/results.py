@@ -1,0 +1,74 @@
+"""What a partition does with its new rows, in the transaction that takes their keys."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NEW_ROWS = "new_rows"
+"""The temporary table that statements see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Insert each new row into the table, by column name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """Insert each new row into the table, or update the one that is there if the new one is newer.
+
+    Of several new rows for one row of the table the newest wins; the key that rows are taken by may be
+    another (an event's id) than the one that is updated (an account's number).
+
+    Args:
+        key: the columns of a unique or primary key of the table.
+        version: the column that says which of two is newer; equal ones leave the row as it is, and NULL is
+            older than anything.
+    """
+
+    key: Sequence[str]
+    version: str
+
+    def __post_init__(self) -> None:
+        key = (self.key,) if isinstance(self.key, str) else tuple(self.key)
+        if not key or not all(isinstance(name, str) and name for name in key):
+            raise InvalidOption(f"Upsert(key={self.key!r}): expected the names of one or more columns")
+        if not isinstance(self.version, str) or not self.version:
+            raise InvalidOption(f"Upsert(version={self.version!r}): expected the name of a column")
+        object.__setattr__(self, "key", key)
+
+
+@dataclass(frozen=True, init=False)
+class Statements:
+    """Run SQL of your own, which sees the new rows as the temporary table ``new_rows``.
+
+    Each key is in it once in all its life, so that sums are exact::
+
+        Statements(
+            "UPDATE account SET balance = balance + s.total FROM (SELECT account_id, sum(amount) AS total "
+            "FROM new_rows GROUP BY account_id) AS s WHERE account.id = s.account_id"
+        )
+
+    Colons and percent signs stand for themselves: there are no parameters.
+    """
+
+    texts: tuple[str, ...]
+
+    def __init__(self, *texts: str) -> None:
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise InvalidOption(f"Statements{texts!r}: expected one or more SQL statements")
+        object.__setattr__(self, "texts", texts)
+
+
+ResultFunction = Callable[[Connection, "Iterator[pa.RecordBatch]"], object]
+"""Called once in a partition's transaction, with its new rows; may write whatever that database holds. It
+must neither commit nor roll back. Rows that it does not read count as taken all the same."""
+
+Results = Append | Upsert | Statements | ResultFunction

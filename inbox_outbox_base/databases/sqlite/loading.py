@@ -1,0 +1,168 @@
+"""SQLite: one writer for the whole file, on one machine, so partitions are written one after the other.
+
+A transaction that has read something cannot wait for the place to write, because what it has read may be old
+by then; so one that is going to write waits for it first.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Column as SqlColumn
+from sqlalchemy import (
+    Connection,
+    LargeBinary,
+    MetaData,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    select,
+    text,
+    true,
+)
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.schema import CreateTable
+
+from inbox_outbox_base.databases.loading import Claim, Column, Loading, Taken, Target, Write, is_newer
+from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.tables.inbox import Bytewise, Tables
+
+from . import types
+from .taking import has_begun
+
+_GIVEN = Table("inbox_keys", MetaData(), SqlColumn("key", Bytewise(512)), prefixes=["TEMPORARY"])
+_TARGETS = text("""
+    SELECT name, type AS kind, "notnull" AS is_not_null, dflt_value IS NOT NULL AS has_default, pk AS is_key,
+           hidden <> 0 AS is_generated
+    FROM pragma_table_xinfo(:name, :schema) ORDER BY cid
+""")
+
+
+class SQLiteLoading(Loading):
+    """Rows one by one, in one statement that is prepared once."""
+
+    isolation = "SERIALIZABLE"
+
+    def __init__(self) -> None:
+        self._version: str | None = None
+
+    def isolation_level(self, wanted: str | None) -> str:
+        return self.isolation  # there is no less
+
+    def guard(self, connection: Connection, write: Write) -> None:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(write.lock_timeout * 1000):d}")
+        # The driver would begin by itself, but not before a savepoint, whose release would then commit.
+        connection.exec_driver_sql("BEGIN")
+        has_begun(connection)
+
+    def targets(self, connection: Connection, write: Write) -> list[Target]:
+        self._version = write.results.version if isinstance(write.results, Upsert) else None
+        where = {"name": write.table, "schema": write.table_schema or "main"}
+        return [
+            types.SQLiteTarget(
+                row.name,
+                "generated" if row.is_generated else types.affinity(row.kind),
+                row.kind,
+                None,
+                bool(row.is_not_null and not row.has_default and not row.is_generated),
+                bool(row.is_key),
+            )
+            for row in connection.execute(_TARGETS, where)
+        ]
+
+    def column(self, field: pa.Field, target: Target | None) -> Column:
+        assert target is None or isinstance(target, types.SQLiteTarget)  # noqa: S101 - from targets()
+        return types.column(field, target, is_version=field.name == self._version)
+
+    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
+        # Whatever this transaction has done so far, it has only read: it begins anew, and waits.
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return connection.execute(_begin(tables), row).rowcount == 1
+
+    def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
+        self._give(connection, keys)
+        parameters = {"consumer": claim.consumer, "claim": claim.id}
+        known: dict[str, bytes] = {}
+        if connection.execute(_add(claim.tables), parameters).rowcount != len(keys):
+            known = {row.key: row.claim for row in connection.execute(_others(claim.tables), parameters)}
+        fresh = pc.invert(pc.is_in(keys, pa.array(list(known), pa.string())))
+        return Taken(fresh, list(known.values()))
+
+    def found(
+        self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
+    ) -> dict[str, bytes]:
+        self._give(connection, keys)
+        return {row.key: row.claim for row in connection.execute(_find(tables), {"consumer": consumer})}
+
+    def _give(self, connection: Connection, keys: pa.StringArray) -> None:
+        """The keys as a temporary table."""
+        connection.execute(CreateTable(_GIVEN, if_not_exists=True))
+        connection.execute(delete(_GIVEN))
+        self.load(connection, _GIVEN.name, None, pa.table({"key": keys}), 20_000)
+
+    def can_load_into(self, connection: Connection, write: Write) -> bool:
+        return True
+
+    def load(
+        self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int
+    ) -> None:
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        relation = ".".join(quote(part) for part in (schema, name) if part)
+        columns = ", ".join(quote(column) for column in rows.column_names)
+        places = ", ".join(["?"] * rows.num_columns)
+        added = f"INSERT INTO {relation} ({columns}) VALUES ({places})"  # noqa: S608 - quoted names
+        for batch in rows.to_batches(max_chunksize=batch_size):
+            connection.exec_driver_sql(added, list(_tuples(batch)))
+
+    def upsert(
+        self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
+    ) -> None:
+        added = insert(target).from_select(list(names), rows)
+        values = {name: added.excluded[name] for name in names if name not in how.key}
+        older = is_newer(added.excluded[how.version], target.c[how.version])
+        connection.execute(
+            added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
+        )
+
+
+def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+@cache
+def _begin(tables: Tables) -> Insert:
+    """The ledger's row, unless it is there."""
+    added = insert(tables.ledger).on_conflict_do_nothing()
+    return added.execution_options(preserve_rowcount=True)
+
+
+@cache
+def _add(tables: Tables) -> Insert:
+    """The given keys go in, except those that are there."""
+    c = tables.message.c
+    rows = select(
+        bindparam("consumer", type_=c.consumer.type), _GIVEN.c.key, bindparam("claim", type_=LargeBinary)
+    )
+    # Without a WHERE, SQLite takes ON CONFLICT for the condition of a join.
+    rows = rows.where(true()).order_by(_GIVEN.c.key)
+    added = insert(tables.message).from_select(["consumer", "key", "claim"], rows)
+    return added.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
+
+
+@cache
+def _find(tables: Tables) -> Select[Any]:
+    """Which of the given keys are there."""
+    c = tables.message.c
+    joined = _GIVEN.join(tables.message, c.key == _GIVEN.c.key)
+    of_consumer = c.consumer == bindparam("consumer", type_=c.consumer.type)
+    return select(c.key, c.claim).select_from(joined).where(of_consumer)
+
+
+@cache
+def _others(tables: Tables) -> Select[Any]:
+    """Those of the given keys that others have."""
+    return _find(tables).where(tables.message.c.claim != bindparam("claim", type_=LargeBinary))

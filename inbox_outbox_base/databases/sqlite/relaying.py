@@ -1,0 +1,47 @@
+"""SQLite: one writer for the whole file, so a transaction takes the write lock before it looks."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, literal_column, select
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.sql.dml import ReturningInsert
+
+from inbox_outbox_base.databases.relaying import Relaying
+from inbox_outbox_base.tables.outbox import OutboxTables
+
+from .taking import check_savepoint
+
+
+@cache
+def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
+    """Ids that nobody uses."""
+    return insert(tables.ids).on_conflict_do_nothing().returning(tables.ids.c.id)
+
+
+@cache
+def never_due(tables: OutboxTables) -> Select[Any]:
+    """Delayed messages whose time is none, and larger than all times: text or bytes of somebody else's."""
+    c = tables.delayed.c
+    mine = c.bucket.in_(bindparam("these", expanding=True))
+    return select(c.id).where(mine, c.available_at > literal_column("'9999-12-31 24'"))
+
+
+class SQLiteRelaying(Relaying):
+    """The portable way; it has no READ COMMITTED, and needs none."""
+
+    own_isolation = "SERIALIZABLE"
+
+    def check_savepoint(self, connection: Connection) -> None:
+        check_savepoint(connection)
+
+    def due(
+        self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], limit: int
+    ) -> list[str]:
+        never = connection.execute(never_due(tables), {"these": buckets}).scalars()
+        return super().due(connection, tables, buckets, limit) + list(never)
+
+    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+        taken = connection.execute(take_ids(tables), [{"id": each} for each in ids])
+        return {row.id for row in taken}

@@ -1,0 +1,140 @@
+"""SQLite: one writer for the whole file, so "in flight" can only be told of the file: past the wait, a key
+that nobody has taken answers "in flight" while anyone else writes. The wait is the busy timeout.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Executable, delete, literal_column
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.elements import ColumnElement
+
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.taking import Attempt, Batch, Stored, Taking
+from inbox_outbox_base.databases.taking_statements import Aging
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import UnusableConnection
+from inbox_outbox_base.tables.inbox import Tables
+
+_LEVELS = ("OFF", "NORMAL")
+"""With which a COMMIT may be answered before it is on disk; by their numbers."""
+_BEGUN = "inbox: the transaction in which a row went in outside any savepoint"
+
+
+@cache
+def add(tables: Tables) -> Insert:
+    """The row goes in unless its key was taken."""
+    added = insert(tables.message).values(taking_statements.ROW).on_conflict_do_nothing()
+    return added.execution_options(preserve_rowcount=True)
+
+
+@cache
+def delete_batch(aging: Aging) -> Executable:
+    """The oldest rows, in one statement: a read that turns into a write would find the file locked."""
+    place: ColumnElement[int] = literal_column("rowid")
+    chosen = taking_statements.oldest(aging).with_only_columns(place)
+    return delete(aging.table).where(place.in_(chosen)).returning(aging.table.c[aging.time])
+
+
+class SQLiteTaking(Taking):
+    """Whoever writes holds the only write lock, so an INSERT answers by itself once it has it."""
+
+    locks_rows = False
+    has_server = False
+    own_isolation = "SERIALIZABLE"  # it has no READ COMMITTED
+
+    def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
+        if self._add(connection, attempt.tables, [attempt.row()], wait):
+            return True
+        return self.find(connection, attempt)
+
+    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+        if self._add(connection, batch.tables, batch.rows(), wait) is None:
+            return None
+        found = self.find_many(connection, batch)
+        return {key for key, row in found.items() if row.claim == batch.claim}
+
+    def _add(
+        self, connection: Connection, tables: Tables, rows: list[dict[str, Any]], wait: float
+    ) -> int | None:
+        """How many rows went in; None if another process kept the write lock for longer than the wait."""
+        was_begun = _driver(connection).in_transaction
+        check_savepoint(connection)
+        try:
+            with _busy_timeout(connection, wait):
+                return connection.execute(add(tables), rows).rowcount
+        except DBAPIError as error:
+            if not codes.ends_wait(error):
+                raise
+            if not was_begun:
+                # The driver's BEGIN came with this INSERT. What is read in it would keep the file locked for
+                # reading, and the other transaction from committing.
+                connection.connection.rollback()
+                connection.info.pop(_BEGUN, None)
+            return None
+
+    def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
+        return self.find(connection, attempt)
+
+    def delete_oldest(
+        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
+    ) -> list[datetime]:
+        return list(connection.execute(delete_batch(aging), parameters).scalars())
+
+    def size(self, connection: Connection, tables: Tables) -> int:
+        pages: int = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+
+    def is_autocommit(self, connection: Connection) -> bool:
+        if not connection.in_transaction():
+            connection.begin()
+        driver = _driver(connection)
+        by_itself = driver.isolation_level is None or getattr(driver, "autocommit", False) is True
+        return by_itself and not driver.in_transaction
+
+    def risks(self, connection: Connection) -> list[str]:
+        level = int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+        is_file = any(file for *_, file in connection.exec_driver_sql("PRAGMA database_list"))
+        return [f"synchronous={_LEVELS[level]}"] if is_file and level < len(_LEVELS) else []
+
+    def is_ended(self, connection: Connection) -> bool:
+        return not _driver(connection).in_transaction
+
+
+def has_begun(connection: Connection) -> None:
+    """Remember that BEGIN was sent in this transaction outside any savepoint."""
+    connection.info[_BEGUN] = connection.get_transaction()
+
+
+def check_savepoint(connection: Connection) -> None:
+    """Refuse a savepoint that may be the driver's outermost: its RELEASE would commit the row by itself.
+
+    The driver's default is to send BEGIN before the first write only, and none before a SAVEPOINT.
+    """
+    root = connection.get_transaction()
+    if not connection.in_nested_transaction():
+        has_begun(connection)
+    elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
+        raise UnusableConnection(
+            "inside a savepoint, Python's sqlite3 driver commits too early unless told to leave BEGIN to the "
+            "application (isolation_level=None and a listener to SQLAlchemy's begin event)"
+        )
+
+
+@contextmanager
+def _busy_timeout(connection: Connection, wait: float) -> Iterator[None]:
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(wait * 1000):d}")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:  # as when a task is cancelled: what it raised is to come through
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection

@@ -1,0 +1,179 @@
+"""What the inbox needs of a database, with the portable way of doing it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import Connection, Engine
+
+from inbox_outbox_base.tables.inbox import Tables
+
+from . import taking_statements
+from .taking_statements import Aging
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at taking one message."""
+
+    tables: Tables
+    consumer: str
+    key: str
+    claim: bytes
+    digest: bytes | None
+
+    def row(self) -> dict[str, Any]:
+        """The parameters of an INSERT."""
+        return {
+            "consumer": self.consumer,
+            "key": self.key,
+            "claim": self.claim,
+            "digest": self.digest,
+        }
+
+    def where(self) -> dict[str, Any]:
+        """The parameters of a WHERE on this key."""
+        return {"consumer_": self.consumer, "key_": self.key}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One attempt at taking many messages of one consumer."""
+
+    tables: Tables
+    consumer: str
+    claim: bytes
+    keys: Sequence[str]
+    """Distinct, in byte order: batches that meet their common keys in the same order cannot deadlock."""
+    digests: Mapping[str, bytes | None] | None = None
+    """By key; None if no payloads were given."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The parameters of an INSERT for each."""
+        digests = self.digests or {}
+        return [
+            Attempt(self.tables, self.consumer, key, self.claim, digests.get(key)).row() for key in self.keys
+        ]
+
+    def where(self) -> dict[str, Any]:
+        """The parameters of a WHERE on these keys."""
+        return {"consumer_": self.consumer, "keys": self.keys}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The committed row of a key that was taken before (or earlier in this transaction)."""
+
+    claim: bytes
+    digest: bytes | None
+    result: str | None
+
+
+class Found(NamedTuple):
+    """The row of a key of a batch."""
+
+    claim: bytes
+    digest: bytes | None
+
+
+class Taking(ABC):
+    """One subclass for each database; what is here holds for all."""
+
+    locks_rows = True
+    """Whether two transactions that write different keys leave each other alone."""
+
+    has_server = True
+    """Whether there is a server, which may not answer."""
+
+    own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
+    """What our own transactions run at: above it, a look after a wait would not see what was waited for, and
+    on MySQL a purge would keep others from inserting next to old rows."""
+
+    @abstractmethod
+    def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
+        """Insert the row: True if it is ours now, the stored row if the key was taken before, None if it
+        is still being taken elsewhere after `wait` seconds. The transaction stays usable in each case."""
+
+    @abstractmethod
+    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+        """Insert the rows in one statement: the keys that are ours now, or None if one of them is still
+        being taken elsewhere after `wait` seconds: ask again for fewer."""
+
+    @abstractmethod
+    def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
+        """The key's row once no other transaction is writing it any more, asked on a new connection."""
+
+    @abstractmethod
+    def is_autocommit(self, connection: Connection) -> bool:
+        """Whether statements on this connection commit by themselves."""
+
+    @abstractmethod
+    def delete_oldest(
+        self, connection: Connection, aging: Aging, parameters: dict[str, Any]
+    ) -> list[datetime]:
+        """Delete one batch of old rows that nobody has locked: what their times were."""
+
+    @abstractmethod
+    def size(self, connection: Connection, tables: Tables) -> int:
+        """Bytes on disk of the table and its indexes."""
+
+    @abstractmethod
+    def risks(self, connection: Connection) -> list[str]:
+        """Settings, with their values, by which the database may forget in a crash what it has committed."""
+
+    @abstractmethod
+    def is_ended(self, connection: Connection) -> bool:
+        """Whether the transaction on this connection is over already."""
+
+    def may_have_written(self, connection: Connection) -> bool:
+        """Whether the transaction on this connection may have changed something; True where that cannot be
+        known."""
+        return not self.is_ended(connection)
+
+    def protected(self, connection: Connection) -> AbstractContextManager[object]:
+        """Statements inside may fail without an end to the caller's transaction, and wait for no lock where a
+        plain SELECT would."""
+        return nullcontext()
+
+    def committing_each(self, engine: Engine) -> Engine:
+        """The engine for statements that commit one by one, inside `briefly`."""
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def briefly(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
+        """Around statements that commit one by one: they wait for locks for `wait` seconds at most, unless
+        they say so themselves."""
+        return nullcontext()
+
+    def cancel(self, driver: Any) -> None:  # noqa: B027 - most servers end it themselves
+        """From another thread: let the server end this connection's wait for a lock."""
+
+    def socket_of(self, driver: Any) -> int:
+        """The file descriptor of the connection's socket."""
+        raise NotImplementedError
+
+    def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
+        """Whether COMMIT would silently keep nothing, or only a part, of the transaction in which (unless
+        None) this attempt wrote its row. Some errors undo a transaction and let the session go on: only a
+        look at the row tells."""
+        if written is None:
+            return False
+        stored = self.find(connection, written)
+        return stored is None or stored.claim != written.claim
+
+    def find(self, connection: Connection, attempt: Attempt) -> Stored | None:
+        """The key's row, as far as this transaction may see it."""
+        row = connection.execute(taking_statements.find(attempt.tables), attempt.where()).one_or_none()
+        return None if row is None else Stored(*row)
+
+    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
+        """Which of the keys are there."""
+        rows = connection.execute(taking_statements.find_many(batch.tables), batch.where())
+        return {key: Found(claim, digest) for key, claim, digest in rows}
+
+    def now(self, connection: Connection) -> datetime:
+        """The database's clock."""
+        now: datetime = connection.execute(taking_statements.clock()).scalar_one()
+        return now

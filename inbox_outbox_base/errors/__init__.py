@@ -1,0 +1,1 @@
+"""What can go wrong, and whose fault it is."""

@@ -1,0 +1,53 @@
+"""The errors of `outbox.errors`, which draws their tree."""
+
+from . import inbox as inbox_errors
+
+
+class OutboxError(inbox_errors.InboxError):
+    """Root of everything this package raises by itself."""
+
+
+class InvalidOption(OutboxError, inbox_errors.InvalidOption):
+    """An option has a value that cannot be used; the message names both."""
+
+
+class InvalidMessage(InvalidOption):
+    """A topic, key, payload or header cannot be stored, or is larger than the limit."""
+
+
+class WrongBucketCount(OutboxError, ValueError):
+    """The database has another number of buckets: keys would lose their order."""
+
+
+class UnsafeBroker(OutboxError, ValueError):
+    """With this setting of the broker's client, a message could be lost or overtake another one."""
+
+
+class UnsafeSequence(OutboxError, ValueError):
+    """The sequence that numbers messages keeps several numbers for each session (CACHE): messages would lose
+    their order."""
+
+
+class DatabaseRefused(OutboxError):
+    """At a relay's first connection, the database refuses the role, its password, or the database's name."""
+
+
+class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):
+    """The connection has no transaction that an outbox row could join, or its session writes to two databases
+    without a two-phase commit."""
+
+
+class TablesMissing(OutboxError, inbox_errors.TablesMissing):
+    """The outbox tables are not where they were looked for."""
+
+
+class MessageNotFound(OutboxError, inbox_errors.MessageNotFound):
+    """The outbox has no message with this id; it may have left."""
+
+
+class WrongState(OutboxError, inbox_errors.WrongStatus):
+    """A message is not in a state in which this can be done, or somebody has changed it just now."""
+
+
+class RelayRunning(OutboxError):
+    """This may only be done while no relay is at work."""

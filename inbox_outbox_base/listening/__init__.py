@@ -1,0 +1,1 @@
+"""Listeners: messages run at the same time, those of one key in order."""

@@ -1,0 +1,126 @@
+"""The listener, for asynchronous code: messages run in tasks of one event loop."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from inbox_outbox_base.calls.async_calls import run
+from inbox_outbox_base.calls.signals import as_failure
+
+from .decision import Action, Decision, Decisions
+from .lanes import Batch, Job
+from .listener_base import STOPPING, ListenerBase, caught, checked
+from .outcome import Outcome
+
+M = TypeVar("M")
+
+_CLEAN_UP = 5.0
+"""Seconds that cancelled messages have to roll back or to release their claims."""
+
+
+class AsyncListener(ListenerBase):
+    """`Listener` for asynchronous handlers, which run as tasks instead of threads.
+
+    Arguments, guarantees and errors are those of `Listener`, but `dead_letter` is an asynchronous function. A
+    listener belongs to one event loop; `stop` may be called from anywhere.
+    """
+
+    async def decide(self, messages: Iterable[M], handler: Callable[[M], Awaitable[Outcome]]) -> Decisions:
+        """Run a batch, and return one decision for each message, in the batch's order.
+
+        What the handler raises becomes a decision, and is logged. After `stop` the running messages have
+        `grace` seconds; one that takes longer is cancelled, which releases its claim or rolls back its
+        transaction, and is to be delivered again. If that does not end it in five seconds more, it is left
+        behind. When `decide` itself is cancelled it cancels its running messages in the same way.
+
+        Args:
+            messages: whatever the handler takes.
+            handler: an asynchronous function of a message that returns an `Outcome`.
+
+        Raises:
+            InvalidOption: the handler is no such function; nothing is decided.
+        """
+        woken = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
+        batch = self._batch(messages, handler, wake)
+        self._wakes.add(wake)
+        try:
+            for job in batch.jobs:
+                self._lanes.add(job)
+            self._begin()
+            await self._wait(batch, woken)
+        except asyncio.CancelledError:
+            batch.give_back("interrupted")
+            await self._cancel(batch)
+            raise
+        finally:
+            self._wakes.discard(wake)
+        if batch.interruption is not None:
+            raise batch.interruption
+        return batch.decisions
+
+    async def _wait(self, batch: Batch, woken: asyncio.Event) -> None:
+        while True:
+            if self.stopped:
+                batch.give_back(STOPPING)
+            if batch.is_decided:
+                return
+            woken.clear()
+            try:
+                async with asyncio.timeout(self._patience()):
+                    await woken.wait()
+            except TimeoutError:
+                await self._cancel(batch)
+                for job in batch.running():
+                    self._record(job, self._unfinished(job))
+
+    def _begin(self) -> None:
+        for job in self._take():
+            job.task = asyncio.create_task(self._handle(job), context=job.context)
+            job.task.add_done_callback(partial(self._ended, job))
+
+    def _ended(self, job: Job, task: asyncio.Task[Decision]) -> None:
+        self._lanes.done(job)
+        self._record(job, self._result(job, task))
+        self._begin()
+
+    def _result(self, job: Job, task: asyncio.Task[Decision]) -> Decision:
+        if task.cancelled():
+            return self._unfinished(job)
+        error = task.exception()
+        if error is None:
+            return task.result()
+        job.batch.interrupt(error)
+        return Decision(Action.RETRY, reason="interrupted")
+
+    async def _cancel(self, batch: Batch) -> None:
+        tasks = [job.task for job in batch.running() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLEAN_UP)
+
+    async def _handle(self, job: Job) -> Decision:
+        outcome = await self._run(job) if job.error is None else caught(job.error)
+        decision = self._judge(job, outcome)
+        if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
+            return decision
+        try:
+            await self._dead_letter(job.message, decision)
+        except Exception as failure:  # noqa: BLE001 - becomes the message's decision
+            return self._not_put_away(job, decision, failure)
+        return self._put_away(decision)
+
+    async def _run(self, job: Job) -> Outcome:
+        try:
+            if (prepare := job.batch.taken_preparation()) is not None:
+                await run(prepare)
+            given = job.batch.handler(job.message)
+            outcome = await given if inspect.isawaitable(given) else None
+        except Exception as error:  # noqa: BLE001 - becomes the message's decision
+            return caught(error)
+        except asyncio.CancelledError as error:
+            return caught(as_failure(error))
+        return checked(outcome)

@@ -1,0 +1,236 @@
+"""What the synchronous and the asynchronous listener have in common."""
+
+import logging
+import operator
+import signal
+import time
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+
+from inbox_outbox_base.calls.signals import is_stopping, stopping
+from inbox_outbox_base.checks import options
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.errors.fault import is_own
+from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
+from inbox_outbox_base.listening.decision import TooOld
+from inbox_outbox_base.monitoring.events import stored
+from inbox_outbox_base.words.verdict import Verdict
+
+from .decision import Action, Decision
+from .lanes import Batch, Job, Lanes
+from .outcome import Outcome
+
+Order = Literal["each", "in_order"]
+
+STOPPING = "the listener is stopping"
+
+_log = logging.getLogger("inbox.listener")
+_FOR_GOOD = (Verdict.DEAD, Verdict.HALTED, Verdict.MISMATCH)
+
+
+class ListenerBase:
+    """The options, checked; what outcomes mean to a broker; and the graceful stop."""
+
+    def __init__(
+        self,
+        *,
+        order: Order = "each",
+        concurrency: int = 1,
+        key: Callable[[Any], Hashable | None] | None = None,
+        attempt: Callable[[Any], int] | None = None,
+        failures: Callable[[Any], int] | None = None,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
+        dead_letter: Callable[[Any, Decision], Any] | None = None,
+    ) -> None:
+        self.order = options.one_of("order", order, ("each", "in_order"))
+        self.concurrency = options.count("concurrency", concurrency)
+        if order == "in_order" and concurrency > 1 and key is None:
+            raise InvalidOption(
+                f"concurrency={concurrency}: with order='in_order' this needs key=, because only messages of "
+                "different keys may run side by side"
+            )
+        if not isinstance(backoff, Backoff | None):
+            raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
+        self.backoff = backoff or Backoff()
+        self.grace = options.seconds("grace", grace)
+        self.too_old = Action(options.one_of("too_old", too_old, ("dead_letter", "ack")))
+        self._key = _function("key", key)
+        self._attempt = _function("attempt", attempt)
+        self._failures = _function("failures", failures)
+        self._max_attempts = None if max_attempts is None else options.count("max_attempts", max_attempts)
+        if max_attempts is not None and failures is None:
+            raise InvalidOption(f"max_attempts={max_attempts}: this needs failures=, to know when it is over")
+        self._dead_letter = _function("dead_letter", dead_letter)
+        self._lanes = Lanes(self.concurrency)
+        self._prepared: object = None
+        self._wakes: set[Callable[[], Any]] = set()
+        self._stopped_at: float | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` has been called: do not fetch any more messages."""
+        return self._stopped_at is not None
+
+    def stop(self) -> None:
+        """Begin no more messages: now and in every later call, `decide` gives them back.
+
+        Returns at once. May be called from any thread and from a signal handler, and again, which changes
+        nothing.
+        """
+        # Takes no lock: a signal handler runs in the middle of whatever the main thread does.
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        for wake in tuple(self._wakes):
+            wake()
+
+    def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
+        afterwards.
+
+        Raises:
+            ValueError: this is not the main thread, which alone may handle signals.
+        """
+        return stopping(self.stop, *also)
+
+    def _preparing(self, handler: object) -> Callable[[], None] | None:
+        """What the handler has to do before its first message, if that is still to come."""
+        if handler is self._prepared:
+            return None
+        self._prepared = handler
+        return getattr(handler, "prepare", None)
+
+    def _batch(
+        self, messages: Iterable[Any], handler: Callable[[Any], Any], wake: Callable[[], Any]
+    ) -> Batch:
+        """A handler that has an `outcome` is asked for that: its errors come with a verdict and a delay."""
+        run = getattr(handler, "outcome", handler)
+        if not callable(run):
+            raise InvalidOption(f"handler={handler!r}: expected a function of a message")
+        batch = Batch(messages, run, in_order=self.order == "in_order", wake=wake)
+        batch.preparation = self._preparing(handler)
+        for job in batch.jobs:
+            job.context.run(is_stopping.set, self._is_stopping)
+            try:
+                job.key = self._key and self._key(job.message)
+                hash(job.key)
+            except Exception as error:  # noqa: BLE001 - becomes the message's decision
+                job.key, job.error = None, error
+        return batch
+
+    def _is_stopping(self) -> bool:
+        return self.stopped
+
+    def _take(self) -> list[Job]:
+        return [] if self.stopped else self._lanes.take()
+
+    def _record(self, job: Job, decision: Decision) -> None:
+        if not job.batch.record(job, decision):
+            _log.warning("key %r: it was given back, but has ended after all: %s", job.key, decision.reason)
+        if job.batch.is_decided:
+            job.batch.wake()
+
+    def _patience(self) -> float | None:
+        """Seconds that running messages still have; None: as long as they like."""
+        if self._stopped_at is None:
+            return None
+        return max(0.0, self._stopped_at + self.grace - time.monotonic())
+
+    def _judge(self, job: Job, outcome: Outcome) -> Decision:
+        """What an outcome means to the broker."""
+        outcome = self._bounded(job, outcome)
+        action, delay, reason = self._action(outcome), 0.0, str(outcome.verdict)
+        if outcome.error is not None:
+            cause = stored(outcome.error)
+            reason = cause if outcome.verdict is Verdict.NEW else f"{reason}: {cause}"
+        if action is Action.RETRY:
+            delay = self._pause(job) if outcome.retry_after is None else outcome.retry_after
+        if outcome.error is not None or action is Action.DEAD_LETTER:
+            _tell(job, action, reason, outcome.error)
+        return Decision(action, delay, outcome, reason)
+
+    def _bounded(self, job: Job, outcome: Outcome) -> Outcome:
+        """The outcome, or that the message is dead because it has failed so often."""
+        if self._max_attempts is None or not outcome.is_failure:
+            return outcome
+        failures = 1 + self._count(job, "failures", self._failures, 0)
+        if failures < self._max_attempts or outcome.error is None:
+            return outcome
+        given_up = GiveUp(f"it has failed {failures} times: {stored(outcome.error)}")
+        given_up.__cause__ = outcome.error
+        return caught(given_up)
+
+    def _action(self, outcome: Outcome) -> Action:
+        if isinstance(outcome.error, LeaseLost):
+            return Action.RETRY
+        # Whoever knows when it is to come again counts its attempts.
+        is_hopeless = (
+            outcome.retry_after is None
+            and isinstance(outcome.error, InvalidOption | InvalidResult)
+            and not is_own(outcome.error)
+        )
+        if outcome.verdict in _FOR_GOOD or is_hopeless:
+            return Action.DEAD_LETTER
+        if outcome.error is not None or outcome.verdict is Verdict.IN_FLIGHT:
+            return Action.RETRY
+        return self.too_old if outcome.verdict is Verdict.TOO_OLD else Action.ACK
+
+    def _pause(self, job: Job) -> float:
+        return self.backoff.delay(self._count(job, "attempt", self._attempt, 1))
+
+    def _count(self, job: Job, option: str, function: Callable[[Any], int] | None, default: int) -> int:
+        try:
+            return default if function is None else operator.index(function(job.message))
+        except Exception:  # noqa: BLE001 - the number is not worth a message
+            _log.exception("key %r: %s= failed, it counts as %d", job.key, option, default)
+            return default
+
+    def _put_away(self, decision: Decision) -> Decision:
+        """After `dead_letter` has taken the message."""
+        return replace(decision, action=Action.ACK, reason=f"put away as a dead letter: {decision.reason}")
+
+    def _not_put_away(self, job: Job, decision: Decision, failure: Exception) -> Decision:
+        reason = f"dead_letter= failed ({stored(failure)}) on: {decision.reason}"
+        _tell(job, Action.RETRY, reason, failure)
+        return replace(decision, action=Action.RETRY, delay=self._pause(job), reason=reason)
+
+    def _unfinished(self, job: Job) -> Decision:
+        """For a message whose handler did not come to its end."""
+        is_late = self._patience() == 0
+        reason = f"still running {self.grace:g} s after the stop" if is_late else "cancelled"
+        _tell(job, Action.RETRY, reason)
+        return Decision(Action.RETRY, self._pause(job), reason=reason)
+
+
+def _tell(job: Job, action: Action, reason: str, error: Exception | None = None) -> None:
+    place = f"key {job.key!r}, message {job.index} of its batch"
+    _log.warning("%s: %s, %s", place, action, reason, exc_info=error)
+
+
+def caught(error: Exception) -> Outcome:
+    """The outcome of a handler that raised."""
+    if isinstance(error, NotTaken):
+        return Outcome(error.verdict, retry_after=error.retry_after)
+    return Outcome(Verdict.DEAD if isinstance(error, GiveUp) else Verdict.NEW, error=error)
+
+
+def checked(outcome: object) -> Outcome:
+    """What a handler returned.
+
+    Raises:
+        InvalidOption: no `Outcome`, so the handler never looked into an inbox.
+    """
+    if not isinstance(outcome, Outcome):
+        raise InvalidOption(f"handler: it returned {outcome!r:.100}, expected an inbox.Outcome")
+    return outcome
+
+
+def _function(option: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise InvalidOption(f"{option}={value!r}: expected a function")
+    return value

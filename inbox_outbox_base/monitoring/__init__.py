@@ -1,0 +1,1 @@
+"""Events for monitoring, and the hooks that receive them."""

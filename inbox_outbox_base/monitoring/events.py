@@ -1,0 +1,154 @@
+"""What monitoring sees: one small event for everything that happens to messages, in every part."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.words.verdict import Verdict
+
+_log = logging.getLogger("inbox.events")
+
+
+LONGEST_ERROR = 2_000
+"""Characters of an error that are kept."""
+
+
+class EventKind(StrEnum):
+    """What has happened.
+
+    In status-table mode, what begins with `CLAIMED` or `UNPROTECTED` ends with exactly one of `COMPLETED`,
+    `FAILED`, `RELEASED`, `DEAD`, `HALTED` and `ABANDONED`, in the same thread or task.
+    """
+
+    CLAIMED = "claimed"
+    """A handler begins."""
+    DUPLICATE = "duplicate"
+    IN_FLIGHT = "in_flight"
+    """Somebody else is at it: the message is to come again."""
+    MISMATCH = "mismatch"
+    TOO_OLD = "too_old"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """The handler raised; the message is to come again."""
+    RELEASED = "released"
+    """Given back unfinished, which does not count as an attempt."""
+    DEAD = "dead"
+    HALTED = "halted"
+    LOST = "lost"
+    """The lease ran out, or an operator took the claim away, while the handler was running."""
+    ABANDONED = "abandoned"
+    """The handler is over and its end was not recorded: the claim is lost, or the store does not answer."""
+    FENCED_WRITE = "fenced_write"
+    """A write of a claim that is not the message's any more was refused."""
+    STEP_DONE = "step_done"
+    STEP_UNKNOWN = "step_unknown"
+    """A step that may not be repeated ended without anybody knowing whether it has happened."""
+    UNDONE = "undone"
+    """A finished step was undone, because the handler gave up."""
+    UNPROTECTED = "unprotected"
+    """A handler begins without a claim, as the options for such cases say."""
+    TAKEN = "taken"
+    """Exactly-once path: a new message and the writes of its body have committed."""
+    RETRIED = "retried"
+    """Exactly-once path: a transient error rolled the transaction back, and the handler tries again."""
+    COMMIT_RESOLVED = "commit_resolved"
+    """The answer to a COMMIT was lost; the database was asked, and it had committed."""
+    SENT = "sent"
+    """Relay: the broker has accepted messages."""
+    REFUSED = "refused"
+    """Relay: the broker has refused messages, and would again."""
+    UNAVAILABLE = "unavailable"
+    """Relay: messages were not sent, and will be tried again."""
+    UNKNOWN = "unknown"
+    """Relay: messages may have arrived; they are sent again with the same id."""
+    DEAD_LETTER = "dead_letter"
+    """Relay: messages were put away as dead letters."""
+    PURGED = "purged"
+    """Purge: rows of a consumer were deleted, because they were older than its retention."""
+
+
+OF_VERDICT = {
+    Verdict.DUPLICATE: EventKind.DUPLICATE,
+    Verdict.IN_FLIGHT: EventKind.IN_FLIGHT,
+    Verdict.MISMATCH: EventKind.MISMATCH,
+    Verdict.TOO_OLD: EventKind.TOO_OLD,
+    Verdict.DEAD: EventKind.DEAD,
+    Verdict.HALTED: EventKind.HALTED,
+}
+"""The event of a message that is not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that has happened to one message, or for a relay to several of one topic.
+
+    Attributes:
+        consumer: the inbox's; empty for a relay.
+        key: the message's, as it is stored; empty if the event is about several messages.
+        attempt: of the message, from 1; 0 if attempts are not counted here.
+        token: the claim's; 0 if there is none.
+        seconds: since the claim or the transaction began; for a step, how long that took.
+        step: the step that it is about.
+        error: what went wrong, as text.
+        topic: the topic of outgoing messages.
+        message_id: of an outgoing message, if the event is about a single one.
+        count: how many messages it is about. A relay sends one event for each topic and batch, a purge one
+            for each batch.
+    """
+
+    kind: EventKind
+    consumer: str = ""
+    key: str = ""
+    attempt: int = 0
+    token: int = 0
+    seconds: float = 0.0
+    step: str | None = None
+    error: str | None = None
+    topic: str | None = None
+    message_id: str | None = None
+    count: int = 1
+
+
+Hook = Callable[[Event], object]
+"""Is called with each event, in the thread or task of the message's handler (`LOST`: or of the heartbeat)."""
+
+
+class Hooks:
+    """Everybody who wants to know."""
+
+    def __init__(self, hooks: Hook | Iterable[Hook] | None) -> None:
+        given = () if hooks is None else hooks
+        if not callable(given) and not isinstance(given, Iterable):
+            raise InvalidOption(f"on_event={hooks!r}: expected a function, or several")
+        self._hooks: tuple[Hook, ...] = (given,) if callable(given) else tuple(given)
+        for hook in self._hooks:
+            if not callable(hook):
+                raise InvalidOption(f"on_event={hooks!r}: {hook!r} is no function")
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def __call__(self, event: Event) -> None:
+        """Tell all of them; one that fails is logged and does not hurt the message."""
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:  # noqa: BLE001 - monitoring must not hurt what it watches
+                _log.exception("a hook failed on %s", event)
+
+
+def describe(error: BaseException) -> str:
+    """An error as it is stored: what is no text in a database stands as Python would write it."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - what cannot be said must not keep the message from ending
+        said = ""
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def stored(error: BaseException) -> str:
+    """The same, shortened to what a column holds."""
+    return describe(error)[:LONGEST_ERROR]

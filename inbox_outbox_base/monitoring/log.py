@@ -1,0 +1,81 @@
+"""What monitoring is told, as lines of the standard logging."""
+
+import logging
+
+from .events import Event, EventKind
+
+LEVELS = {
+    EventKind.CLAIMED: logging.DEBUG,
+    EventKind.DUPLICATE: logging.DEBUG,
+    EventKind.IN_FLIGHT: logging.DEBUG,
+    EventKind.STEP_DONE: logging.DEBUG,
+    EventKind.SENT: logging.DEBUG,
+    EventKind.PURGED: logging.DEBUG,
+    EventKind.COMPLETED: logging.INFO,
+    EventKind.TAKEN: logging.INFO,
+    EventKind.RETRIED: logging.INFO,
+    EventKind.RELEASED: logging.INFO,
+    EventKind.UNDONE: logging.INFO,
+    EventKind.FAILED: logging.WARNING,
+    EventKind.LOST: logging.WARNING,
+    EventKind.ABANDONED: logging.WARNING,
+    EventKind.FENCED_WRITE: logging.WARNING,
+    EventKind.MISMATCH: logging.WARNING,
+    EventKind.TOO_OLD: logging.WARNING,
+    EventKind.UNPROTECTED: logging.WARNING,
+    EventKind.COMMIT_RESOLVED: logging.WARNING,
+    EventKind.REFUSED: logging.WARNING,
+    EventKind.UNAVAILABLE: logging.WARNING,
+    EventKind.UNKNOWN: logging.WARNING,
+    EventKind.DEAD: logging.ERROR,
+    EventKind.HALTED: logging.ERROR,
+    EventKind.STEP_UNKNOWN: logging.ERROR,
+    EventKind.DEAD_LETTER: logging.ERROR,
+}
+"""How loud each kind of event is."""
+
+
+class LogEvents:
+    """Logs one line for each event: give it to an inbox as `on_event`.
+
+    The line names consumer and key or the topic, event, attempt and error, so that a key that fails again and
+    again stands out by its attempt. What is ordinary is DEBUG or INFO; what may need a look is WARNING; what
+    will not pass by itself (dead, halted, step unknown, dead letter) is ERROR. The record's attribute
+    `inbox_event` is the event itself.
+
+    Args:
+        logger: where to; None is the logger "inbox.messages".
+    """
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._logger = logger or logging.getLogger("inbox.messages")
+
+    def __call__(self, event: Event) -> None:
+        """Log it."""
+        level = LEVELS[event.kind]
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", _line(event), extra={"inbox_event": event})
+
+
+def _line(event: Event) -> str:
+    """One line, whatever characters key and error are made of."""
+    about = [] if event.topic is None else [f"topic={event.topic!r}"]
+    if event.topic is None or event.consumer:
+        about.append(repr(event.consumer))
+    if event.key or (event.topic is None and event.kind is not EventKind.PURGED):
+        about.append(f"key={event.key!r}")
+    if event.message_id is not None:
+        about.append(f"id={event.message_id!r}")
+    parts = [f"{' '.join(about)}: {event.kind.value.replace('_', ' ')}"]
+    if event.count != 1:
+        parts.append(f"count={event.count}")
+    if event.step is not None:
+        parts.append(f"step={event.step!r}")
+    if event.attempt:
+        parts.append(f"attempt={event.attempt}")
+    if event.token:
+        parts.append(f"token={event.token}")
+        parts.append(f"seconds={event.seconds:.3f}")
+    if event.error is not None:
+        parts.append(f"error={event.error!r}")
+    return " ".join(parts)

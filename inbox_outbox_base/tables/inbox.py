@@ -1,0 +1,271 @@
+"""The tables of the inbox, with those of the outbox; `inbox.schema` is their public name."""
+
+import copyreg
+from dataclasses import dataclass, fields
+from functools import cache
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+)
+
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+from .columns import (
+    OPTIONS,
+    ROWS,
+    Bytewise,
+    UtcDateTime,
+    begin_with,
+    binary,
+    long_binary,
+    long_text,
+    plain,
+    utcnow,
+)
+from .outbox import OutboxTables, outbox_tables
+
+__all__ = [
+    "CONSUMER_RULES",
+    "FEATURES",
+    "REVISION",
+    "STATUS_RULES",
+    "VERSION_TABLE",
+    "Bytewise",
+    "Tables",
+    "UtcDateTime",
+    "metadata",
+    "metadata_for",
+    "tables",
+    "utcnow",
+]
+
+REVISION = "0008"
+"""The migration that these declarations correspond to."""
+
+VERSION_TABLE = "inbox_outbox_version"
+"""Where our own migrations note how far they are, apart from the application's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """The tables in one schema; `tables` makes one object for each."""
+
+    message: Table
+    consumer: Table
+    ledger: Table
+    status: Table
+    outbox: OutboxTables
+    version: Table
+
+    @property
+    def metadata(self) -> MetaData:
+        """All of them, as `metadata_for` gives them."""
+        return metadata_for(*FEATURES, schema=self.message.schema)
+
+
+def tables(schema: str | None = None) -> Tables:
+    """The tables as they stand in `schema` (None: the connection's default schema): those of the inboxes and
+    outboxes there, for the `binds` of a Session too."""
+    return _tables(schema)
+
+
+@cache
+def _tables(schema: str | None) -> Tables:
+    metadata = MetaData(schema=schema)
+    message = Table(
+        "inbox_message",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("key", Bytewise(512), nullable=False),
+        Column("accepted_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("claim", binary(16), nullable=False),
+        Column("digest", binary(16)),
+        Column("result", long_text()),
+        PrimaryKeyConstraint("consumer", "key", name="inbox_message_pkey"),
+        **OPTIONS,
+    )
+    _named(message, "consumer", "key")
+    Index("inbox_message_accepted_at", message.c.consumer, message.c.accepted_at)
+    consumer, ledger = _consumer(metadata), _ledger(metadata)
+    status, outbox = _status(metadata), outbox_tables(metadata)
+    version = Table(
+        VERSION_TABLE,
+        metadata,
+        Column("version_num", String(32), nullable=False),
+        PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+    )
+    begin_with(version, f"(version_num) VALUES ('{REVISION}')")
+    return Tables(message, consumer, ledger, status, outbox, version)
+
+
+def _outbox(schema: str | None) -> OutboxTables:
+    return tables(schema).outbox
+
+
+def _schema(table: Table) -> tuple[str | None]:
+    return (None if table.schema is None else str(table.schema),)
+
+
+def _ledger(metadata: MetaData) -> Table:
+    """What bulk writers have committed: one row for each partition, written in its transaction."""
+    counts = ("rows_new", "rows_duplicate", "rows_repeated", "rows_dropped")
+    ledger = Table(
+        "inbox_ledger",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("run", Bytewise(128), nullable=False),
+        Column("batch", BigInteger, nullable=False),
+        Column("part", Integer, nullable=False),
+        Column("parts", Integer, nullable=False),
+        Column("fingerprint", binary(16), nullable=False),
+        Column("rows_read", BigInteger, nullable=False),
+        *(Column(name, BigInteger, nullable=False) for name in counts),
+        Column("committed_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint(
+            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_pkey"
+        ),
+        **OPTIONS,
+    )
+    total = sum((ledger.c[name] for name in counts[1:]), start=ledger.c[counts[0]])
+    ledger.append_constraint(CheckConstraint(ledger.c.rows_read == total, name="inbox_ledger_adds_up"))
+    Index("inbox_ledger_committed_at", ledger.c.consumer, ledger.c.committed_at)
+    return ledger
+
+
+def _named(table: Table, *columns: str) -> None:
+    """None of these columns is empty."""
+    for name in columns:
+        table.append_constraint(CheckConstraint(table.c[name] != "", name=f"{table.name}_{name}_not_empty"))
+
+
+def _consumer(metadata: MetaData) -> Table:
+    """What each consumer asked for: its mode, and how long its keys are kept, in seconds.
+
+    The first messages of a consumer may be taken by several transactions at once. Each adds a row with an id
+    of its own, so that none waits for another. Of several rows the longest times count; a purge leaves one.
+    """
+    consumer = Table(
+        "inbox_consumer",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("id", binary(16), nullable=False),
+        Column("mode", String(12), nullable=False),
+        Column("retention", BigInteger, nullable=False),
+        Column("margin", BigInteger, nullable=False),
+        Column("dead_retention", BigInteger),
+        Column("digest_format", SmallInteger, nullable=False),
+        Column("declared_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("consumer", "id", name="inbox_consumer_pkey"),
+        **OPTIONS,
+    )
+    _named(consumer, "consumer")
+    for name, rule in CONSUMER_RULES.items():
+        consumer.append_constraint(CheckConstraint(rule, name=f"inbox_consumer_{name}"))
+    return consumer
+
+
+def _status(metadata: MetaData) -> Table:
+    """Status-table mode: how far each message is, and who holds it."""
+    status = Table(
+        "inbox_status",
+        metadata,
+        Column("consumer", Bytewise(128), nullable=False),
+        Column("key", Bytewise(512), nullable=False),
+        Column("status", String(9), nullable=False),
+        Column("token", BigInteger, nullable=False),
+        Column("claim", binary(16), nullable=False),
+        Column("owner", String(255), nullable=False),
+        Column("lease_until", UtcDateTime),
+        Column("attempts_started", Integer, nullable=False),
+        Column("attempts_finished", Integer, nullable=False),
+        Column("digest", binary(16)),
+        Column("payload", long_binary()),
+        Column("result", long_text()),
+        Column("error", long_text()),
+        Column("steps", long_text()),
+        Column("history", long_text()),
+        Column("pending_step", String(255)),
+        Column("undos", Integer, nullable=False, server_default="0"),
+        Column("created_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("updated_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("interruptions", Integer, nullable=False, server_default="0"),
+        PrimaryKeyConstraint("consumer", "key", name="inbox_status_pkey"),
+        **OPTIONS,
+    )
+    _named(status, "consumer", "key")
+    for name, rule in STATUS_RULES.items():
+        status.append_constraint(CheckConstraint(rule, name=f"inbox_status_{name}"))
+    # The status first: an index that begins as the primary key does may be taken to find a single key, by a
+    # plan that was made while the table was new, and then all of the consumer's entries are read.
+    Index("inbox_status_updated_at", status.c.status, status.c.consumer, status.c.updated_at)
+    return status
+
+
+STATUS_RULES = {
+    "known": "status IN ('consuming', 'consumed', 'failed', 'dead', 'halted')",
+    "lease": "(status = 'consuming') = (lease_until IS NOT NULL)",
+    "attempts": "attempts_finished >= 0 AND attempts_started >= attempts_finished",
+    "result": "status = 'consumed' OR result IS NULL",
+    "halted": "status <> 'halted' OR pending_step IS NOT NULL",
+    "given_up": "status NOT IN ('dead', 'halted') OR error IS NOT NULL",
+}
+"""What no row of status-table mode can break, by the constraint's name."""
+
+CONSUMER_RULES = {
+    "mode": "mode IN ('exactly-once', 'status')",
+    "retention": "margin >= 0 AND retention >= margin",
+    "dead": "(mode = 'status') = (dead_retention IS NOT NULL)",
+}
+"""What no consumer's policy can break, by the constraint's name."""
+
+FEATURES = {
+    "inbox": ("inbox_message", "inbox_consumer"),
+    "status": ("inbox_status", "inbox_consumer"),
+    "ledger": ("inbox_ledger", "inbox_consumer"),
+    "outbox": tuple(getattr(tables().outbox, each.name).name for each in fields(OutboxTables)),
+}
+"""The tables of each feature. The first one is no other's. (The Spark writer needs "inbox" and "ledger".)"""
+
+
+def metadata_for(*features: str, schema: str | None = None) -> MetaData:
+    """The tables of some features, for an application's `target_metadata`, or for `create_all`.
+
+    Their columns have SQLAlchemy's own types, so that whatever Alembic writes about them can be run.
+
+    Args:
+        features: of "inbox", "status", "ledger" and "outbox".
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        InvalidOption: there is no such feature, or none is named.
+    """
+    if not features or not set(features) <= set(FEATURES):
+        raise InvalidOption(f"features={features!r}: expected some of {', '.join(FEATURES)}")
+    names = {VERSION_TABLE}.union(*(FEATURES[each] for each in features))
+    found = MetaData(schema=schema)
+    for table in tables(schema).message.metadata.sorted_tables:
+        if table.name in names:
+            copied = table.to_metadata(found)
+            for column in copied.columns:
+                column.type = plain(column.type)
+            if ROWS in copied.info:
+                begin_with(copied, copied.info[ROWS])
+    return found
+
+
+metadata = metadata_for(*FEATURES)
+"""All tables in the connection's default schema."""
+
+
+# In the process that loads them they are its own again: statements are kept, and compiled, by their tables.
+copyreg.pickle(Tables, lambda each: (tables, _schema(each.message)))
+copyreg.pickle(OutboxTables, lambda each: (_outbox, _schema(each.message)))

@@ -1,0 +1,246 @@
+"""The tables of the outbox; `inbox.schema` holds them with the others, since one history makes them all."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    literal_column,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import DDLCompiler
+
+from .columns import OPTIONS, Bytewise, UtcDateTime, begin_with, long_binary, long_text, utcnow
+
+BUCKETS = 64
+"""How many buckets new tables have."""
+
+LONGEST_TOPIC = 249
+"""Bytes of UTF-8 in a topic, at most: as many as Kafka takes."""
+
+LONGEST_ID = 128
+"""Characters in a message's id, at most."""
+
+MESSAGE_RULES = {
+    "known": "state IN ('pending', 'unknown', 'held')",
+    "attempts": "unanswered >= 0 AND attempts >= unanswered",
+    "why": "state = 'pending' OR error IS NOT NULL",
+}
+"""What no waiting message can break, by the constraint's name."""
+
+DEAD_RULES = {"known": "outcome IN ('refused', 'unknown')"}
+"""What no dead letter can break, by the constraint's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxTables:
+    """The outbox's tables in one schema."""
+
+    message: Table
+    delayed: Table
+    dead: Table
+    sent: Table
+    bucket: Table
+    relay: Table
+    pause: Table
+    ids: Table
+
+
+class _BucketFirst(PrimaryKeyConstraint):
+    """The primary key on the sequence; on PostgreSQL on bucket and sequence, so that a new message costs one
+    index.
+
+    MySQL and SQLite number rows by a column that begins an index. PostgreSQL does not ask for that, and with
+    an index on the sequence alone its planner may read all buckets to find the oldest messages of one.
+    """
+
+
+@compiles(_BucketFirst, "postgresql")
+def _bucket_first(constraint: _BucketFirst, compiler: DDLCompiler, **kw: Any) -> str:
+    return f"CONSTRAINT {constraint.name} PRIMARY KEY (bucket, sequence)"
+
+
+def outbox_tables(metadata: MetaData) -> OutboxTables:
+    """Declare them."""
+    return OutboxTables(
+        _message(metadata),
+        _delayed(metadata),
+        _dead(metadata),
+        _sent(metadata),
+        _bucket(metadata),
+        _relay(metadata),
+        _pause(metadata),
+        _ids(metadata),
+    )
+
+
+def _number() -> BigInteger:
+    return BigInteger().with_variant(Integer, "sqlite")
+
+
+def _id() -> Column[str]:
+    """A message's id. (SQLite does not look at the length.)"""
+    return Column("id", Bytewise(LONGEST_ID).with_variant(String(36), "sqlite"), nullable=False)
+
+
+def _own_id() -> Column[bool]:
+    """Whether the id is the producer's own and stands in `outbox_id`; NULL if not."""
+    return Column("own_id", Boolean)
+
+
+def _content() -> list[Column[Any]]:
+    """What is said of a message wherever it is."""
+    return [
+        Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
+        Column("key", Bytewise(512)),
+        Column("payload", long_binary(), nullable=False),
+        Column("content_type", String(255), nullable=False),
+        Column("headers", long_text()),
+        Column("created_at", UtcDateTime, nullable=False, server_default=utcnow()),
+    ]
+
+
+def _message(metadata: MetaData) -> Table:
+    """Messages that wait for a relay: a row is there until the broker has taken it."""
+    message = Table(
+        "outbox_message",
+        metadata,
+        Column("bucket", SmallInteger, nullable=False),
+        Column("sequence", _number(), autoincrement=True, nullable=False),
+        _id(),
+        *_content(),
+        Column("attempts", Integer, nullable=False, server_default="0"),
+        Column("unanswered", Integer, nullable=False, server_default="0"),
+        Column("state", String(7), nullable=False, server_default="pending"),
+        Column("retry_at", UtcDateTime),
+        Column("error", long_text()),
+        _own_id(),
+        Column("failing_since", UtcDateTime),
+        _BucketFirst("sequence", name="outbox_message_pkey"),
+        sqlite_autoincrement=True,  # a number that came again would let an old relay delete a new message
+        **OPTIONS,
+    )
+    for name, rule in MESSAGE_RULES.items():
+        message.append_constraint(CheckConstraint(rule, name=f"outbox_message_{name}"))
+    # On PostgreSQL, where the primary key begins with the bucket, it only holds the few that have been sent.
+    Index(
+        "outbox_message_bucket",
+        message.c.bucket,
+        message.c.sequence,
+        postgresql_where=message.c.state != literal_column("'pending'"),
+    )
+    return message
+
+
+def _delayed(metadata: MetaData) -> Table:
+    """Messages that are not due yet; a relay moves them to the others when they are."""
+    delayed = Table(
+        "outbox_delayed",
+        metadata,
+        _id(),
+        Column("available_at", UtcDateTime, nullable=False),
+        Column("bucket", SmallInteger, nullable=False),
+        *_content(),
+        _own_id(),
+        PrimaryKeyConstraint("id", name="outbox_delayed_pkey"),
+        **OPTIONS,
+    )
+    Index("outbox_delayed_available_at", delayed.c.available_at)
+    return delayed
+
+
+def _dead(metadata: MetaData) -> Table:
+    """Dead letters: messages that are not sent any more unless an operator says so."""
+    dead = Table(
+        "outbox_dead",
+        metadata,
+        _id(),
+        Column("bucket", SmallInteger, nullable=False),
+        *_content(),
+        Column("attempts", Integer, nullable=False),
+        Column("outcome", String(7), nullable=False),
+        Column("error", long_text(), nullable=False),
+        Column("dead_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        _own_id(),
+        PrimaryKeyConstraint("id", name="outbox_dead_pkey"),
+        **OPTIONS,
+    )
+    for name, rule in DEAD_RULES.items():
+        dead.append_constraint(CheckConstraint(rule, name=f"outbox_dead_{name}"))
+    Index("outbox_dead_dead_at", dead.c.dead_at)
+    return dead
+
+
+def _sent(metadata: MetaData) -> Table:
+    """What has left, for relays that keep a record of it: the audit compares it with the inbox."""
+    sent = Table(
+        "outbox_sent",
+        metadata,
+        _id(),
+        Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
+        Column("key", Bytewise(512)),
+        Column("created_at", UtcDateTime, nullable=False),
+        Column("sent_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        _own_id(),
+        PrimaryKeyConstraint("id", name="outbox_sent_pkey"),
+        **OPTIONS,
+    )
+    Index("outbox_sent_sent_at", sent.c.sent_at)
+    return sent
+
+
+def _bucket(metadata: MetaData) -> Table:
+    """The buckets, and which relay's each is: the epoch is that of its owner."""
+    bucket = Table(
+        "outbox_bucket",
+        metadata,
+        Column("bucket", SmallInteger, nullable=False, autoincrement=False),
+        Column("epoch", BigInteger),
+        PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
+        **OPTIONS,
+    )
+    begin_with(bucket, f"(bucket) VALUES {', '.join(f'({number})' for number in range(BUCKETS))}")
+    return bucket
+
+
+def _relay(metadata: MetaData) -> Table:
+    """Relays at work: the epoch is drawn when one joins, and everything that it writes repeats it."""
+    return Table(
+        "outbox_relay",
+        metadata,
+        Column("epoch", _number(), autoincrement=True, nullable=False),
+        Column("name", String(255), nullable=False),
+        Column("lease_until", UtcDateTime, nullable=False),
+        Column("sending", long_text()),
+        Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
+        sqlite_autoincrement=True,  # an epoch never comes again
+        **OPTIONS,
+    )
+
+
+def _pause(metadata: MetaData) -> Table:
+    """Topics whose messages wait until an operator lets them go on; '*' is all of them."""
+    return Table(
+        "outbox_pause",
+        metadata,
+        Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
+        Column("paused_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
+        **OPTIONS,
+    )
+
+
+def _ids(metadata: MetaData) -> Table:
+    """Ids of the producers' own, each for as long as the outbox knows its message, wherever that is."""
+    return Table("outbox_id", metadata, _id(), PrimaryKeyConstraint("id", name="outbox_id_pkey"), **OPTIONS)

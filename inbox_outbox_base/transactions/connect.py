@@ -1,0 +1,68 @@
+"""Engines with options of their own, and connections of theirs."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.calls.async_calls import uninterrupted
+from inbox_outbox_base.errors.codes import is_read_only
+
+T = TypeVar("T")
+
+
+def connected(engine: Engine) -> Connection:
+    """A connection; what breaks while its isolation level is set is SQLAlchemy's error, not the driver's.
+
+    A server that has ended the pool's connections says so at that point on MySQL and MariaDB.
+    """
+    drivers = engine.dialect.loaded_dbapi.Error
+    try:
+        connection = engine.connect()
+    except drivers as error:
+        raise DBAPIError.instance(None, None, error, drivers, dialect=engine.dialect) from error
+    record: Any = connection.connection._connection_record  # noqa: SLF001
+    record.finalize_callback = deque(partial(_set_back, record, each) for each in record.finalize_callback)
+    return connection
+
+
+def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection: Any) -> None:
+    """A connection that breaks while its isolation level is set back is thrown away. SQLAlchemy would raise
+    the driver's error, although the transaction has ended, and lose the connection's place in the pool."""
+    try:
+        set_back(driver_connection)
+    except Exception as error:  # noqa: BLE001 - whatever the driver raises
+        record.invalidate(error)
+
+
+def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """What a function of a connection returns. In a task that is cancelled it is done to its end first:
+    otherwise the connection could stay open without an owner, or never come back to its pool."""
+
+    def do() -> T:
+        with connected(engine) as connection:
+            return work(connection)
+
+    return uninterrupted(do) if engine.dialect.is_async else do()
+
+
+def transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
+    """What a function of a connection returns, in a transaction of its own. A connection on which the server
+    says that it is read-only does not go back to its pool: it may be so for as long as the session lasts."""
+    try:
+        with connection.begin():
+            return work(connection)
+    except DBAPIError as error:
+        if is_read_only(error):
+            connection.invalidate(error)
+        raise
+
+
+def root(engine: Engine) -> Engine:
+    """The engine behind one with options of its own: there may be many of those, with one pool."""
+    while (behind := vars(engine).get("_proxied")) is not None:
+        engine = behind
+    return engine

@@ -1,0 +1,40 @@
+"""What a process that was forked off inside a transaction may do with the connection: nothing.
+
+Both processes have the same socket, or the same SQLite file without each other's locks. A ROLLBACK of the
+child's would undo what the parent then commits, and closing the connection would end the parent's session.
+"""
+
+import ctypes
+import os
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from inbox_outbox_base.errors.inbox import TransactionEnded
+
+
+def is_in(process: int) -> bool:
+    """Whether this is that process."""
+    return os.getpid() == process
+
+
+def check(process: int) -> None:
+    """Raise unless this is that process.
+
+    Raises:
+        TransactionEnded: it is a child of it.
+    """
+    if not is_in(process):
+        raise TransactionEnded(
+            "this process was forked off inside the block: only the one that began the transaction ends it"
+        )
+
+
+def abandon(handle: Connection | Session) -> None:
+    """Neither roll back nor close it, not even when it is collected or the process ends."""
+    vars(handle)["close"] = _nothing
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+
+
+def _nothing(*_: Any) -> None: ...

@@ -1,0 +1,36 @@
+"""A caller's transaction that a row of ours can join, and its end."""
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.databases.taking import Taking
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import UnusableConnection
+
+
+def usable(connection: Connection) -> Taking:
+    """The database behind a connection that an inbox row can join.
+
+    Raises:
+        UnsupportedDatabase: the dialect is not proven.
+        UnusableConnection: closed, or AUTOCOMMIT.
+    """
+    database = database_of(connection)
+    if connection.closed:
+        raise UnusableConnection("the connection is closed")
+    if database.is_autocommit(connection):
+        raise UnusableConnection(
+            "the connection is in AUTOCOMMIT mode: there is no transaction that the inbox row could join"
+        )
+    return database
+
+
+def roll_back(handle: Connection | Session) -> None:
+    """Roll back; a connection that is gone has done so already."""
+    try:
+        handle.rollback()
+    except DBAPIError as error:
+        if not codes.breaks_connection(error):
+            raise

@@ -1,0 +1,305 @@
+"""Each consumer's policy, kept with the data: its mode, and for how long its keys are kept.
+
+An inbox declares its policy with the first message that it takes, in that message's transaction: the policy
+is there if and only if the message is. Nobody waits for anybody: each declaration is a row with an id of its
+own, and of a consumer's rows the longest times count. A process that has seen the row does not ask again.
+"""
+
+import logging
+import math
+import operator
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Pool, Row, Transaction
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.checks.keys import DIGEST_FORMAT
+from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.databases import taking_statements
+from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.errors import codes
+from inbox_outbox_base.errors.inbox import PolicyConflict
+from inbox_outbox_base.tables.inbox import Tables
+
+Mode = Literal["exactly-once", "status"]
+
+DEAD_RETENTION = timedelta(days=30)
+"""How long dead and halted messages are kept unless told otherwise."""
+
+_COLUMNS = {
+    "retention": "retention",
+    "margin": "the retention's producer and network",
+    "dead_retention": "dead_retention",
+}
+"""The columns that hold times, by what callers know them as."""
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+_log = logging.getLogger("inbox.policy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the table `inbox_consumer` says about a consumer."""
+
+    consumer: str
+    mode: str
+    """"exactly-once" or "status"; "exactly-once and status" if two processes have declared one each."""
+    retention: timedelta
+    """How long keys are kept."""
+    margin: timedelta
+    """The producer's and the network's part of it, which also counts from the oldest message that the broker
+    still holds."""
+    dead_retention: timedelta | None
+    """How long dead and halted messages are kept; None without status-table mode."""
+    digest_format: int
+    """How payloads are digested."""
+    since: datetime
+    """When it was first declared, or last changed by `set_policy`."""
+
+    @property
+    def kept(self) -> Retention:
+        """The retention as an inbox takes it."""
+        return Retention(self.retention - self.margin, self.margin)
+
+    @property
+    def seconds(self) -> dict[str, int | None]:
+        """Its times as they are stored, by column."""
+        return times(self.kept, None if self.dead_retention is None else self.dead_retention.total_seconds())
+
+
+@dataclass(slots=True)
+class _Memo:
+    """What this process knows of one database."""
+
+    known: dict[Any, Retention] = field(default_factory=dict)
+    """By declaration: how long its keys are kept, once the database has agreed to it."""
+    declared: dict[Any, "tuple[weakref.ref[Transaction], weakref.ref[Transaction]]"] = field(
+        default_factory=dict
+    )
+    """The transaction in which a declaration was stored, and the savepoint: nobody knows yet whether it will
+    commit."""
+
+    def is_under_way(self, place: Any) -> bool:
+        return place in self.declared and _is_active(self.declared[place][0]())
+
+    def is_declared_in(self, place: Any, transaction: Transaction | None) -> bool:
+        return self.is_under_way(place) and self.declared[place][0]() is transaction
+
+    def is_certain_in(self, place: Any, transaction: Transaction | None) -> bool:
+        """Whether it goes with the transaction: a savepoint that is over may have been rolled back."""
+        return self.is_declared_in(place, transaction) and _is_active(self.declared[place][1]())
+
+    def declare_in(self, place: Any, transaction: Transaction, innermost: Transaction) -> None:
+        self.declared[place] = weakref.ref(transaction), weakref.ref(innermost)
+
+
+def _is_active(transaction: Transaction | None) -> bool:
+    return transaction is not None and transaction.is_active
+
+
+_memos: "weakref.WeakKeyDictionary[Pool, _Memo]" = weakref.WeakKeyDictionary()
+
+
+class Declaration:
+    """What an inbox asks for; None asks for what is stored, and without that for the default.
+
+    Times are stored in whole seconds, rounded up.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        consumer: str,
+        mode: Mode,
+        retention: Retention | float | timedelta | None,
+        dead_retention: float | None = None,
+    ) -> None:
+        self._tables = tables
+        self._consumer = consumer
+        self._mode = mode
+        self.asked = None if retention is None else Retention.of(retention)
+        self._seconds = times(self.asked, dead_retention)
+        self._key = (tables.message.schema, consumer, mode, *self._seconds.values())
+
+    def known(self, connection: Connection) -> Retention | None:
+        """How long keys are kept; None if this process has not seen the stored policy yet."""
+        memo = _memos.get(connection.engine.pool)
+        return None if memo is None else memo.known.get(self._place(connection))
+
+    def retention(self, connection: Connection) -> Retention:
+        """How long keys are kept.
+
+        Raises: as `agree`.
+        """
+        if self.asked is not None:
+            return self.asked
+        return self.known(connection) or self.agree(connection, is_new=False)
+
+    def kept(self, connection: Connection) -> float:
+        """The same in seconds, as far as this process knows without asking."""
+        return (self.asked or self.known(connection) or Retention()).duration.total_seconds()
+
+    def agree(self, connection: Connection, *, is_new: bool) -> Retention:
+        """Compare with the stored policy; with a new message, store what it lacks.
+
+        Raises:
+            PolicyConflict: the stored policy is another one.
+            TablesMissing: the table has not been made.
+        """
+        memo, place = _memos.setdefault(connection.engine.pool, _Memo()), self._place(connection)
+        if memo.is_certain_in(place, connection.get_transaction()):
+            return self.asked or Retention()
+        innermost = connection.get_nested_transaction() or connection.get_transaction()
+        try:
+            with database_of(connection).protected(connection):
+                return self._agree(connection, memo, place, is_new, innermost)
+        except DBAPIError as error:
+            if codes.ends_wait(error):  # others are at it: ask again at the next message
+                return self.asked or Retention()
+            if not codes.is_denied(error):
+                explain(connection, self._tables.consumer, error)
+            kept = memo.known[place] = self.asked or Retention()
+            self._warn(kept, error)
+            return kept
+
+    def _agree(
+        self, connection: Connection, memo: _Memo, place: Any, is_new: bool, innermost: Transaction | None
+    ) -> Retention:
+        stored = look(connection, self._tables, self._consumer).get(self._consumer)
+        kept = self.asked or (stored.kept if stored else Retention())
+        transaction = connection.get_transaction()
+        if stored is None or self._asks_for_more(stored):
+            if not is_new or (memo.is_under_way(place) and not memo.is_declared_in(place, transaction)):
+                return kept
+            connection.execute(taking_statements.declare(self._tables), self._row(stored))
+            if transaction is not None and not database_of(connection).is_autocommit(connection):
+                memo.declare_in(place, transaction, innermost or transaction)
+                return kept
+        elif memo.is_declared_in(place, transaction):
+            return kept
+        memo.known[place] = kept
+        return kept
+
+    def _asks_for_more(self, stored: Policy) -> bool:
+        if stored.mode != self._mode:
+            raise PolicyConflict(
+                f"consumer={self._consumer!r}: this inbox is of mode {self._mode}, but inbox_consumer says "
+                f"{stored.mode}. Two modes do not know of each other's messages: give one of them another "
+                "name, or say which mode it is by `inbox-outbox inbox set-policy`"
+            )
+        if stored.digest_format != DIGEST_FORMAT:
+            raise PolicyConflict(
+                f"consumer={self._consumer!r}: this inbox-outbox writes payload digests of format "
+                f"{DIGEST_FORMAT}, but inbox_consumer says {stored.digest_format}"
+            )
+        there = {name: seconds or 0 for name, seconds in stored.seconds.items()}
+        for name, asked in self._seconds.items():
+            if asked is not None and asked < there[name]:
+                mine, its = (brief(timedelta(seconds=each)) for each in (asked, there[name]))
+                raise PolicyConflict(
+                    f"consumer={self._consumer!r}: {_COLUMNS[name]}={mine}, but inbox_consumer says {its}. A "
+                    "longer time is taken over, a shorter one only by `inbox-outbox inbox set-policy`"
+                )
+        return any(asked is not None and asked > there[name] for name, asked in self._seconds.items())
+
+    def _row(self, stored: Policy | None) -> dict[str, Any]:
+        there: dict[str, int | None] = dict.fromkeys(_COLUMNS) if stored is None else stored.seconds
+        defaults = times(Retention(), DEAD_RETENTION.total_seconds())
+        chosen = {name: _first(self._seconds[name], there[name], defaults[name]) for name in _COLUMNS}
+        return row(self._consumer, self._mode, chosen)
+
+    def _place(self, connection: Connection) -> Any:
+        """One declaration in one schema: a map of schemas leads to other tables."""
+        translated = connection.get_execution_options().get("schema_translate_map")
+        return (self._key, *translated.items()) if translated else self._key
+
+    def _warn(self, kept: Retention, error: DBAPIError) -> None:
+        _log.warning(
+            "consumer %r: its policy (mode %s, retention %s) cannot be compared with inbox_consumer, or "
+            "stored there, so a purge may keep its keys for another time. This role needs SELECT and INSERT, "
+            "or somebody else stores it by `inbox-outbox inbox set-policy`: %s",
+            self._consumer,
+            self._mode,
+            brief(kept.duration),
+            error.orig,
+        )
+
+
+def look(connection: Connection, tables: Tables, consumer: str | None = None) -> dict[str, Policy]:
+    """The stored policies by consumer: of one, or of all."""
+    statement = taking_statements.policies(tables, of_one=consumer is not None)
+    found: dict[str, list[Row[Any]]] = {}
+    for each in connection.execute(statement, {} if consumer is None else {"consumer_": consumer}):
+        found.setdefault(each.consumer, []).append(each)
+    return {name: _merged(rows) for name, rows in found.items()}
+
+
+def _merged(rows: Sequence[Row[Any]]) -> Policy:
+    dead = [row.dead_retention for row in rows if row.dead_retention is not None]
+    return Policy(
+        consumer=rows[0].consumer,
+        mode=" and ".join(sorted({row.mode for row in rows})),
+        retention=timedelta(seconds=max(row.retention for row in rows)),
+        margin=timedelta(seconds=max(row.margin for row in rows)),
+        dead_retention=timedelta(seconds=max(dead)) if dead else None,
+        digest_format=max(row.digest_format for row in rows),
+        since=min(row.declared_at for row in rows),
+    )
+
+
+def superseded(connection: Connection, tables: Tables) -> list[dict[str, Any]]:
+    """Rows that say nothing which another row of the same consumer does not say as well."""
+    kept: dict[tuple[Any, ...], list[Row[Any]]] = {}
+    gone: list[dict[str, Any]] = []
+    rows = connection.execute(taking_statements.policies(tables, of_one=False)).all()
+    for each in sorted(rows, key=lambda row: (_times(row), row.id), reverse=True):
+        others = kept.setdefault((each.consumer, each.mode, each.digest_format), [])
+        if any(all(map(operator.ge, _times(other), _times(each))) for other in others):
+            gone.append({"consumer_": each.consumer, "id_": each.id})
+        else:
+            others.append(each)
+    return gone
+
+
+def _times(row: Row[Any]) -> tuple[int, int, int]:
+    return row.retention, row.margin, row.dead_retention or 0
+
+
+def row(consumer: str, mode: str, seconds: Mapping[str, int | None]) -> dict[str, Any]:
+    """The columns of a policy's row."""
+    dead = seconds["dead_retention"] if mode == "status" else None
+    given: dict[str, Any] = {
+        "consumer": consumer,
+        "id": os.urandom(16),
+        "mode": mode,
+        "digest_format": DIGEST_FORMAT,
+    }
+    return given | {**seconds, "dead_retention": dead}
+
+
+def times(retention: Retention | None, dead_retention: float | None) -> dict[str, int | None]:
+    """By column, in seconds; None stays None."""
+    if retention is None:
+        kept = margin = None
+    else:
+        kept = math.ceil(retention.duration.total_seconds())
+        margin = math.ceil((retention.producer + retention.network).total_seconds())
+    dead = None if dead_retention is None else math.ceil(dead_retention)
+    return {"retention": kept, "margin": margin, "dead_retention": dead}
+
+
+def brief(time: timedelta) -> str:
+    """A time in whole seconds as the command line takes it: 7d, 36h, 90s."""
+    seconds = math.ceil(time.total_seconds())
+    unit, length = next(each for each in _UNITS if each[1] == 1 or (seconds and seconds % each[1] == 0))
+    return f"{seconds // length}{unit}"
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

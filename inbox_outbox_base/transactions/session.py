@@ -1,0 +1,186 @@
+"""Which connection of a Session our rows go to, and that they commit together with everything else.
+
+A Session with several binds has a transaction in each, and commits one after the other: if one of them fails,
+what the others wrote is there without it. So a Session in which a row of ours was written may write to that
+row's database only, or has to commit in two phases.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+from weakref import ref
+
+from sqlalchemy import Connection, Engine, Table, Update, event, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.errors.inbox import InvalidOption, UnsupportedDatabase, UnusableConnection
+
+from . import failed_commit
+
+BindArguments = Mapping[str, Any]
+"""What a Session with several binds is asked, as by `Session.execute`."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One transaction of a Session in which rows of ours were written."""
+
+    error: type[UnusableConnection]
+    ours: set[Connection]
+    """Where they were written."""
+    checked: set[Connection]
+    """What tells before it commits."""
+
+
+_KEPT = "_inbox_kept"
+"""An attribute of such a transaction: cheaper than a WeakKeyDictionary, and each message has one."""
+_listening: list[bool] = []
+"""Not empty once all sessions tell of their connections."""
+
+
+def bind_of(
+    session: Session, table: Table, bind_arguments: BindArguments | None = None
+) -> Engine | Connection:
+    """The bind by which the session writes to this table; ask once, it may be drawn by lot.
+
+    Raises:
+        InvalidOption: `bind_arguments` is no mapping, or its bind is none.
+    """
+    if bind_arguments is None:
+        return session.get_bind(clause=_written(table))
+    if not isinstance(bind_arguments, Mapping):
+        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected a mapping")
+    arguments = {"clause": _written(table), **bind_arguments}
+    given = arguments.pop("bind", None)
+    if given is None:
+        return session.get_bind(**arguments)
+    for behind in ("sync_engine", "sync_connection"):  # of an AsyncSession's own kind of bind
+        given = getattr(given, behind, given)
+    if not isinstance(given, Engine | Connection):
+        raise InvalidOption(
+            f"bind_arguments={{'bind': {type(given).__name__}}}: expected an Engine or a Connection"
+        )
+    return given
+
+
+@cache
+def _written(table: Table) -> Update:
+    """SQLAlchemy's recipe for sessions that read from a replica looks for UPDATE and DELETE, so an INSERT
+    would be taken for something to read."""
+    return update(table)
+
+
+def connection_of(
+    session: Session,
+    bind: Engine | Connection,
+    error: type[UnusableConnection] = UnusableConnection,
+    *,
+    is_ours: bool = False,
+) -> Connection:
+    """The session's connection to this bind, for a row of ours: from now on its COMMIT raises the error if
+    the session has written to another database as well, before anything is committed.
+
+    `is_ours`: so is the session, and we roll it back if its COMMIT fails.
+    """
+    connection = session.connection(bind_arguments={"bind": bind})
+    if not is_ours:
+        failed_commit.watch(connection)
+    if not session.twophase:
+        _keep(session, connection, error)
+    return connection
+
+
+def check_no_session(bind_arguments: BindArguments | None) -> None:
+    """A Connection is bound already.
+
+    Raises:
+        InvalidOption: `bind_arguments` were given.
+    """
+    if bind_arguments is not None:
+        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
+
+
+def is_aborted(transaction: SessionTransaction, besides: Connection | None = None) -> bool:
+    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections, `besides`
+    one that the caller looks at."""
+    if besides is not None and not _has_several(transaction):
+        return False
+    return any(map(_is_aborted, _connections(transaction) - {besides}))
+
+
+def _is_aborted(connection: Connection) -> bool:
+    try:
+        return taking(connection.dialect.name).is_aborted(connection, None)
+    except UnsupportedDatabase:
+        return False
+
+
+def _keep(session: Session, connection: Connection, error: type[UnusableConnection]) -> None:
+    if not _listening:
+        event.listen(Session, "after_begin", _begun)
+        _listening.append(True)
+    if (transaction := session.get_transaction()) is None:
+        return  # never: the session has a connection
+    kept: _Kept | None = getattr(transaction, _KEPT, None)
+    if kept is None:
+        kept = _Kept(error, {connection}, set())
+        setattr(transaction, _KEPT, kept)
+    elif issubclass(error, kept.error):
+        kept.error = error
+    kept.ours.add(connection)
+    _check_all(transaction, kept)
+
+
+def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:
+    """A session uses a connection for the first time in its transaction."""
+    transaction = session.get_transaction()
+    if transaction is not None and (kept := getattr(transaction, _KEPT, None)) is not None:
+        _check_all(transaction, kept)
+
+
+def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
+    """Whichever connection commits first: nothing has been committed anywhere by then."""
+    if not _has_several(transaction):
+        return
+    connections = _connections(transaction)
+    for connection in connections - kept.checked:
+        event.listen(connection, "commit", partial(_check, kept, ref(transaction)))
+        failed_commit.watch(connection)
+    kept.checked |= connections
+
+
+def _has_several(transaction: SessionTransaction) -> bool:
+    # A connection is there twice: as itself, and as that of its engine.
+    return len(transaction._connections) > 2  # noqa: SLF001 - public since SQLAlchemy 2.1.7
+
+
+def _connections(transaction: SessionTransaction) -> set[Connection]:
+    return {entry[0] for entry in transaction._connections.values()}  # noqa: SLF001 - public since SQLAlchemy 2.1.7
+
+
+def _check(kept: _Kept, begun: ref[SessionTransaction], _: Connection) -> None:
+    transaction = begun()
+    if transaction is None or transaction.session.get_transaction() is not transaction:
+        return  # the connection is the caller's own, and goes on without the session
+    others = _connections(transaction) - kept.ours
+    writing = [*kept.ours, *filter(_may_have_written, others)]
+    if len(writing) > 1:
+        raise kept.error(
+            f"the session writes to {_names(writing)}, which commit one after the other: give it one "
+            "database, or twophase=True; nothing was committed"
+        )
+
+
+def _may_have_written(connection: Connection) -> bool:
+    try:
+        return taking(connection.dialect.name).may_have_written(connection)
+    except (DBAPIError, UnsupportedDatabase):
+        return True
+
+
+def _names(connections: list[Connection]) -> str:
+    urls = (connection.engine.url for connection in connections)
+    return " and ".join(sorted(f"{url.get_backend_name()} database {url.database!r}" for url in urls))

@@ -1,0 +1,96 @@
+"""What a transaction of ours can begin on: engines, makers of sessions, and functions that return them."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from inbox_outbox_base.errors.fault import OWN
+from inbox_outbox_base.errors.inbox import InvalidOption, UnusableConnection
+
+_Known = Engine | sessionmaker[Session] | scoped_session[Session]
+Source = _Known | Callable[[], _Known]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The classes of sources, for synchronous or for asynchronous code."""
+
+    engine: type[Any]
+    maker: type[Any]
+    scoped: type[Any]
+
+    def __contains__(self, source: object) -> bool:
+        return isinstance(source, (self.engine, self.maker, self.scoped))
+
+    def __str__(self) -> str:
+        return f"an {self.engine.__name__}, {self.maker.__name__} or {self.scoped.__name__}"
+
+
+SYNC = Kinds(Engine, sessionmaker, scoped_session)
+
+
+@cache
+def async_kinds() -> Kinds:
+    """Imported once it is used: without greenlet the import fails."""
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_scoped_session, async_sessionmaker
+
+    return Kinds(AsyncEngine, async_sessionmaker, async_scoped_session)
+
+
+def check_source(source: object, kinds: Kinds) -> None:
+    """Refuse what certainly is no source, before the first message.
+
+    Raises:
+        InvalidOption: neither of these kinds nor a function.
+    """
+    if source not in kinds and not _is_function(source):
+        raise InvalidOption(f"source={_name(source)}: expected {kinds}, or a function that returns one")
+
+
+def open_source(source: Any, kinds: Kinds) -> Any:
+    """A Connection or a Session (of these kinds), outside any transaction, to be used in a `with`.
+
+    Raises:
+        InvalidOption: it is no source.
+        UnusableConnection: the function returns no source (yet), or the scoped session of this thread or task
+            is in a transaction already.
+    """
+    if source not in kinds:
+        check_source(source, kinds)
+        with OWN:
+            source = _returned(source(), kinds)
+    with OWN:
+        if isinstance(source, kinds.engine):
+            return source.connect()
+        return source() if isinstance(source, kinds.maker) else _idle(source())
+
+
+def _returned(source: Any, kinds: Kinds) -> Any:
+    if source in kinds:
+        return source
+    # No InvalidOption, for which a listener would give up on the message: the engine may be there soon.
+    raise UnusableConnection(f"source: the function returned {_name(source)}, expected {kinds}")
+
+
+def _idle(session: Any) -> Any:
+    if session.in_transaction():
+        raise UnusableConnection(
+            "the scoped session is in a transaction already: commit or roll it back first, or join it with "
+            "accept() or take()"
+        )
+    return session
+
+
+def _is_function(source: object) -> bool:
+    """SQLAlchemy's own makers of sessions can be called, too: those are sources of the other kind."""
+    is_one = callable(source) and not inspect.isclass(source) and not inspect.iscoroutinefunction(source)
+    return is_one and not type(source).__module__.startswith("sqlalchemy.")
+
+
+def _name(source: object) -> str:
+    return "None" if source is None else type(source).__name__

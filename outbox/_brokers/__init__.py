@@ -1,1 +1,0 @@
-"""What the publishers for RabbitMQ and Kafka are made of."""

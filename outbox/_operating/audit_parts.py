@@ -1,0 +1,178 @@
+"""The two halves of an audit: what is still in the outbox, and what has left it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Executable, Row
+
+from inbox_outbox_base.tables.inbox import Tables
+from outbox.schema import OutboxTables
+
+from . import audit_statements as statements
+from .transact import transact
+
+_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """One message that was committed and not taken."""
+
+    id: str
+    key: str | None
+    state: str
+    """pending, waiting, unknown or held: it was not sent yet; dead: it is not sent any more; sent: nothing
+    says that it was taken."""
+    since: datetime
+    """When it was published (or was due, if it was delayed and never sent), has died or was sent."""
+    status: str | None
+    """Of one that was sent, or may have been: its status in the consumer's inbox, in status-table mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and where the answer lies."""
+
+    outbox: OutboxTables
+    inbox: Tables
+    key: str
+    given: dict[str, Any]
+    """The parameters of the statements."""
+
+
+@dataclass(slots=True)
+class Unsent:
+    """What is still in the outbox."""
+
+    late: int
+    recent: int
+    dead: int
+    delayed: int
+    taken: int
+    """All the same: they were sent without an answer."""
+    missing: list[Missing] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What has left it."""
+
+    messages: int = 0
+    untaken: int = 0
+    late: int = 0
+    """Of those that were not taken."""
+    oldest: datetime | None = None
+    missing: list[Missing] = field(default_factory=list)
+
+
+def unsent(connection: Connection, question: Question) -> Unsent:
+    """Look at what is still in the outbox, where the database can compare it with the inbox."""
+    places = question.outbox, question.inbox, question.key
+    found = _counted(connection, statements.count_unsent(*places), question)
+    found.missing = _named(connection, statements.unsent(*places), question.given)
+    return found
+
+
+def unsent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Unsent:
+    """The same; of what was sent without an answer the inbox is asked page by page."""
+    tables, key = question.outbox, question.key
+    count, name = statements.count_unsent(tables, None, key), statements.unsent(tables, None, key)
+    found = transact(engine, tables, lambda each: _counted(each, count, question))
+    pages = (statements.asked_page(tables, key), 0), (statements.dead_page(tables, key), "")
+    missing: list[Missing] = []
+    for statement, first in pages:
+        named = 0
+        for row, status in _asked(engine, inbox_engine, question, statement, first):
+            if status == "consumed":
+                _take(found, row)
+            elif row.late and named < question.given["limit_"]:
+                missing.append(Missing(row.id, row.key, row.state, row.since, status))
+                named += 1
+    missing += transact(engine, tables, lambda each: _named(each, name, question.given))
+    found.missing = _some(missing, question.given["limit_"])
+    return found
+
+
+def sent(connection: Connection, question: Question) -> Sent:
+    """Look at what has left, where the database can compare it with the inbox."""
+    places = question.outbox, question.inbox, question.key
+    counted = connection.execute(statements.count_sent(*places), question.given).one()
+    missing = []
+    if counted.late:
+        missing = _named(connection, statements.untaken(*places), question.given)
+    return Sent(counted.messages, counted.untaken, counted.late, counted.oldest, missing)
+
+
+def sent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Sent:
+    """The same, page by page."""
+    found = Sent()
+    statement = statements.sent_page(question.outbox, question.key)
+    for row, status in _asked(engine, inbox_engine, question, statement, ""):
+        found.messages += 1
+        found.oldest = row.since if found.oldest is None else min(found.oldest, row.since)
+        if status == "consumed":
+            continue
+        found.untaken += 1
+        found.late += row.late
+        if row.late and len(found.missing) < question.given["limit_"]:
+            found.missing.append(Missing(row.id, row.key, row.state, row.since, status))
+    return found
+
+
+def _counted(connection: Connection, statement: Executable, question: Question) -> Unsent:
+    tables = question.outbox
+    found = {row.place: row for row in connection.execute(statement, question.given)}
+    line, dead, delayed = (found[table.name] for table in (tables.message, tables.dead, tables.delayed))
+    return Unsent(
+        late=line.late,
+        recent=line.untaken - line.late,
+        dead=dead.untaken,
+        delayed=delayed.messages,
+        taken=line.messages - line.untaken + dead.messages - dead.untaken,
+    )
+
+
+def _take(found: Unsent, row: Row[Any]) -> None:
+    """Count a message as taken that was not; unless there is none, because it has moved meanwhile."""
+    kind = "dead" if row.state == "dead" else "late" if row.late else "recent"
+    count = getattr(found, kind)
+    if count:
+        setattr(found, kind, count - 1)
+        found.taken += 1
+
+
+def _some(missing: list[Missing], limit: int) -> list[Missing]:
+    """So many of those that wait, and of the dead ones; the dead ones last."""
+    dead = [each for each in missing if each.state == "dead"]
+    return [each for each in missing if each.state != "dead"][:limit] + dead[:limit]
+
+
+def _asked(
+    engine: Engine, inbox_engine: Engine, question: Question, statement: Executable, first: int | str
+) -> Iterator[tuple[Row[Any], str | None]]:
+    """Messages, page by page, each with its status in the inbox."""
+    after = first
+    while True:
+        given = question.given | {"after_": after, "limit_": _PAGE}
+        page = transact(engine, question.outbox, lambda each: each.execute(statement, given).all())  # noqa: B023
+        if not page:
+            return
+        keys = {row.taken_by for row in page}
+        known = transact(inbox_engine, question.outbox, lambda each: _known(each, question, keys))  # noqa: B023
+        for row in page:
+            yield row, known.get(row.taken_by)
+        after = page[-1].place
+
+
+def _known(connection: Connection, question: Question, keys: Iterable[str]) -> dict[str, str]:
+    """What the inbox knows of some keys: their status."""
+    given = question.given | {"keys_": list(keys)}
+    known = {row.key: row.status for row in connection.execute(statements.statuses(question.inbox), given)}
+    taken = connection.execute(statements.taken(question.inbox), given).scalars()
+    return known | dict.fromkeys(taken, "consumed")
+
+
+def _named(connection: Connection, statement: Executable, given: dict[str, Any]) -> list[Missing]:
+    return [Missing(*row) for row in connection.execute(statement, given)]

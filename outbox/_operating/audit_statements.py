@@ -1,0 +1,237 @@
+"""The statements of the audit: pure, built once, executed elsewhere."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    CompoundSelect,
+    Float,
+    FromClause,
+    Integer,
+    Select,
+    String,
+    Table,
+    and_,
+    bindparam,
+    case,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from inbox_outbox_base.tables.columns import from_now
+from inbox_outbox_base.tables.inbox import Tables
+from outbox.schema import OutboxTables
+
+from .statements import since, state_of
+
+
+def _of_topic(table: Table) -> ColumnElement[bool]:
+    """The messages of the topic that were published since the time of interest."""
+    c = table.c
+    since = bindparam("since_", type_=c.created_at.type)
+    return and_(c.topic == bindparam("topic_", type_=c.topic.type), c.created_at >= since)
+
+
+def _sent(tables: OutboxTables) -> ColumnElement[bool]:
+    """The same of those that have left; said once more in terms of the column that has an index."""
+    table = tables.sent
+    since = bindparam("since_", type_=table.c.created_at.type)
+    return and_(_of_topic(table), table.c.sent_at >= since)
+
+
+def _is_recent(time: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Not older than the grace that messages have to get on."""
+    return time >= from_now(bindparam("age_", type_=Float))
+
+
+def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.count(case((condition, 1)))
+
+
+def business_key(table: Table, key: str) -> ColumnElement[Any]:
+    """What the consumer takes a message by: its key, or its id if it has none; or always its id."""
+    c = table.c
+    return c.id if key == "id" else func.coalesce(c.key, c.id, type_=c.key.type)
+
+
+def _beside(table: Table, inbox: Tables, key: str, own: ColumnElement[bool] | None = None) -> FromClause:
+    """Messages beside what the consumer knows of them in either mode; of those that are not `own`, what it
+    knows is about another message of their key."""
+    joined: FromClause = table
+    for known in (inbox.message, inbox.status):
+        consumer = known.c.consumer == bindparam("consumer_", type_=known.c.consumer.type)
+        same = and_(consumer, known.c.key == business_key(table, key))
+        joined = joined.outerjoin(known, same if own is None else and_(same, own))
+    return joined
+
+
+def _is_untaken(inbox: Tables) -> ColumnElement[bool]:
+    status = inbox.status.c.status
+    return and_(inbox.message.c.key.is_(None), or_(status.is_(None), status != "consumed"))
+
+
+def _may_be_taken(table: Table) -> ColumnElement[bool]:
+    """Whether a message that has not left was sent without an answer."""
+    return table.c.outcome == "unknown" if "outcome" in table.c else table.c.unanswered > 0
+
+
+def _is_late(table: Table) -> ColumnElement[bool]:
+    """Whether a message that waits for a relay should have left."""
+    return or_(table.c.state == "held", ~_is_recent(since(table)))
+
+
+@cache
+def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> CompoundSelect[Any]:
+    """How many messages wait for a relay, are dead, and are delayed, and how many of them were not taken and
+    are late all the same: in one statement, which sees each message in one place.
+
+    Without an inbox those count as not taken that were sent without an answer.
+    """
+    counts = []
+    for table, late in (
+        (tables.message, _is_late(tables.message)),
+        (tables.dead, true()),
+        (tables.delayed, false()),
+    ):
+        source: FromClause = table
+        untaken: ColumnElement[bool] = true()
+        if inbox is not None and table is not tables.delayed:
+            source = _beside(table, inbox, key, _may_be_taken(table))
+            untaken = _is_untaken(inbox)
+        found = (
+            literal(table.name, String).label("place"),
+            func.count().label("messages"),
+            _count(untaken).label("untaken"),
+            _count(and_(untaken, late)).label("late"),
+        )
+        counts.append(select(*found).select_from(source).where(_of_topic(table)))
+    return union_all(*counts)
+
+
+@cache
+def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
+    """Messages that have not left and should have, or are dead, and were not taken; some of each.
+
+    Without an inbox, of those that were sent without an answer none.
+    """
+    message, dead = tables.message, tables.dead
+    status: ColumnElement[Any] = literal(None, String) if inbox is None else inbox.status.c.status
+    found = (
+        _found(message, state_of(message), since(message), status)
+        .add_columns(literal(0).label("place"), message.c.sequence.label("line"))
+        .where(_of_topic(message), _is_late(message))
+        .order_by(message.c.sequence),
+        _found(dead, literal("dead", String), dead.c.dead_at, status)
+        .add_columns(literal(1).label("place"), literal(0).label("line"))
+        .where(_of_topic(dead))
+        .order_by(dead.c.id),
+    )
+    parts = []
+    for table, each in zip((message, dead), found, strict=True):
+        own = _may_be_taken(table)
+        chosen = (
+            each.where(~own)
+            if inbox is None
+            else each.select_from(_beside(table, inbox, key, own)).where(_is_untaken(inbox))
+        )
+        parts.append(select(chosen.subquery()))
+    both = union_all(*parts).subquery()
+    named = (both.c[name] for name in ("id", "key", "state", "since", "status"))
+    return select(*named).order_by(both.c.place, both.c.line, both.c.id)
+
+
+def _found(
+    table: Table, state: ColumnElement[Any], time: ColumnElement[Any], status: ColumnElement[Any]
+) -> Select[Any]:
+    """Messages that are missing, some of them."""
+    c = table.c
+    columns = c.id, c.key, state.label("state"), time.label("since"), status.label("status")
+    return select(*columns).limit(bindparam("limit_", type_=Integer))
+
+
+def _page(
+    table: Table, state: ColumnElement[Any], time: ColumnElement[Any], late: ColumnElement[bool], key: str
+) -> Select[Any]:
+    """The same with what the consumer takes them by, those behind a place."""
+    place = table.c.sequence if "sequence" in table.c else table.c.id
+    asked = business_key(table, key).label("taken_by"), case((late, 1), else_=0).label("late")
+    found = _found(table, state, time, literal(None, String)).add_columns(*asked, place.label("place"))
+    return found.where(place > bindparam("after_", type_=place.type)).order_by(place)
+
+
+@cache
+def asked_page(tables: OutboxTables, key: str) -> Select[Any]:
+    """Messages that wait for a relay and were sent without an answer."""
+    table = tables.message
+    page = _page(table, state_of(table), since(table), _is_late(table), key)
+    return page.where(_of_topic(table), table.c.state != "pending", _may_be_taken(table))
+
+
+@cache
+def dead_page(tables: OutboxTables, key: str) -> Select[Any]:
+    """Dead letters of which nobody knows whether they were taken."""
+    table = tables.dead
+    page = _page(table, literal("dead", String), table.c.dead_at, true(), key)
+    return page.where(_of_topic(table), _may_be_taken(table))
+
+
+@cache
+def sent_page(tables: OutboxTables, key: str) -> Select[Any]:
+    """Messages that have left."""
+    table = tables.sent
+    late = ~_is_recent(table.c.sent_at)
+    return _page(table, literal("sent", String), table.c.sent_at, late, key).where(_sent(tables))
+
+
+@cache
+def count_sent(tables: OutboxTables, inbox: Tables, key: str) -> Select[int, int, int, Any]:
+    """How many messages have left, and since when; how many of them were not taken, and should have been."""
+    c = tables.sent.c
+    is_untaken = _is_untaken(inbox)
+    counts = (
+        func.count().label("messages"),
+        _count(is_untaken).label("untaken"),
+        _count(and_(is_untaken, ~_is_recent(c.sent_at))).label("late"),
+        func.min(c.sent_at, type_=c.sent_at.type).label("oldest"),
+    )
+    return select(*counts).select_from(_beside(tables.sent, inbox, key)).where(_sent(tables))
+
+
+@cache
+def untaken(tables: OutboxTables, inbox: Tables, key: str) -> Select[Any]:
+    """Messages that have left, and should have been taken."""
+    c = tables.sent.c
+    found = _found(tables.sent, literal("sent", String), c.sent_at, inbox.status.c.status)
+    beside = found.select_from(_beside(tables.sent, inbox, key))
+    return beside.where(_sent(tables), _is_untaken(inbox), ~_is_recent(c.sent_at)).order_by(c.id)
+
+
+@cache
+def taken(inbox: Tables) -> Select[Any]:
+    """Which of some keys the consumer has taken on the exactly-once path."""
+    return select(inbox.message.c.key).where(_these_keys(inbox.message))
+
+
+@cache
+def statuses(inbox: Tables) -> Select[Any]:
+    """How far some keys are in status-table mode."""
+    return select(inbox.status.c.key, inbox.status.c.status).where(_these_keys(inbox.status))
+
+
+def _these_keys(table: Table) -> ColumnElement[bool]:
+    consumer = table.c.consumer == bindparam("consumer_", type_=table.c.consumer.type)
+    return and_(consumer, table.c.key.in_(bindparam("keys_", expanding=True, type_=table.c.key.type)))
+
+
+@cache
+def oldest_taken(inbox: Tables) -> Select[Any]:
+    """When the consumer took the oldest message that its inbox still knows on the exactly-once path."""
+    c = inbox.message.c
+    mine = c.consumer == bindparam("consumer_", type_=c.consumer.type)
+    return select(func.min(c.accepted_at, type_=c.accepted_at.type)).where(mine)

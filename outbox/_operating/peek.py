@@ -1,0 +1,126 @@
+"""A look at messages, without taking any."""
+
+from functools import cache
+from heapq import merge
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindparam, func, literal, select
+
+from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.tables.times import readable
+from outbox._publishing.buckets import bucket_of
+from outbox.schema import OutboxTables, tables
+
+from . import statements
+from .stored_message import MessageState, StoredMessage
+from .transact import transact
+
+_IN_LINE = ("attempts", "retry_at", "error")
+_DEAD = ("attempts", "dead_at", "error")
+_TIMES = ("created_at", "retry_at", "available_at", "dead_at")
+
+
+def peek(
+    engine: Engine,
+    limit: int = 20,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    state: MessageState | str | None = None,
+    schema: str | None = None,
+) -> list[StoredMessage]:
+    """Messages of the outbox, changing nothing: the next ones to leave first.
+
+    Without `topic` and `state` it costs little, however many messages there are. With them it may read the
+    whole outbox; with `key` that key's bucket.
+
+    Args:
+        engine: where the outbox is; an Engine.
+        limit: so many, at most.
+        topic: of which topic; None is any.
+        key: of which key; None is any.
+        state: in which state. None: pending, waiting, unknown or held. Delayed ones come by their time, dead
+            ones in the order in which they died.
+        schema: the PostgreSQL schema of the tables.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+        TablesMissing: the tables have not been made.
+    """
+    outbox_options.count("limit", limit)
+    given: dict[str, Any] = {"limit": limit}
+    if topic is not None:
+        given["topic_"] = outbox_options.topic(topic)
+    if key is not None:
+        given["key_"] = outbox_options.key(key)
+    wanted = None if state is None else checked_state("state", state)
+    all_tables = tables(schema)
+
+    def read(connection: Connection) -> list[StoredMessage]:
+        if wanted in (MessageState.DEAD, MessageState.DELAYED):
+            statement = _aside(all_tables, wanted, *_filters(given))
+            return [StoredMessage.of(row, wanted) for row in connection.execute(statement, given)]
+        return _in_line(connection, all_tables, wanted, given)
+
+    return transact(engine, all_tables, read)
+
+
+def checked_state(option: str, value: Any) -> MessageState:
+    """One of the states.
+
+    Raises:
+        InvalidOption: it is none.
+    """
+    return MessageState(outbox_options.one_of(option, value, [*MessageState]))
+
+
+def _filters(given: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in ("topic", "key") if f"{name}_" in given)
+
+
+def _in_line(
+    connection: Connection, tables: OutboxTables, state: MessageState | None, given: dict[str, Any]
+) -> list[StoredMessage]:
+    """The oldest of each bucket, merged: they are found by an index. Of messages that may be rare all buckets
+    are read, and then at once."""
+    buckets = [row.bucket for row in connection.execute(statements.buckets(tables))]
+    if "key_" in given:
+        buckets = [bucket_of(given["key_"], len(buckets))]
+    statement = _line(tables, state, *_filters(given))
+    if len(buckets) > 1 and (state is not None or "topic_" in given):
+        found = [connection.execute(statement, given).all()]
+    else:
+        of_bucket = statement.where(tables.message.c.bucket == bindparam("bucket_"))
+        found = [connection.execute(of_bucket, given | {"bucket_": bucket}).all() for bucket in buckets]
+    oldest: list[Row[Any]] = list(merge(*found, key=lambda row: row.sequence))
+    return [StoredMessage.of(row, row.state) for row in oldest[: given["limit"]]]
+
+
+@cache
+def _line(tables: OutboxTables, state: MessageState | None, *filters: str) -> Select[Any]:
+    """The oldest messages that wait for a relay."""
+    table = tables.message
+    shown = statements.state_of(table)
+    found = _viewed(table, _IN_LINE, filters).add_columns(table.c.sequence, shown.label("state"))
+    if state is not None:
+        found = found.where(shown == literal(state.value))
+    return found.order_by(table.c.sequence)
+
+
+@cache
+def _aside(tables: OutboxTables, state: MessageState, *filters: str) -> Select[Any]:
+    """Messages that no relay looks at now."""
+    if state is MessageState.DEAD:
+        return _viewed(tables.dead, _DEAD, filters).order_by(tables.dead.c.dead_at, tables.dead.c.id)
+    c = tables.delayed.c
+    return _viewed(tables.delayed, ("available_at",), filters).order_by(c.available_at, c.id)
+
+
+def _viewed(table: Table, names: tuple[str, ...], filters: tuple[str, ...]) -> Select[Any]:
+    c = table.c
+    size = func.length(c.payload, type_=Integer).label("payload_bytes")
+    viewed = (c[name] for name in (*statements.VIEWED, *names))
+    found = select(*(readable(each).label(each.key) if each.key in _TIMES else each for each in viewed), size)
+    for name in filters:
+        found = found.where(c[name] == bindparam(f"{name}_", type_=c[name].type))
+    return found.limit(bindparam("limit", type_=Integer))

@@ -1,0 +1,278 @@
+"""The statements of operators: pure, built once, executed elsewhere."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    CompoundSelect,
+    Delete,
+    Float,
+    Insert,
+    Integer,
+    Select,
+    String,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    null,
+    or_,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from inbox_outbox_base.databases.relaying_statements import CONTENT, content
+from inbox_outbox_base.tables.columns import from_now
+from inbox_outbox_base.tables.inbox import utcnow
+from inbox_outbox_base.tables.times import readable
+from outbox.schema import OutboxTables
+
+VIEWED = ("id", "topic", "key", "content_type", "headers", "created_at")
+"""What an operator sees of a message wherever it is."""
+
+
+def state_of(table: Table) -> ColumnElement[str]:
+    """The state of messages that wait for a relay, as operators know it."""
+    return case((_is_waiting(table), literal("waiting", String)), else_=table.c.state)
+
+
+def _is_waiting(table: Table) -> ColumnElement[bool]:
+    """Sent and not taken. One that was delayed and never sent has a `retry_at` as well: when it was due."""
+    c = table.c
+    return and_(c.state == "pending", c.retry_at.is_not(None), c.attempts > 0)
+
+
+def since(table: Table) -> ColumnElement[Any]:
+    """When messages that wait for a relay were published; delayed ones that were never sent: were due."""
+    c = table.c
+    due = func.coalesce(c.retry_at, c.created_at, type_=c.created_at.type)
+    return case((c.attempts == 0, due), else_=c.created_at)
+
+
+def _place(tables: OutboxTables) -> ColumnElement[bool]:
+    c = tables.message.c
+    return and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("sequence_"))
+
+
+@cache
+def find_aside(tables: OutboxTables) -> CompoundSelect[Any]:
+    """A message that is dead or delayed, by its id."""
+    return union_all(*(_aside(table, state) for table, state in _asides(tables)))
+
+
+@cache
+def find(tables: OutboxTables) -> CompoundSelect[Any]:
+    """A message by its id, wherever it is: in one statement, which sees it in one place."""
+    c = tables.message.c
+    waiting = select(c.id, c.topic, c.key, state_of(tables.message).label("state"), c.bucket, c.sequence)
+    return union_all(
+        waiting.where(c.id == bindparam("id_")),
+        *(_aside(table, state) for table, state in _asides(tables)),
+    )
+
+
+def _asides(tables: OutboxTables) -> tuple[tuple[Table, str], ...]:
+    return (tables.dead, "dead"), (tables.delayed, "delayed")
+
+
+def _aside(table: Table, state: str) -> Select[Any]:
+    c = table.c
+    found = select(c.id, c.topic, c.key, literal(state, String).label("state"), c.bucket, literal(0))
+    return found.where(c.id == bindparam("id_"))
+
+
+@cache
+def let_go(tables: OutboxTables) -> Update:
+    """A held message is pending again, its attempts counted anew; the last error stays to be read."""
+    anew = {"state": "pending", "retry_at": null(), "attempts": 0, "unanswered": 0, "failing_since": null()}
+    return update(tables.message).where(tables.message.c.state == "held").values(anew)
+
+
+@cache
+def let_go_one(tables: OutboxTables) -> Update:
+    """The same of one message."""
+    return let_go(tables).where(_place(tables))
+
+
+@cache
+def end_wait(tables: OutboxTables) -> Update:
+    """A message that waits to be sent again is sent at once."""
+    c = tables.message.c
+    waits = and_(c.state != "held", c.retry_at.is_not(None), c.attempts > 0)
+    return update(tables.message).where(waits).values(retry_at=null())
+
+
+@cache
+def end_one_wait(tables: OutboxTables) -> Update:
+    """The same of one message, which may wait no more."""
+    this = and_(_place(tables), tables.message.c.state != "held")
+    return update(tables.message).where(this).values(retry_at=null())
+
+
+@cache
+def dead_letters(tables: OutboxTables) -> Select[Any]:
+    """Ids and keys of dead letters, in the order in which they died."""
+    c = tables.dead.c
+    return select(c.id, c.key).where(c.dead_at <= bindparam("until")).order_by(c.dead_at, c.id)
+
+
+@cache
+def lock_dead(tables: OutboxTables) -> Update:
+    """Keep others from some dead letters until the transaction ends; by a write, as SQLite locks no other
+    way."""
+    these = tables.dead.c.id.in_(bindparam("these", expanding=True))
+    return update(tables.dead).where(these).values(outcome=tables.dead.c.outcome)
+
+
+@cache
+def still_dead(tables: OutboxTables) -> Select[Any]:
+    """Which of some dead letters are there."""
+    return select(tables.dead.c.id).where(tables.dead.c.id.in_(bindparam("these", expanding=True)))
+
+
+@cache
+def revive(tables: OutboxTables) -> Insert:
+    """A message made from a dead letter: the last of its bucket."""
+    c = tables.dead.c
+    kept = [name for name in CONTENT if name != "bucket"]
+    row = select(bindparam("bucket_", type_=c.bucket.type), *content(tables.dead, "bucket"))
+    return insert(tables.message).from_select(["bucket", *kept], row.where(c.id == bindparam("id_")))
+
+
+@cache
+def forget_dead(tables: OutboxTables) -> Delete:
+    """Dead letters are gone."""
+    return delete(tables.dead).where(tables.dead.c.id.in_(bindparam("these", expanding=True)))
+
+
+@cache
+def old_dead(tables: OutboxTables) -> Select[Any]:
+    """Ids of some dead letters that died before so many seconds."""
+    c = tables.dead.c
+    age = from_now(bindparam("age", type_=Float))
+    return (
+        select(c.id).where(c.dead_at < select(age).scalar_subquery()).limit(bindparam("limit", type_=Integer))
+    )
+
+
+@cache
+def drop(tables: OutboxTables) -> Delete:
+    """A message that waits for a relay is gone."""
+    return delete(tables.message).where(_place(tables))
+
+
+@cache
+def drop_aside(table: Table) -> Delete:
+    """A dead or delayed message is gone."""
+    return delete(table).where(table.c.id == bindparam("id_"))
+
+
+@cache
+def lock_relays(tables: OutboxTables) -> Update:
+    """Until the transaction ends no relay notes a batch; by a write, as SQLite locks no other way."""
+    return update(tables.relay).values(name=tables.relay.c.name)
+
+
+@cache
+def relays(tables: OutboxTables) -> Select[Any]:
+    """Relays with their buckets and the database's clock, those that joined first."""
+    c, bucket = tables.relay.c, tables.bucket.c
+    owned = select(func.count()).where(bucket.epoch == c.epoch).scalar_subquery().label("buckets")
+    columns = (c.epoch, c.name, c.lease_until, c.sending, c.joined_at)
+    return select(*columns, owned, utcnow().label("now")).order_by(c.epoch)
+
+
+@cache
+def pause(tables: OutboxTables) -> Insert:
+    """A topic waits, if it does not wait yet."""
+    c = tables.pause.c
+    topic = bindparam("topic_", type_=c.topic.type)
+    is_new = ~exists(select(literal(1)).where(c.topic == topic))
+    added = insert(tables.pause).from_select(["topic"], select(topic).where(is_new))
+    return added.execution_options(preserve_rowcount=True)
+
+
+@cache
+def resume(tables: OutboxTables) -> Delete:
+    """A topic does not wait any more."""
+    return delete(tables.pause).where(tables.pause.c.topic == bindparam("topic_"))
+
+
+@cache
+def buckets(tables: OutboxTables) -> Select[Any]:
+    """All buckets, and whose each is."""
+    return select(tables.bucket.c.bucket, tables.bucket.c.epoch).order_by(tables.bucket.c.bucket)
+
+
+@cache
+def add_buckets(tables: OutboxTables) -> Insert:
+    """A bucket that is nobody's yet."""
+    return insert(tables.bucket).values(bucket=bindparam("bucket_", type_=tables.bucket.c.bucket.type))
+
+
+@cache
+def anything(table: Table) -> Select[Any]:
+    """One row, if there is any."""
+    return select(literal(1)).select_from(table).limit(1)
+
+
+@cache
+def count_up_to(table: Table) -> Select[Any]:
+    """How many rows there are, counted no further than to a limit."""
+    rows = select(literal(1).label("row")).select_from(table)
+    return select(func.count()).select_from(rows.limit(bindparam("limit", type_=Integer)).subquery())
+
+
+@cache
+def count_stray(table: Table, *, above: bool) -> Select[Any]:
+    """How many rows are in a bucket above the last one, or below 0, counted no further than to a limit."""
+    c = table.c
+    rows = select(literal(1).label("row")).select_from(table)
+    rows = rows.where(c.bucket > bindparam("highest", type_=Integer) if above else c.bucket < 0)
+    return select(func.count()).select_from(rows.limit(bindparam("limit", type_=Integer)).subquery())
+
+
+@cache
+def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
+    """How many messages are in each state, and since when: of all, or of a few of one bucket's oldest."""
+    c = tables.message.c
+    chosen = select(state_of(tables.message).label("state"), since(tables.message).label("since"))
+    if few:
+        chosen = chosen.where(c.bucket == bindparam("bucket_"))
+        chosen = chosen.order_by(c.sequence).limit(bindparam("limit", type_=Integer))
+    found = chosen.subquery()
+    oldest = readable(func.min(found.c.since)).label("since")
+    return select(found.c.state, func.count().label("messages"), oldest).group_by(found.c.state)
+
+
+@cache
+def can_leave(tables: OutboxTables) -> Select[Any]:
+    """One message, if there is any, that is not held, not behind a held one of its key, not paused, and in a
+    bucket that there is."""
+    c, before = tables.message.c, tables.message.alias().c
+    is_behind = exists(
+        select(literal(1)).where(before.bucket == c.bucket, before.key == c.key, before.state == "held")
+    )
+    is_paused = exists(select(literal(1)).where(or_(tables.pause.c.topic == c.topic, _all_topics(tables))))
+    known = c.bucket.in_(select(tables.bucket.c.bucket))
+    return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused, known).limit(1)
+
+
+@cache
+def is_due(tables: OutboxTables) -> Select[Any]:
+    """One message, if there is any, that was delayed and is so no more."""
+    return (
+        select(literal(1)).where(tables.delayed.c.available_at <= select(utcnow()).scalar_subquery()).limit(1)
+    )
+
+
+def _all_topics(tables: OutboxTables) -> ColumnElement[bool]:
+    return tables.pause.c.topic == "*"

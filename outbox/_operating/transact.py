@@ -1,0 +1,47 @@
+"""An operator's transactions: each is short, and is tried again where that helps."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from inbox import is_transient
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.errors.outbox import InvalidOption
+from inbox_outbox_base.transactions.connect import connected, transacted
+from outbox._publishing.missing import explained
+from outbox.schema import OutboxTables
+
+T = TypeVar("T")
+_TRIES = 10
+"""How often a transaction is tried: about two seconds' worth of deadlocks."""
+
+
+def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], T]) -> T:
+    """Run one transaction at what a relay's run at; transient errors are tried again.
+
+    Raises:
+        InvalidOption: not an Engine, or an asynchronous one; a schema on another database than PostgreSQL.
+        UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
+        TablesMissing: the tables have not been made.
+    """
+    database = relaying(_usable(engine).dialect.name, tables.message.schema)
+    own = engine.execution_options(isolation_level=database.own_isolation)
+    for pause in pauses(_TRIES):
+        try:
+            with connected(own) as connection:
+                return transacted(connection, work)
+        except DBAPIError as error:
+            if pause is None or not is_transient(error):
+                explained(engine, tables, error)
+        time.sleep(pause)
+    raise AssertionError("pauses() ends with None")
+
+
+def _usable(engine: Any) -> Engine:
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine")
+    return engine

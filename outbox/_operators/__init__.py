@@ -1,1 +1,0 @@
-"""What operators do with messages, and how they see them."""

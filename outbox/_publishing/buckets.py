@@ -1,0 +1,62 @@
+"""Which bucket a key belongs to: that depends on how many there are, which is the database's to say."""
+
+import logging
+import time
+import weakref
+from zlib import crc32
+
+from sqlalchemy import Connection, Dialect
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.errors.outbox import WrongBucketCount
+from outbox.schema import OutboxTables
+
+from .missing import explained
+
+_counts: weakref.WeakKeyDictionary[Dialect, dict[str | None, tuple[int, float]]] = weakref.WeakKeyDictionary()
+"""Of each engine's database, known by its dialect object, and schema: how many buckets it had, and when."""
+BELIEVED = 60.0
+"""Seconds after which it is asked again: somebody may have made more of them."""
+
+_log = logging.getLogger("outbox.publish")
+
+
+def bucket_count(connection: Connection, tables: OutboxTables) -> int:
+    """How many buckets there are; asked once a minute for each engine.
+
+    Raises:
+        WrongBucketCount: there are none.
+        TablesMissing: the tables have not been made.
+    """
+    schema = tables.bucket.schema
+    counts = _counts.setdefault(connection.dialect, {})
+    known, asked = counts.get(schema, (0, 0.0))
+    now = time.monotonic()
+    if known and now - asked < BELIEVED:
+        return known
+    try:
+        found = int(connection.execute(relaying_statements.count_buckets(tables)).scalar_one())
+    except DBAPIError as error:
+        explained(connection, tables, error)
+    if found == 0:
+        raise WrongBucketCount(f"table {tables.bucket.fullname} is empty: the database has no buckets")
+    if known and found != known:
+        _log.warning(
+            "the database has %d buckets now, and had %d: what this process has published in the last minute "
+            "may have lost its order; stop whoever publishes before the number is changed",
+            found,
+            known,
+        )
+    counts[schema] = found, now
+    return found
+
+
+def forget_bucket_counts() -> None:
+    """Ask again how many buckets databases have."""
+    _counts.clear()
+
+
+def bucket_of(key: str, buckets: int) -> int:
+    """The bucket of a key, the same in every process and for ever."""
+    return crc32(key.encode()) % buckets

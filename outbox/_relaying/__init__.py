@@ -1,0 +1,1 @@
+"""Relays take committed messages to a publisher."""

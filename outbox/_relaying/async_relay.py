@@ -1,0 +1,99 @@
+"""The relay, for asynchronous code: the same loop, run inside SQLAlchemy's greenlet."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Engine
+
+from inbox_outbox_base.brokers.publishing import AsyncPublisher
+from inbox_outbox_base.errors.outbox import InvalidOption
+from inbox_outbox_base.words.envelope import Envelope
+from inbox_outbox_base.words.outcomes import Outcome
+from outbox._waking.async_ears import AsyncEars, TaskBell
+
+from .batch import Batch
+from .loop import RelayBase
+
+if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+
+
+class AsyncRelay(RelayBase["AsyncEngine", AsyncPublisher]):
+    """`Relay` with the same verbs, awaited: takes committed messages to a broker, each at least once, with
+    the same id in every send, and those of one key in their order.
+
+    Arguments, guarantees and errors are those of `Relay`, for an AsyncEngine and an `AsyncPublisher`. Needs
+    the extra `asyncio`.
+    """
+
+    _is_async = True
+
+    def _own(self, engine: AsyncEngine) -> Engine:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        if not isinstance(engine, AsyncEngine):
+            raise InvalidOption(f"engine={type(engine).__name__}: expected an AsyncEngine")
+        self._bell = self._ear = TaskBell()
+        self._async_engine = engine
+        return engine.sync_engine
+
+    async def run_once(self) -> int:
+        """Relay what is there, and return how many messages were."""
+        from sqlalchemy.util import greenlet_spawn
+
+        async with self._beating():
+            return await greenlet_spawn(self._run_once)
+
+    async def run(self) -> None:
+        """Relay messages until `stop` is called, or the task is cancelled."""
+        from sqlalchemy.util import greenlet_spawn
+
+        await greenlet_spawn(self._check)
+        ears = AsyncEars(self._async_engine, self._settings.tables.message.schema, self._ear, self._line)
+        async with ears, self._beating():
+            await greenlet_spawn(self._run)
+
+    @asynccontextmanager
+    async def _beating(self) -> AsyncIterator[None]:
+        from sqlalchemy.util import greenlet_spawn
+
+        lease = asyncio.create_task(greenlet_spawn(self._beat, self._is_over))
+        try:
+            yield
+        finally:
+            lease.cancel()
+            await asyncio.wait([lease])
+
+    def _is_over(self, seconds: float) -> bool:
+        self._sleep(seconds)
+        return False
+
+    def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
+        outcomes: Iterable[Outcome] = self._finish(self._publisher.send(batch))
+        return outcomes
+
+    def _send(self, batch: Batch) -> None:
+        self._sleep(0)  # a cancellation that came in a transaction is raised before anything is sent
+        super()._send(batch)
+
+    def _aside(self, work: Callable[[], T]) -> T:
+        from sqlalchemy.util import await_only
+
+        return await_only(asyncio.to_thread(work))
+
+    def _finish(self, result: Any) -> Any:
+        from sqlalchemy.util import await_only
+
+        return await_only(result) if inspect.isawaitable(result) else result
+
+    def _sleep(self, seconds: float) -> None:
+        from sqlalchemy.util import await_only
+
+        await_only(asyncio.sleep(seconds))

@@ -1,0 +1,154 @@
+"""Delivery without a broker: the relay runs the handlers itself."""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from inbox import Action, AsyncListener, Decision, Delivery, Listener
+from inbox import Outcome as InboxOutcome
+from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.errors.codes import is_passing
+from inbox_outbox_base.errors.fault import is_own
+from inbox_outbox_base.errors.outbox import InvalidOption
+from inbox_outbox_base.words.envelope import Envelope
+from inbox_outbox_base.words.outcomes import ACCEPTED, Failed, Outcome, Refused, Unavailable
+
+Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
+
+_GRACE = timedelta(days=30)
+"""How long handlers that run are waited for: some systems cannot wait much longer."""
+_MOST_FAILING = 100_000
+"""Messages whose failures are remembered; of more, those that failed longest ago are forgotten."""
+
+
+class _Delivery(ABC):
+    """Which handler takes a message, and what its verdict means to the relay."""
+
+    _listener: Listener | AsyncListener
+
+    def __init__(self, handlers: Handlers, *, concurrency: int = 1, max_attempts: int = 16) -> None:
+        if not isinstance(handlers, Mapping) or not handlers:
+            raise InvalidOption(f"handlers={handlers!r:.80}: expected a mapping of topics to handlers")
+        for topic, handler in handlers.items():
+            outbox_options.topic(topic)
+            outbox_options.check_function(f"handlers[{topic!r}]", handler)
+        self._handlers: dict[str, Callable[[Any], Any]] = {
+            topic: getattr(each, "outcome", each) for topic, each in handlers.items()
+        }
+        self._failures: OrderedDict[str, int] = OrderedDict()
+        self._limits: dict[str, Any] = {
+            "concurrency": outbox_options.count("concurrency", concurrency),
+            "grace": _GRACE,
+            "max_attempts": outbox_options.count("max_attempts", max_attempts),
+            "failures": lambda message: self._failures.get(message.id, 0),
+        }
+        self._listener = self._new_listener()
+
+    @abstractmethod
+    def _new_listener(self) -> Listener | AsyncListener:
+        """What runs the handlers."""
+
+    def _answer(self, message: Envelope, decision: Decision) -> Outcome:
+        answer = self._verdict(message, decision)
+        if answer == ACCEPTED or isinstance(answer, Refused):
+            self._failures.pop(message.id, None)
+        return answer
+
+    def _verdict(self, message: Envelope, decision: Decision) -> Outcome:
+        if decision.action is Action.ACK:
+            return ACCEPTED
+        if decision.action is Action.DEAD_LETTER:
+            return Refused(decision.reason)
+        outcome = decision.outcome
+        if outcome is None and not decision.delay:
+            return Failed(decision.reason, 0.0)  # given back: it has not begun
+        if outcome is None:
+            return Unavailable(decision.reason)
+        if outcome.error is not None and (is_own(outcome.error) or is_passing(outcome.error)):
+            return Unavailable(decision.reason, outcome.retry_after)
+        if outcome.is_failure:
+            self._failed(message)
+        return Failed(decision.reason, outcome.retry_after)
+
+    def _failed(self, message: Envelope) -> None:
+        self._failures[message.id] = self._failures.pop(message.id, 0) + 1
+        if len(self._failures) > _MOST_FAILING:
+            self._failures.popitem(last=False)
+
+    def _answers(self, batch: Sequence[Envelope], decisions: Iterable[Decision]) -> list[Outcome]:
+        """One for each message; decisions are there for those that have a handler."""
+        given = iter(decisions)
+        return [
+            self._answer(message, next(given))
+            if message.topic in self._handlers
+            else Refused(f"no handler for topic {message.topic!r}")
+            for message in batch
+        ]
+
+    def begin_no_more(self) -> None:
+        """Let each `send` that is running return as soon as the handlers that run have ended, however long
+        they take. Messages whose handlers have not begun were not taken, and come again at once; a later
+        `send` begins as ever. Returns at once; may be called from any thread and from a signal handler."""
+        listener, self._listener = self._listener, self._new_listener()
+        listener.stop()
+
+    def _known(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        return [message for message in batch if message.topic in self._handlers]
+
+
+class DirectDelivery(_Delivery):
+    """A `Publisher` that hands each message to a handler in this process: an outbox and an inbox, and no
+    broker.
+
+    The handlers are those that an inbox decorates, in either mode, so each message takes effect once; key
+    them by `inbox.message_key` or `inbox.message_id`. What a verdict means: the message was taken, or had
+    been before: accepted; a dead letter: refused; everything else: it is run again after the relay's backoff.
+
+    Args:
+        handlers: by topic. A message to another topic is refused. They are handed the `Envelope`, which has
+            all that a `Delivery` of a broker has, except `raw`.
+        concurrency: how many run at once, in threads, each on a connection of its own.
+        max_attempts: failures of the handler after which its message is refused, counted in memory: a restart
+            counts anew, and so does another process that takes the message over. Errors of the inbox's own
+            statements do not count (`inbox.Outcome.is_failure`), nor do those of messages that a
+            `StatusInbox` has claimed: it counts for itself, for good, and a message is refused when it is
+            dead there, with its steps undone.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    _listener: Listener
+
+    def _new_listener(self) -> Listener:
+        return Listener(**self._limits)
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        """Run the handlers of a batch; outcome i belongs to message i."""
+        decisions = self._listener.decide(self._known(batch), self._handle)
+        return self._answers(batch, decisions)
+
+    def _handle(self, message: Envelope) -> InboxOutcome:
+        outcome: InboxOutcome = self._handlers[message.topic](message)
+        return outcome
+
+
+class AsyncDirectDelivery(_Delivery):
+    """`DirectDelivery` for an `AsyncRelay`: the handlers are those of the asynchronous inboxes, and run as
+    tasks."""
+
+    _listener: AsyncListener
+
+    def _new_listener(self) -> AsyncListener:
+        return AsyncListener(**self._limits)
+
+    async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        """Run the handlers of a batch; outcome i belongs to message i."""
+        decisions = await self._listener.decide(self._known(batch), self._handle)
+        return self._answers(batch, decisions)
+
+    async def _handle(self, message: Envelope) -> InboxOutcome:
+        outcome: InboxOutcome = await self._handlers[message.topic](message)
+        return outcome

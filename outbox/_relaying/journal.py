@@ -1,0 +1,113 @@
+"""What a relay says about its work: log lines, a summary each minute, and events for monitoring."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from inbox import Event, EventKind
+from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.errors.secrets import reason, strike_out
+from inbox_outbox_base.monitoring.events import Hooks
+from inbox_outbox_base.words.outcomes import Outcome, Refused, Unknown
+
+from .report import Report
+
+_log = logging.getLogger("outbox.relay")
+
+MINUTE = 60.0
+
+
+class Journal:
+    """Keeps count of what became of messages. Nothing is said before it is committed."""
+
+    def __init__(self, name: str, hooks: Hooks) -> None:
+        self._name = name
+        self._hooks = hooks
+        self._counts: Counter[str] = Counter()
+        self._next = time.monotonic() + MINUTE
+        self._next_complaint = 0.0
+        self._owned = 0
+
+    def say(self, what: str, *args: object) -> None:
+        """Log one line about the relay."""
+        _log.info(f"relay %s {what}", self._name, *args)
+
+    def owns(self, buckets: int) -> None:
+        """Log how many buckets it has, if that has changed."""
+        if buckets != self._owned:
+            self.say("owns %d buckets, %d before", buckets, self._owned)
+            self._owned = buckets
+
+    def overlooked(self, messages: int) -> None:
+        """Messages were found below the marks."""
+        self._counts["found late"] += messages
+
+    def not_looked(self, error: Exception) -> None:
+        """Say, once a minute at most, that overlooked messages could not be looked for."""
+        now = time.monotonic()
+        if now >= self._next_complaint:
+            self._next_complaint = now + MINUTE
+            _log.warning("overlooked messages could not be looked for: %s", reason(error))
+
+    def settled(self, report: Report) -> None:
+        """What became of a batch has been committed."""
+        for death in report.dead:
+            envelope = death.letter.envelope
+            _log.error(
+                "message %s to %r is dead after %d attempts: %s",
+                envelope.id,
+                envelope.topic,
+                death.attempts,
+                strike_out(death.error),
+            )
+        self._counts["sent"] += len(report.accepted)
+        self._counts["not taken"] += len(report.others)
+        self._counts["dead"] += len(report.dead)
+        if self._hooks:
+            for event in events(report):
+                self._hooks(event)
+
+    def summarise(self) -> None:
+        """Once a minute, log what has moved, if anything has."""
+        now = time.monotonic()
+        if now >= self._next:
+            counts, self._counts = self._counts, Counter()
+            if moved := [f"{number:,} {what}" for what, number in counts.items() if number]:
+                self.say("in the last minute: %s", ", ".join(moved))
+            self._next = now + MINUTE
+
+
+def events(report: Report) -> Iterator[Event]:
+    """One for each kind, topic and batch."""
+    happened: dict[tuple[EventKind, str], list[tuple[Letter, str | None]]] = {}
+    for letter in report.accepted:
+        happened.setdefault((EventKind.SENT, letter.envelope.topic), []).append((letter, None))
+    for answer in report.others:
+        place = _kind(answer.outcome), answer.letter.envelope.topic
+        happened.setdefault(place, []).append((answer.letter, getattr(answer.outcome, "reason", None)))
+    for death in report.dead:
+        place = EventKind.DEAD_LETTER, death.letter.envelope.topic
+        happened.setdefault(place, []).append((death.letter, death.error))
+    for (kind, topic), those in happened.items():
+        letter, reason = those[-1]
+        event = Event(
+            kind=kind,
+            topic=topic,
+            count=len(those),
+            seconds=report.seconds,
+            error=None if reason is None else strike_out(reason),
+        )
+        if event.count == 1:
+            envelope = letter.envelope
+            event = replace(
+                event, message_id=envelope.id, key=envelope.key or "", attempt=letter.envelope.attempt
+            )
+        yield event
+
+
+def _kind(outcome: Outcome) -> EventKind:
+    if isinstance(outcome, Refused):
+        return EventKind.REFUSED
+    return EventKind.UNKNOWN if isinstance(outcome, Unknown) else EventKind.UNAVAILABLE

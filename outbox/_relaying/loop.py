@@ -1,0 +1,323 @@
+"""The relay loop; subclasses supply waiting and publishing."""
+
+import inspect
+import logging
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from inbox import Backoff
+from inbox_outbox_base.brokers.publishing import AsyncPublisher, Publisher
+from inbox_outbox_base.calls.signals import stopping
+from inbox_outbox_base.errors.outbox import InvalidOption, OutboxError
+from inbox_outbox_base.errors.secrets import reason
+from inbox_outbox_base.monitoring.events import Hook
+from inbox_outbox_base.transactions.durability import look
+from inbox_outbox_base.words.envelope import Envelope
+from inbox_outbox_base.words.outcomes import Outcome
+from outbox._waking.bells import Bell
+from outbox._waking.line import Line
+
+from .batch import Batch, waves
+from .journal import Journal
+from .report import Report
+from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
+from .sending import Pace, Sending
+from .settings import AfterDead, Settings
+from .transactions import Core, LeaseLost
+
+E = TypeVar("E")
+P = TypeVar("P", bound=Publisher | AsyncPublisher)
+T = TypeVar("T")
+
+_log = logging.getLogger("outbox.relay")
+_PATIENCE = 0.5
+_LAST_TRIES = 5
+"""How often the last transaction is tried, at once: it may have met with a deadlock."""
+
+
+class RelayBase(ABC, Generic[E, P]):
+    """The state of one relay, and its loop, written synchronously.
+
+    A subclass says how to wait and how to hand over a batch; the asynchronous one runs all of this inside
+    SQLAlchemy's greenlet.
+    """
+
+    _is_async: bool
+    _bell: Bell
+
+    def __init__(
+        self,
+        engine: E,
+        publisher: P,
+        *,
+        name: str | None = None,
+        schema: str | None = None,
+        buckets: int | None = None,
+        batch: int = 1_000,
+        lease: float | timedelta = 30,
+        poll: float | timedelta = 1,
+        max_attempts: int = 16,
+        backoff: Backoff | None = None,
+        after_dead: AfterDead = "continue",
+        keep_sent: float | timedelta | None = None,
+        listen_url: str | URL | None = None,
+        give_up_after: float | timedelta | None = None,
+        on_event: Hook | Iterable[Hook] | None = None,
+    ) -> None:
+        own = self._own(engine)
+        self._settings = Settings(
+            publisher,
+            name=name,
+            schema=schema,
+            buckets=buckets,
+            batch=batch,
+            lease=lease,
+            poll=poll,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            after_dead=after_dead,
+            keep_sent=keep_sent,
+            listen_url=listen_url,
+            give_up_after=give_up_after,
+            on_event=on_event,
+        )
+        self._publisher: Any = publisher
+        if inspect.iscoroutinefunction(self._publisher.send) is not self._is_async:
+            kind = "an asynchronous" if self._is_async else "a synchronous"
+            raise InvalidOption(
+                f"publisher={type(publisher).__name__}: {type(self).__name__} needs {kind} one"
+            )
+        if self._settings.listen_url is not None and own.dialect.name != "postgresql":
+            raise InvalidOption(f"listen_url: the engine's database is {own.dialect.name}")
+        self._line = Line(own, self._settings.listen_url)
+        self._core = Core(self._settings, own.dialect.name)
+        self._engine = own.execution_options(isolation_level=self._core.own_isolation)
+        around = Surroundings(self._core.committed, lambda: self._is_stopped, self._pause, self._aside)
+        self._transactions = Transactions(self._engine, self._settings.tables, around)
+        self._journal = Journal(self._settings.name, self._settings.hooks)
+        self._pace = Pace(self._settings.batch)
+        self._is_checked = False
+        self._is_stopped = False
+        self._is_sending = False
+        self._report = Report()
+        """What became of the last batch, until it is written."""
+        self._relayed = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self._settings.name!r})"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` has been called."""
+        return self._is_stopped
+
+    def stop(self) -> None:
+        """Finish the batch that is on its way, and begin no other. Returns at once; may be called from any
+        thread and from a signal handler, and again, which changes nothing."""
+        self._is_stopped = True
+        begin_no_more = getattr(self._publisher, "begin_no_more", None)  # `DirectDelivery` has it
+        if begin_no_more is not None:
+            begin_no_more()
+        self._bell.ring()
+
+    def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
+        afterwards.
+
+        Raises:
+            ValueError: this is not the main thread, which alone may handle signals.
+        """
+        return stopping(self.stop, *also)
+
+    @abstractmethod
+    def _own(self, engine: E) -> Engine:
+        """The synchronous side of the engine.
+
+        Raises:
+            InvalidOption: it is of another kind.
+        """
+
+    @abstractmethod
+    def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
+        """Let the publisher send a batch."""
+
+    def _finish(self, result: Any) -> Any:
+        """What a function of the publisher has returned; awaited if need be."""
+        return result
+
+    @abstractmethod
+    def _sleep(self, seconds: float) -> None:
+        """Wait, whatever happens."""
+
+    def _run_once(self) -> int:
+        self._check()
+        self._relayed = 0
+        self._pace.wake()
+        try:
+            while not self._is_stopped:
+                batch = self._next(TRIES)
+                if not (batch.letters or batch.exhausted):
+                    break
+                self._send(batch)
+        finally:
+            self._leave(TRIES)
+        return self._relayed
+
+    def _run(self) -> None:
+        self._journal.say("starts: from %s to %s", self._transactions.place, type(self._publisher).__name__)
+        look(self._engine)
+        try:
+            while not self._is_stopped:
+                batch = self._next(None)
+                if batch.letters or batch.exhausted:
+                    self._send(batch)
+                elif not self._is_stopped:
+                    self._bell.wait(self._core.seconds_idle())
+        except TROUBLE as error:
+            if not (self._is_stopped and passes(error)):
+                raise
+        finally:
+            self._leave(_LAST_TRIES)
+            self._journal.say("has stopped")
+
+    def _check(self) -> None:
+        """Let the publisher refuse settings with which it could not keep its promise."""
+        if not self._is_checked:
+            check = getattr(self._publisher, "check", None)
+            if check is not None:
+                self._finish(check(self._settings.lease))
+            self._is_checked = True
+
+    def _next(self, tries: int | None) -> Batch:
+        """The transaction between two batches: what became of the last one is written, the next one
+        chosen."""
+        while True:
+            try:
+                if not self._core.has_joined:
+                    self._do(self._core.join, tries)
+                    self._journal.say(
+                        "is connected to %s (epoch %d)", self._transactions.place, self._core.epoch
+                    )
+                if time.monotonic() >= self._core.next_tend:
+                    self._do(self._tend, tries)
+                    self._is_settled()
+                    self._journal.owns(self._core.owned)
+                    self._journal.summarise()
+                if self._core.recheck_is_due:
+                    self._recheck()
+                batch = self._do(self._round, tries)
+            except LeaseLost as error:
+                self._lost(error)
+            else:
+                self._is_settled()
+                return batch
+
+    def _tend(self, connection: Connection) -> None:
+        self._core.tend(connection, self._report)
+
+    def _recheck(self) -> None:
+        """In a transaction of its own: should a time limit strike, the relay goes on all the same."""
+        try:
+            self._journal.overlooked(self._do(self._core.recheck, 1))
+        except (SQLAlchemyError, OSError, OutboxError) as error:
+            self._journal.not_looked(error)
+
+    def _round(self, connection: Connection) -> Batch:
+        return self._core.round(connection, self._report, self._pace.demand())
+
+    def _send(self, batch: Batch) -> None:
+        """Hand a batch to the publisher; meanwhile the lease is renewed."""
+        sending = Sending(batch, self._settings.give_up_after)
+        self._report = sending.report
+        self._is_sending = True
+        try:
+            self._send_waves(sending, batch)
+        finally:
+            self._is_sending = False
+            sending.report.seconds = time.monotonic() - sending.begun
+        self._pace.learn(sending.report, batch.letters, sending.report.seconds)
+
+    def _send_waves(self, sending: Sending, batch: Batch) -> None:
+        for wave in waves(batch.letters):
+            letters = sending.wave(wave)
+            if not letters:
+                continue
+            if self._is_stopped:
+                break
+            if not self._may_send():
+                _log.warning("nothing is sent: a send could outlast the lease")
+                self._pause(_PATIENCE)
+                break
+            sending.send(letters, self._hand_over)
+
+    def _may_send(self) -> bool:
+        """Whether a send that begins now is over before the lease is; the lease is renewed if that helps."""
+        longest = self._settings.timeout or 0.0
+        if time.monotonic() + longest >= self._core.expires:
+            self._renew()
+        return time.monotonic() + longest < self._core.expires
+
+    def _beat(self, is_over: Callable[[float], bool]) -> None:
+        """Renew the lease while a send takes long; `is_over` waits for some seconds, and says whether to end.
+
+        Only then: a relay whose transaction gets no answer, and never will, has to lose its buckets.
+        """
+        lease = self._settings.lease
+        while not is_over(min(1.0, lease / 6)):
+            is_late = time.monotonic() > self._core.expires - lease / 2
+            if self._is_sending and self._core.has_joined and is_late:
+                self._renew()
+
+    def _renew(self) -> None:
+        try:
+            self._do(self._core.renew, 1)
+        except (SQLAlchemyError, OSError, LeaseLost, OutboxError) as error:
+            _log.warning("the lease could not be renewed: %s", reason(error))
+
+    def _leave(self, tries: int) -> None:
+        """Write what became of the last batch, and give up the buckets."""
+        if not self._core.has_joined:
+            return
+        try:
+            self._do(lambda connection: self._core.end(connection, self._report), tries)
+        except LeaseLost as error:
+            self._lost(error)
+        except TROUBLE as error:
+            _log.warning("the buckets are free once the lease is over: %s", reason(error))
+        else:
+            self._is_settled()
+        self._core.forget()
+
+    def _lost(self, error: LeaseLost) -> None:
+        """Begin anew, as another relay."""
+        refused = len(self._report.accepted)
+        _log.warning("%s; %d completions were refused and changed nothing", error, refused)
+        self._report = Report()
+        self._core.forget()
+
+    def _is_settled(self) -> None:
+        """What became of the last batch has been written."""
+        report, self._report = self._report, Report()
+        self._relayed += len(report.accepted)
+        self._journal.settled(report)
+
+    def _do(self, work: Callable[[Connection], T], tries: int | None) -> T:
+        return self._transactions.do(work, tries)
+
+    def _aside(self, work: Callable[[], T]) -> T:
+        """Do something that may block for some seconds."""
+        return work()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but not for longer than until the relay is stopped."""
+        end = time.monotonic() + seconds
+        while not self._is_stopped and (left := end - time.monotonic()) > 0:
+            self._sleep(min(left, 0.1))

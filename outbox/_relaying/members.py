@@ -1,0 +1,77 @@
+"""Which relay sends the messages of which bucket.
+
+A relay that joins is given an epoch, and its row holds a lease that it renews. The buckets it takes carry its
+epoch, and whatever it writes repeats the epoch in the same transaction. A relay whose lease is over is
+retired: its row is deleted, so that none of its writes can succeed any more, and its buckets are nobody's
+until others take them. Live relays give up what is more than their share, between two batches.
+"""
+
+import json
+import logging
+from collections.abc import Iterable
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases.letter import Letter
+from outbox.schema import OutboxTables
+
+_log = logging.getLogger("outbox.relay")
+
+
+def join(connection: Connection, tables: OutboxTables, name: str, lease: float) -> int:
+    """Become one of the relays; the epoch, which is larger than any before it."""
+    added = connection.execute(relaying_statements.join(tables), {"name": name, "lease": lease})
+    key = added.inserted_primary_key
+    assert key is not None  # noqa: S101 - a single row was inserted
+    return int(key[0])
+
+
+def leave(connection: Connection, tables: OutboxTables, epoch: int) -> None:
+    """Be none of them any more; the buckets are free at once."""
+    connection.execute(relaying_statements.free_all(tables), {"epoch_": epoch})
+    connection.execute(relaying_statements.leave(tables), {"epoch_": epoch})
+
+
+def note(connection: Connection, tables: OutboxTables, epoch: int, letters: Iterable[Letter]) -> None:
+    """Write down what is about to be sent: should the relay be lost, these may have left or not."""
+    sending: dict[int, list[int]] = {}
+    for letter in letters:
+        sending.setdefault(letter.bucket, []).append(letter.sequence)
+    text = json.dumps(sending, separators=(",", ":")) if sending else None
+    connection.execute(relaying_statements.note(tables), {"epoch_": epoch, "sending": text})
+
+
+def retire_expired(connection: Connection, tables: OutboxTables) -> None:
+    """Free the buckets of relays whose lease is over, and count the sends that they did not finish."""
+    for relay in connection.execute(relaying_statements.expired(tables)).all():
+        sending = json.loads(relay.sending or "{}")
+        error = f"relay {relay.name} was lost while it was sending"
+        suspects = [
+            {"bucket_": int(bucket), "it": sequence, "error_": error}
+            for bucket, sequences in sending.items()
+            for sequence in sequences
+        ]
+        if suspects:
+            connection.execute(relaying_statements.suspect(tables), suspects)
+        leave(connection, tables, relay.epoch)
+        _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
+
+
+def balance(connection: Connection, tables: OutboxTables, epoch: int) -> list[int]:
+    """Take free buckets up to this relay's fair share, or give up what is more: the buckets it has now."""
+    mine = list(connection.execute(relaying_statements.owned(tables), {"epoch_": epoch}).scalars())
+    buckets = connection.execute(relaying_statements.count_buckets(tables)).scalar_one()
+    relays = connection.execute(relaying_statements.live(tables)).scalar_one()
+    share = -(-buckets // max(1, relays))
+    if len(mine) > share:
+        surplus = mine[share:]
+        connection.execute(relaying_statements.take(tables), {"these": surplus, "epoch": None})
+        return mine[:share]
+    if len(mine) < share:
+        wanted = {"limit": share - len(mine)}
+        taken = list(connection.execute(relaying_statements.free(tables), wanted).scalars())
+        if taken:
+            connection.execute(relaying_statements.take(tables), {"these": taken, "epoch": epoch})
+        mine += taken
+    return sorted(mine)

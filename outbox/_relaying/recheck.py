@@ -1,0 +1,79 @@
+"""Once a minute, a look below the marks of a relay: no message may be there, and should one be, it leaves.
+
+The marks stand on an argument about who draws numbers of messages. Numbers that are drawn in other ways (a
+sequence that was cached for a while, or set back and forth; rows that are copied with the numbers they had)
+would otherwise hide messages for as long as the relay runs.
+"""
+
+import logging
+import time
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.relaying import Relaying
+from outbox.schema import OutboxTables
+
+from .waiting import Waiting
+
+_log = logging.getLogger("outbox.relay")
+
+EVERY = 60.0
+"""Seconds between two looks at the whole table."""
+_STEP = 1.0
+_STEPS, _LEAST_PAGES, _MOST_PAGES = 50, 1_000, 4_000
+"""In how many steps the table is read, and pages in a step: of a table above 1.6 GB a look takes longer."""
+
+
+class Recheck:
+    """Reads the table from its first page to its last, a few of them each second."""
+
+    def __init__(self, database: Relaying, tables: OutboxTables) -> None:
+        self._database = database
+        self._tables = tables
+        self._pages = range(0)
+        """What is left to be read."""
+        self._size = 0
+        self._begun = time.monotonic()
+        self._next = self._begun + EVERY
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to call `step`."""
+        return time.monotonic() >= self._next
+
+    def step(self, connection: Connection, waiting: Waiting, paused: list[str]) -> int:
+        """Look at the next pages; how many messages were overlooked. Their buckets are read from the
+        beginning, so that the messages of a key leave in the order of their numbers."""
+        now = time.monotonic()
+        self._next = now + _STEP
+        if not self._pages:
+            self._begun = now
+            self._pages = range(self._database.pages(connection, self._tables))
+            self._size = min(max(_LEAST_PAGES, len(self._pages) // _STEPS), _MOST_PAGES)
+        found: dict[int, int] = {}
+        marks = waiting.marks(paused)
+        if self._pages and marks.places:
+            size = self._size
+            self._size = max(1, size // 2)  # should a time limit strike
+            found = self._database.overlooked(connection, self._tables, marks, self._pages[:size])
+            self._size, self._pages = size, self._pages[size:]
+        else:
+            self._pages = range(0)
+        if not self._pages:
+            self._next = self._begun + EVERY
+        for bucket in found:
+            waiting.doubt_bucket(bucket)
+        return _reported(found)
+
+
+def _reported(found: dict[int, int]) -> int:
+    overlooked = sum(found.values())
+    if overlooked:
+        _log.warning(
+            "%d messages had been overlooked, in buckets %s: they leave now. Their numbers are lower than "
+            "numbers that were drawn and committed before them: was the sequence cached or set back, or were "
+            "rows copied with their numbers?",
+            overlooked,
+            ", ".join(map(str, sorted(found))),
+        )
+    return overlooked

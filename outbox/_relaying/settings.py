@@ -1,0 +1,108 @@
+"""The options of a relay, checked."""
+
+import os
+import socket
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy import URL
+
+from inbox import Backoff
+from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.errors import inbox as inbox_errors
+from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
+from inbox_outbox_base.monitoring.events import Hook, Hooks
+from outbox.schema import tables
+
+AfterDead = Literal["continue", "hold"]
+
+_SHARE = 0.8
+LONGEST_LEASE = timedelta(days=1).total_seconds()
+
+
+class Settings:
+    """A relay's options, checked; what a publisher says of itself is checked against them."""
+
+    def __init__(
+        self,
+        publisher: Any,
+        *,
+        name: str | None,
+        schema: str | None,
+        buckets: int | None,
+        batch: int,
+        lease: float | timedelta,
+        poll: float | timedelta,
+        max_attempts: int,
+        backoff: Backoff | None,
+        after_dead: AfterDead,
+        keep_sent: float | timedelta | None,
+        listen_url: str | URL | None,
+        give_up_after: float | timedelta | None,
+        on_event: Hook | Iterable[Hook] | None,
+    ) -> None:
+        if not callable(getattr(publisher, "send", None)):
+            raise InvalidOption(f"publisher={type(publisher).__name__}: expected something with send(batch)")
+        if not isinstance(backoff, Backoff | None):
+            raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
+        self.name = outbox_options.text("name", name or f"{socket.gethostname()[:200]}:{os.getpid()}", 255)
+        self.tables = tables(schema)
+        self.buckets = None if buckets is None else outbox_options.count("buckets", buckets)
+        self.batch = outbox_options.count("batch", batch)
+        self.lease = outbox_options.seconds("lease", lease, LONGEST_LEASE)
+        if self.lease < 1:
+            raise InvalidOption(f"lease={lease!r}: expected at least one second")
+        self.poll = outbox_options.seconds("poll", poll, LONGEST_LEASE)
+        self.max_attempts = outbox_options.count("max_attempts", max_attempts)
+        self.backoff = backoff or Backoff()
+        self.holds = outbox_options.one_of("after_dead", after_dead, ("continue", "hold")) == "hold"
+        self.keep_sent = None if keep_sent is None else outbox_options.seconds("keep_sent", keep_sent)
+        self.listen_url = None if listen_url is None else _listen_url(listen_url)
+        self.give_up_after = None
+        if give_up_after is not None:
+            self.give_up_after = outbox_options.seconds("give_up_after", give_up_after)
+            if not self.give_up_after:
+                raise InvalidOption(f"give_up_after={give_up_after!r}: expected more than 0")
+        self.hooks = _hooks(on_event)
+        self.timeout = _timeout(publisher, self.lease)
+
+    @property
+    def tend_every(self) -> float:
+        """Seconds between looks at everything but messages: leases, other relays, what is due."""
+        return min(1.0, self.lease / 4)
+
+
+def _listen_url(given: object) -> URL:
+    """The address, without its password in any error."""
+    if not isinstance(given, str | URL):
+        raise InvalidOption(f"listen_url={type(given).__name__}: expected an address of the database")
+    text = given if isinstance(given, str) else given.render_as_string(hide_password=False)
+    try:
+        url = outbox_options.database_url(text)
+    except InvalidOption as error:
+        raise InvalidOption(f"listen_{error}") from None
+    if url.drivername != "postgresql+psycopg":
+        raise InvalidOption(f"listen_url: {url.drivername}: only PostgreSQL wakes relays, through psycopg")
+    return url
+
+
+def _hooks(on_event: Any) -> Hooks:
+    try:
+        return Hooks(on_event)
+    except inbox_errors.InvalidOption as error:
+        raise InvalidOption(str(error)) from None
+
+
+def _timeout(publisher: Any, lease: float) -> float | None:
+    """How long a send can take, in seconds; None if the publisher does not say."""
+    timeout = getattr(publisher, "timeout", None)
+    if timeout is None:
+        return None
+    seconds = outbox_options.seconds("publisher.timeout", timeout)
+    if seconds > _SHARE * lease:
+        raise UnsafeBroker(
+            f"publisher.timeout={seconds:g}: a send could outlast the relay's lease of {lease:g} seconds; "
+            f"at most {_SHARE * lease:g} leave time to renew it"
+        )
+    return seconds

@@ -1,0 +1,119 @@
+"""What is written about messages after they were sent, in the transaction that renews the lease."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.databases.relaying import Relaying
+from inbox_outbox_base.words.outcomes import Outcome, Refused
+
+from .report import Answer, Death, Report
+from .settings import Settings
+
+LONGEST_ERROR = 4_000
+"""Characters of a reason that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a message has died."""
+
+    attempts: int
+    unanswered: int
+    outcome: str
+    error: str
+
+
+class Settlement:
+    """Turns the answers of a batch into rows."""
+
+    def __init__(self, settings: Settings, database: Relaying) -> None:
+        self._settings = settings
+        self._database = database
+
+    def write(self, connection: Connection, report: Report) -> list[tuple[Letter, float]]:
+        """Forget what has left, put away what never will, and note of the rest when it is sent again: these,
+        each with the seconds until then."""
+        tables = self._settings.tables
+        dead = report.dead = []  # it may be written again, when the transaction is
+        if report.accepted:
+            keep = self._settings.keep_sent is not None
+            own = [] if keep else [letter for letter in report.accepted if letter.has_own_id]
+            # The id of one that is gone may be another one's by now: its lease was over, and it was dropped.
+            ids = self._database.left(connection, tables, own) if own else []
+            self._database.forget(connection, tables, report.accepted, keep_sent=keep)
+            self._database.free_ids(connection, tables, ids)
+        waits: list[tuple[Answer, float]] = []
+        for answer in report.others:
+            if isinstance(answer.outcome, Refused):
+                end = _End(answer.attempts, answer.unanswered, "refused", reason(answer.outcome))
+                dead.append(self._put_away(connection, answer.letter, end))
+            elif answer.is_last:
+                dead.append(self._put_away(connection, answer.letter, _given_up(answer)))
+            elif answer.is_unknown and answer.unanswered >= self._settings.max_attempts:
+                end = _no_answer(answer.attempts, answer.unanswered)
+                dead.append(self._put_away(connection, answer.letter, end))
+            else:
+                waits.append((answer, self._delay(answer)))
+        dead += [self._put_away(connection, each, _exhausted(each)) for each in report.exhausted]
+        if waits:
+            connection.execute(relaying_statements.wait(tables), [_wait(*each) for each in waits])
+        return [(answer.letter, delay) for answer, delay in waits]
+
+    def _delay(self, answer: Answer) -> float:
+        asked = answer.retry_after
+        return self._settings.backoff.delay(answer.attempts) if asked is None else asked
+
+    def _put_away(self, connection: Connection, letter: Letter, end: _End) -> Death:
+        this = _this(letter)
+        tables = self._settings.tables
+        if self._settings.holds and letter.key is not None:
+            given = {"attempts_": end.attempts, "unanswered_": end.unanswered, "error_": end.error}
+            connection.execute(relaying_statements.hold(tables), this | given)
+        else:
+            given = {"attempts": end.attempts, "outcome": end.outcome, "error": end.error}
+            connection.execute(relaying_statements.bury(tables), this | given)
+            self._database.forget(connection, tables, [letter], keep_sent=False)
+        return Death(letter, end.attempts, end.error)
+
+
+def _this(letter: Letter) -> dict[str, Any]:
+    return {"bucket_": letter.bucket, "it": letter.sequence, "id_": letter.envelope.id}
+
+
+def _exhausted(letter: Letter) -> _End:
+    attempts = letter.envelope.attempt - 1
+    if letter.damage is not None:
+        return _End(attempts, letter.unanswered, "refused", reason(Refused(letter.damage)))
+    return _no_answer(attempts, letter.unanswered)
+
+
+def _no_answer(attempts: int, unanswered: int) -> _End:
+    return _End(attempts, unanswered, "unknown", f"no answer after {unanswered} sends")
+
+
+def _given_up(answer: Answer) -> _End:
+    """Dead, though no broker has refused it; it may have arrived if one of its sends had no answer."""
+    outcome = "unknown" if answer.unanswered else "refused"
+    error = Refused(f"given up after {answer.letter.failing_for:.0f} s: {reason(answer.outcome)}")
+    return _End(answer.attempts, answer.unanswered, outcome, reason(error))
+
+
+def _wait(answer: Answer, delay: float) -> dict[str, Any]:
+    is_unknown = answer.is_unknown or answer.letter.state == "unknown"
+    return _this(answer.letter) | {
+        "attempts_": answer.attempts,
+        "unanswered_": answer.unanswered,
+        "state_": "unknown" if is_unknown else "pending",
+        "error_": reason(answer.outcome),
+        "delay_": delay,
+    }
+
+
+def reason(outcome: Outcome) -> str:
+    """Why, fit for a column."""
+    text = getattr(outcome, "reason", "") or type(outcome).__name__
+    return str(text)[:LONGEST_ERROR].replace("\0", "").encode(errors="replace").decode()

@@ -1,0 +1,320 @@
+"""A relay's transactions, each a function of a connection; what is sent in between is not their business."""
+
+import math
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases.letter import Letter, Unreadable, check_payload
+from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.relaying import Scan
+from inbox_outbox_base.databases.taking_statements import clock
+from inbox_outbox_base.errors.outbox import WrongBucketCount
+
+from . import beside, members
+from .batch import Batch, Demand
+from .recheck import Recheck
+from .report import Report
+from .settings import Settings
+from .settle import Settlement
+from .waiting import Waiting
+
+SOLO_AFTER = 3
+"""Sends without an answer after which a message goes alone: if it kills relays, it takes no other one
+along. Without having gone alone none is given up: it may never have left."""
+
+_MOST_RESTING = 10_000
+"""Messages of topics that rest, behind which others are looked for."""
+_LARGEST_BATCH = 16_000_000
+"""Bytes of payload in a batch of more than one message, at most; a scan holds as many in memory."""
+_LEAST_SCAN = 16
+_BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+class LeaseLost(Exception):
+    """Somebody else owns this relay's buckets by now; nothing was written."""
+
+
+class Core:
+    """One relay: what it owns, and what it knows about it.
+
+    A round is one transaction: what became of the last batch is written, the next one is read and noted. The
+    lease is renewed in each, and its row is locked first, so that a relay that was retired writes nothing.
+    """
+
+    def __init__(self, settings: Settings, dialect: str) -> None:
+        self._settings = settings
+        self._tables = settings.tables
+        self._database = relaying(dialect, settings.tables.message.schema)
+        self._settlement = Settlement(settings, self._database)
+        self._light = _LARGEST_BATCH // max(settings.batch, _LEAST_SCAN)
+        self._waiting = Waiting()
+        self._recheck = Recheck(self._database, self._tables)
+        self._buckets: list[int] = []
+        self._paused: list[str] = []
+        self._solo_turn = False  # others first, lest poison is the only message that each relay sends
+        self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self.epoch = 0
+        self.expires = 0.0
+        """When the lease is over, by this process's monotonic clock."""
+        self.next_tend = 0.0
+        """When to look at everything but messages again."""
+
+    @property
+    def own_isolation(self) -> Any:
+        """What the transactions run at."""
+        return self._database.own_isolation
+
+    @property
+    def owned(self) -> int:
+        """How many buckets it has."""
+        return len(self._buckets)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this is one of the relays."""
+        return self.epoch > 0
+
+    def join(self, connection: Connection) -> None:
+        """Become one of the relays.
+
+        Raises:
+            WrongBucketCount: the database has another number of buckets than was asked for.
+            UnsafeSequence: sessions draw several numbers of messages at a time.
+        """
+        self._database.writers(connection, self._tables)
+        count = connection.execute(relaying_statements.count_buckets(self._tables)).scalar_one()
+        if self._settings.buckets not in (None, count):
+            raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
+        if count == 0:
+            raise WrongBucketCount(
+                f"table {self._tables.bucket.fullname} is empty: the database has no buckets"
+            )
+        begun = time.monotonic()
+        epoch = members.join(connection, self._tables, self._settings.name, self._settings.lease)
+        self.forget()
+        self.epoch = epoch
+        self._renewals[connection] = begun
+
+    def end(self, connection: Connection, report: Report) -> None:
+        """Write what became of the last batch, and be no relay any more: the buckets are free at once.
+
+        Raises:
+            LeaseLost: as `round`.
+        """
+        self.renew(connection)
+        self._settlement.write(connection, report)
+        members.leave(connection, self._tables, self.epoch)
+
+    def forget(self) -> None:
+        """Know nothing, as before joining."""
+        self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
+        self._buckets, self._waiting = [], Waiting()
+        self._recheck = Recheck(self._database, self._tables)
+
+    def tend(self, connection: Connection, report: Report) -> None:
+        """Renew the lease, retire relays that are lost, take or give up buckets, and move what is due.
+
+        What became of the last batch is written first: whoever takes a bucket finds it as it is.
+
+        Raises:
+            LeaseLost: as `round`.
+            UnsafeSequence: as `join`.
+        """
+        self.renew(connection)
+        if not report.is_empty:
+            self._settle(connection, report)
+            members.note(connection, self._tables, self.epoch, [])
+        members.retire_expired(connection, self._tables)
+        self._buckets = members.balance(connection, self._tables, self.epoch)
+        self._waiting.keep(self._buckets)
+        self._waiting.doubt(connection.info)
+        self._waiting.witness(self._database.writers(connection, self._tables))
+        paused = list(connection.execute(relaying_statements.paused(self._tables)).scalars())
+        if set(paused) != set(self._paused):
+            self._waiting.forget_waits()
+        self._paused = paused
+        moved = beside.move_due(connection, self._database, self._tables, self._buckets)
+        forgotten = beside.forget_sent(connection, self._database, self._tables, self._settings.keep_sent)
+        wait = min(self._settings.tend_every, moved, forgotten)
+        self.next_tend = time.monotonic() + wait
+
+    @property
+    def recheck_is_due(self) -> bool:
+        """Whether to call `recheck`."""
+        return self._recheck.is_due
+
+    def recheck(self, connection: Connection) -> int:
+        """Look for messages that no scan would find, in some part of the table; how many there were."""
+        return self._recheck.step(connection, self._waiting, self._paused)
+
+    def renew(self, connection: Connection) -> None:
+        """Renew the lease, and nothing else.
+
+        Raises:
+            LeaseLost: it was over, and this relay is retired.
+        """
+        begun = time.monotonic()
+        lease = self._settings.lease
+        if not self._database.renew(connection, self._tables, self.epoch, lease):
+            raise LeaseLost(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
+        self._renewals[connection] = begun
+
+    def committed(self, connection: Connection) -> None:
+        """What a transaction has renewed holds from now on, and not before."""
+        begun = self._renewals.pop(connection, None)
+        if begun is not None and self.epoch:
+            self.expires = max(self.expires, begun + self._settings.lease)
+
+    def round(self, connection: Connection, report: Report, demand: Demand) -> Batch:
+        """Write what became of the last batch, and choose the next one.
+
+        Raises:
+            LeaseLost: the lease was over, and this relay is retired: nothing of the report was written.
+        """
+        if report.is_empty:
+            self._database.prepare(connection)
+        else:
+            self.renew(connection)
+            self._settle(connection, report)
+        batch = self._choose(connection, demand)
+        if batch.letters and report.is_empty:
+            self.renew(connection)
+            # Before the lease was locked, an operator may have dropped what was found.
+            batch = self._choose(connection, demand)
+        if batch.letters:
+            self._load(connection, batch)
+        if batch.letters:
+            self._solo_turn = batch.letters[0].unanswered < SOLO_AFTER
+        if batch.letters or not report.is_empty:
+            members.note(connection, self._tables, self.epoch, batch.letters)
+        return batch
+
+    def _load(self, connection: Connection, batch: Batch) -> None:
+        """Read payloads that were left where they were, and cut the batch where it becomes too large."""
+        letters, total = batch.letters, 0
+        for place, letter in enumerate(letters):
+            total += letter.size
+            if place and total > _LARGEST_BATCH:
+                del letters[place:]
+                break
+        heavy = [letter for letter in letters if letter.size > self._light]
+        if heavy:
+            found = self._database.payloads(connection, self._tables, heavy)
+            for letter in heavy:
+                try:
+                    check_payload(found[letter.sequence])
+                except Unreadable as error:
+                    letter.damage = str(error)
+                else:
+                    letter.envelope = replace(letter.envelope, payload=found[letter.sequence])
+            batch.put_aside([letter for letter in heavy if letter.damage is not None])
+
+    def seconds_idle(self) -> float:
+        """How long nothing has to be looked at, unless somebody publishes a message."""
+        tend = self.next_tend - time.monotonic()
+        return max(0.0, min(self._settings.poll, tend, self._waiting.next_end()))
+
+    def _settle(self, connection: Connection, report: Report) -> None:
+        for letter, seconds in self._settlement.write(connection, report):
+            self._block(letter, seconds)
+
+    def _choose(self, connection: Connection, demand: Demand) -> Batch:
+        """Reads on while all that it finds has to wait, and more each time."""
+        most = max(demand.limit, _LEAST_SCAN)
+        self._look_at_waits(connection)
+        while self._buckets and "*" not in self._paused:
+            blocked = self._waiting.blocked()
+            places = [(bucket, self._waiting.start(bucket)) for bucket in self._buckets]
+            each = max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
+            wanted = Scan(places, most, each, blocked, self._paused, self._light)
+            found = self._database.scan(connection, self._tables, wanted)
+            self._waiting.learn(found, paused=bool(self._paused))
+            self._rotate(found.letters)
+            batch = self._sift(connection, found.letters, demand)
+            if batch.letters or batch.exhausted or not found.letters:
+                return batch
+            if demand.rests and len(self._waiting) >= _MOST_RESTING:
+                break
+            most = max(most, min(4 * most, self._settings.batch))
+        return Batch([], [])
+
+    def _look_at_waits(self, connection: Connection) -> None:
+        """Let keys go on whose time is over, unless their first message waits for longer."""
+        ended = self._waiting.ended()
+        if not ended:
+            return
+        found = self._database.progress(connection, self._tables, list(ended.values()))
+        for key, (_, sequence) in ended.items():
+            seconds = found.get(sequence, 0.0)
+            if seconds > 0:
+                self._waiting.go_on(key, seconds)
+            else:
+                self._waiting.let_go(key)
+
+    def _rotate(self, letters: list[Letter]) -> None:
+        """Let the next scan begin behind the bucket at which this one ended, so that each has its turn."""
+        if letters:
+            behind = self._buckets.index(letters[-1].bucket) + 1
+            self._buckets = self._buckets[behind:] + self._buckets[:behind]
+
+    def _sift(self, connection: Connection, letters: list[Letter], demand: Demand) -> Batch:
+        """What may be sent now, the oldest first; what has to wait blocks its key."""
+        has_waits = any(letter.retry_at is not None or letter.failing_since is not None for letter in letters)
+        now: datetime = connection.execute(clock()).scalar_one() if has_waits else _NEVER
+        batch, alone = Batch([], []), []
+        behind: set[str] = set()
+        tried: set[str] = set()
+        waits: list[tuple[Letter, float]] = []
+        for letter in sorted(letters, key=attrgetter("sequence")):
+            if behind and letter.name in behind:
+                continue
+            if letter.failing_since is not None:
+                letter.failing_for = (now - letter.failing_since).total_seconds()
+            if letter.state == "held":
+                waits.append((letter, math.inf))
+            elif letter.retry_at is not None and letter.retry_at > now:
+                waits.append((letter, (letter.retry_at - now).total_seconds()))
+            elif letter.damage is not None or self._is_exhausted(letter):
+                batch.exhausted.append(letter)
+            elif letter.envelope.topic in demand.rests and not _is_tried(letter, demand, tried):
+                waits.append((letter, demand.rests[letter.envelope.topic]))
+            elif letter.unanswered >= SOLO_AFTER:
+                alone.append(letter)
+            else:
+                batch.letters.append(letter)
+                continue
+            behind.add(letter.name)
+        self._block_all(waits, {each.name for each in (*batch.letters, *alone)} if waits else set())
+        if alone and (self._solo_turn or not batch.letters):
+            return Batch([min(alone, key=attrgetter("unanswered"))], batch.exhausted)
+        return Batch(batch.letters[: demand.limit], batch.exhausted)
+
+    def _is_exhausted(self, letter: Letter) -> bool:
+        return letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts
+
+    def _block_all(self, waits: list[tuple[Letter, float]], leaving: set[str]) -> None:
+        """Let keys wait, but for those of which an earlier message leaves before."""
+        for letter, seconds in waits:
+            rests = letter.state != "held" and letter.retry_at is None
+            if letter.name not in leaving and not (rests and len(self._waiting) >= _MOST_RESTING):
+                self._block(letter, seconds)
+
+    def _block(self, letter: Letter, seconds: float) -> None:
+        self._waiting.block(letter.name, letter.bucket, letter.sequence, seconds)
+
+
+def _is_tried(letter: Letter, demand: Demand, tried: set[str]) -> bool:
+    """Whether a message is the one of its topic that is tried after the topic has rested."""
+    topic = letter.envelope.topic
+    if demand.rests[topic] > 0 or topic in tried:
+        return False
+    tried.add(topic)
+    return True

@@ -1,1 +1,0 @@
-"""Relays: what takes committed messages to a publisher."""

@@ -1,0 +1,1 @@
+"""How a relay learns at once of a commit."""

@@ -1,0 +1,110 @@
+"""What a relay hears: its own process's bell, and on PostgreSQL the NOTIFY of others."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+
+from sqlalchemy import Engine
+
+from inbox_outbox_base.calls.signals import Doorbell
+from inbox_outbox_base.errors.secrets import reason
+from inbox_outbox_base.transactions.side_connection import SharedConnection
+from outbox._waking.bells import Bell
+
+from . import bells
+from .line import LATER, Line, NotHeard
+
+_log = logging.getLogger("outbox.wake")
+
+BURST = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08)
+"""Seconds between looks after a bell that came before its messages could be seen."""
+RETRY = 5.0
+_TURN, _GOODBYE = 0.2, 1.0
+
+
+class ThreadBell(Bell):
+    """A bell for a relay that runs in a thread."""
+
+    def __init__(self) -> None:
+        self._bell = Doorbell()
+        self._looks = 0
+
+    def ring(self) -> None:
+        """Wake the relay."""
+        self._looks = 0
+        self._bell.ring()
+
+    def wait(self, seconds: float) -> None:
+        """Until it rings, or so many seconds; after it has rung, several short times."""
+        if self._looks < len(BURST):
+            seconds = min(seconds, BURST[self._looks])
+            self._looks += 1
+        self._bell.wait(seconds)
+
+
+class Ears:
+    """Rings a relay's bell whenever messages are committed, as a context manager."""
+
+    def __init__(self, engine: Engine, schema: str | None, bell: ThreadBell, line: Line) -> None:
+        self._engine = engine
+        self._schema = schema
+        self._bell = bell
+        self._line = line
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        bells.hang((self._engine.url, self._schema), self._bell.ring)
+        if self._line.can_be:
+            self._thread = threading.Thread(target=self._run, name="outbox listen", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *failure: object) -> None:
+        bells.take_down((self._engine.url, self._schema), self._bell.ring)
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(_GOODBYE)
+
+    def _run(self) -> None:
+        complaint = Complaint()
+        while not self._closed.is_set():
+            try:
+                self._listen()
+            except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
+                self._closed.wait(complaint.about(error))
+
+    def _listen(self) -> None:
+        with contextlib.closing(self._line.open()) as side:
+            proof, end = self._line.prove(), time.monotonic() + self._line.patience(side)
+            while not self._closed.is_set():
+                for notification in side.driver.notifies(timeout=_TURN, stop_after=1):
+                    if notification.payload == proof:
+                        end = math.inf
+                    elif notification.payload == (self._schema or ""):
+                        self._bell.ring()
+                if time.monotonic() > end:
+                    raise self._line.not_heard(side)
+
+
+class Complaint:
+    """Says why nothing is heard, and when to try again."""
+
+    def __init__(self) -> None:
+        self._has_said = False
+        self._said: dict[str, float] = {}
+
+    def about(self, error: Exception) -> float:
+        """Log it, the same at most once a minute; seconds to wait. What does not pass by itself is said
+        once."""
+        if not isinstance(error, NotHeard | SharedConnection):
+            why, now = reason(error), time.monotonic()
+            if now >= self._said.get(why, -math.inf) + LATER:
+                self._said = {why: now}
+                _log.warning("no wake-up from other processes for now: %s", why)
+            return RETRY
+        if not self._has_said:
+            _log.warning("no wake-up from other processes, so the relay polls: %s", error)
+            self._has_said = True
+        return LATER

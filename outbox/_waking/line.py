@@ -1,0 +1,111 @@
+"""A relay's connection for notifications, which proves when it opens that they arrive on it."""
+
+import contextlib
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import URL, Engine, NullPool, create_engine, text
+
+from inbox_outbox_base.checks.url import for_engine
+from inbox_outbox_base.transactions.side_connection import (
+    SideConnection,
+    driver_connections,
+    shares_connections,
+)
+
+from .wake import CHANNEL
+
+_SOON, _POOLED = 5.0, 2.0
+"""Seconds within which a notification has to arrive; fewer where something else than the server answers."""
+LATER = 60.0
+"""Seconds after which it is tried again."""
+
+_HERE = text("SELECT pg_backend_pid()")
+_NOTIFY: Any = text("SELECT pg_notify(:channel, :proof)")
+_TRIES = 8
+
+
+class NotHeard(Exception):
+    """A notification did not arrive; the text says what to do."""
+
+
+class Line:
+    """Where to listen: beside the engine's pool, or at an address of its own.
+
+    Args:
+        engine: the relay's.
+        url: the server's own address, where the engine's is a pooler's; psycopg's driver.
+    """
+
+    def __init__(self, engine: Engine, url: URL | None) -> None:
+        self._engine = engine
+        self._own = None if url is None else _engine_at(url, is_async=engine.dialect.is_async)
+
+    @property
+    def can_be(self) -> bool:
+        """Whether there is something to hear, on a connection of one's own."""
+        dialect = self._engine.dialect
+        if dialect.name != "postgresql":
+            return False
+        return self._own is not None or (dialect.driver == "psycopg" and not shares_connections(self._engine))
+
+    def open(self) -> SideConnection:
+        """A connection that listens."""
+        side = self._connect()
+        try:
+            side.connection.execute(text(f"LISTEN {CHANNEL}"))
+            side.server_process = side.connection.execute(_HERE).scalar_one()
+            side.connection.commit()
+        except BaseException:
+            side.close()
+            raise
+        return side
+
+    def prove(self) -> str:
+        """Send a notification on another connection, as those who commit do; the payload to wait for."""
+        proof = f"proof {uuid4().hex}"
+        # An engine with one connection for everything is not to be touched in another thread.
+        engine = self._own if self._own is not None and shares_connections(self._engine) else self._engine
+        with engine.begin() as connection:
+            connection.execute(_NOTIFY, {"channel": CHANNEL, "proof": proof})
+        return proof
+
+    def patience(self, side: SideConnection) -> float:
+        """Seconds within which the notification has to arrive."""
+        return _POOLED if _is_pooled(side) else _SOON
+
+    def not_heard(self, side: SideConnection) -> NotHeard:
+        """Stop listening, and say what is wrong."""
+        url = (self._own or self._engine).url
+        where = f"a notification did not arrive at {url.host}:{url.port} within {self.patience(side):g} s"
+        if _is_pooled(side):
+            self._unlisten(side)
+            return NotHeard(f"{where}, which is a pooler: give the server's own address as listen_url")
+        return NotHeard(f"{where}: is it the relay's database?" if self._own else where)
+
+    def _unlisten(self, side: SideConnection) -> None:
+        """The session that listens is the pooler's: begin transactions until one of them gets it."""
+        with contextlib.ExitStack() as opened:
+            for attempt in range(_TRIES):
+                other = opened.enter_context(contextlib.closing(self._connect())) if attempt else side
+                opened.enter_context(other.connection.begin())
+                if other.connection.execute(_HERE).scalar_one() == side.server_process:
+                    other.connection.execute(text(f"UNLISTEN {CHANNEL}"))
+                    break
+
+    def _connect(self) -> SideConnection:
+        used = driver_connections(self._engine) if self._own is None else ()
+        return SideConnection(self._own or self._engine, used)
+
+
+def _is_pooled(side: SideConnection) -> bool:
+    return bool(side.driver.info.backend_pid != side.server_process)
+
+
+def _engine_at(url: URL, *, is_async: bool) -> Engine:
+    address, connect_args = for_engine(url)
+    if is_async:
+        from sqlalchemy.ext.asyncio import create_async_engine
+
+        return create_async_engine(address, connect_args=connect_args, poolclass=NullPool).sync_engine
+    return create_engine(address, connect_args=connect_args, poolclass=NullPool)

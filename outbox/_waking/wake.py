@@ -1,0 +1,307 @@
+"""Wake-up beyond a process: after a commit, one NOTIFY for all the messages of some milliseconds.
+
+It is sent on a connection of its own, never inside the writer's transaction: there it would make all
+commits take turns (measured: a third to a half of the rate). So it may come before the commit that it tells
+of is visible, and a relay that was woken looks several times.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Container
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.errors.secrets import reason
+from inbox_outbox_base.transactions.connect import root
+from inbox_outbox_base.transactions.side_connection import (
+    SharedConnection,
+    SideConnection,
+    shares_connections,
+)
+
+from . import bells
+
+CHANNEL = "inbox_outbox"
+"""PostgreSQL's channel; the payload is the schema of the tables."""
+
+_MARK = "outbox: messages were written in the transaction at hand"
+_KNOWN = "outbox: connections of the application, this one among them"
+_AFTER_COMMIT, _BETWEEN = 0.001, 0.02
+"""Seconds for a commit to end, and between two notifications: relays look several times after each."""
+_KEPT = 10.0
+"""Seconds without a commit after which the connection is closed."""
+_AFTER_FAILURE = 1.0
+"""Seconds until the next attempt to connect to a server that has refused it."""
+
+_log = logging.getLogger("outbox.wake")
+_wakers: "weakref.WeakKeyDictionary[Engine, Waker]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def mark(connection: Connection, schema: str | None) -> None:
+    """Messages were written in the transaction on this connection: when it commits, wake the relays."""
+    engine = root(connection.engine)
+    if engine not in _wakers:
+        with _lock:
+            if engine not in _wakers:
+                _wakers[engine] = _waker(engine)
+    connection.info.setdefault(_MARK, set()).add(schema)
+
+
+def _waker(engine: Engine) -> "Waker":
+    if engine.dialect.name != "postgresql" or shares_connections(engine):
+        return Waker(engine)
+    return TaskWaker(engine) if engine.dialect.is_async else ThreadWaker(engine)
+
+
+class Waker:
+    """Wakes the relays of one database after the commits of one engine: those in this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._url = engine.url
+        event.listen(engine, "commit", self._committing)
+        event.listen(engine, "commit_twophase", self._committing)
+        event.listen(engine, "rollback", self._rolled_back)
+
+    def _committing(self, connection: Connection, *_: object) -> None:
+        """SQLAlchemy says so right before it commits."""
+        schemas = connection.info.pop(_MARK, None)
+        if schemas is None:
+            return
+        try:
+            for schema in schemas:
+                bells.ring((self._url, schema))
+            self._wake_others(connection, schemas)
+        except Exception as error:  # noqa: BLE001 - no thread can begin, say: the commit goes on
+            _log.warning("relays could not be woken: %s", reason(error))
+
+    def _rolled_back(self, connection: Connection) -> None:
+        if not connection.invalidated:  # then the mark is gone with what lay behind it
+            connection.info.pop(_MARK, None)
+
+    def _wake_others(self, connection: Connection, schemas: set[str | None]) -> None:
+        """Wake the relays of other processes."""
+
+    def forget(self) -> None:
+        """Begin from nothing: in the child of a fork what runs, its locks and its connection are the
+        parent's."""
+
+
+class Notifier(Waker):
+    """Wakes other processes, too: by NOTIFYs on one connection, opened for the first commit, and closed when
+    no commit has come for a while or the engine is disposed of.
+
+    A subclass says what runs meanwhile: a thread or a task.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._engine = weakref.ref(engine)
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Connections of the application, which `creator` might return again."""
+        self._has_ended = False
+        self.forget()
+        event.listen(engine, "engine_disposed", self._disposed)
+
+    def forget(self) -> None:
+        self._changed = threading.Condition()
+        self._schemas: set[str | None] = set()
+        self._runner: threading.Thread | asyncio.Task[None] | None = None
+
+    def _wake_others(self, connection: Connection, schemas: set[str | None]) -> None:
+        if self._has_ended:
+            return
+        info = connection.info
+        if info.get(_KNOWN) is not self._used:
+            self._used.add(connection.connection.driver_connection)
+            info[_KNOWN] = self._used
+        if self._is_about_to_tell(schemas):
+            return
+        with self._changed:
+            self._schemas |= schemas
+            self._hint()
+
+    def _is_about_to_tell(self, schemas: set[str | None]) -> bool:
+        """Whether a former commit's hint will do, which the runner has not acted upon yet. To look takes no
+        lock: what it misses is hinted at once more."""
+        return self._runner is not None and schemas <= self._schemas
+
+    def _disposed(self, engine: Engine) -> None:
+        with self._changed:
+            self._schemas = set()
+            self._runner = None
+            self._hint_runner()
+
+    @abstractmethod
+    def _hint(self) -> None:
+        """Something is to be told: let the runner look, or start one."""
+
+    @abstractmethod
+    def _hint_runner(self) -> None:
+        """Let the runner look, if there is one."""
+
+    def _goes_on(self, runner: object) -> bool:
+        """Whether this runner has something to tell; if not it ends, and the next commit starts another."""
+        with self._changed:
+            if self._runner is not runner:
+                return False
+            if not self._schemas:
+                self._runner = None
+            return bool(self._schemas)
+
+    def _end(self, runner: object) -> None:
+        with self._changed:
+            if self._runner is runner:
+                self._runner = None
+
+    def _tell(self, line: "Line") -> float:
+        """Tell of what was committed since the last call, and return how long to pause."""
+        with self._changed:
+            schemas, self._schemas = self._schemas, set()
+        engine = self._engine()
+        if engine is None or not schemas:
+            return _BETWEEN
+        try:
+            line.notify(engine, self._used, schemas)
+        except SharedConnection as error:
+            self._has_ended = True
+            _log.warning("relays of other processes are not woken: %s", error)
+        except Exception as error:  # noqa: BLE001 - relays poll as long as they hear nothing
+            _log.warning("relays of other processes could not be woken: %s", reason(error))
+            return _AFTER_FAILURE
+        return _BETWEEN
+
+
+class ThreadWaker(Notifier):
+    """Notifies from a thread."""
+
+    def _hint(self) -> None:
+        if self._runner is None:
+            thread = threading.Thread(target=self._run, name="outbox wake-up", daemon=True)
+            thread.start()
+            self._runner = thread
+        else:
+            self._hint_runner()
+
+    def _hint_runner(self) -> None:
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        me, line = threading.current_thread(), Line()
+        try:
+            while self._has_news(me):
+                time.sleep(_AFTER_COMMIT)
+                pause = self._tell(line)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._runner is not me, pause)
+        finally:
+            self._end(me)
+            line.close()
+
+    def _has_news(self, me: threading.Thread) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._schemas or self._runner is not me, _KEPT)
+            return self._goes_on(me)
+
+
+class TaskWaker(Notifier):
+    """Notifies from a task, in the loop of the first commit for as long as that runs."""
+
+    def forget(self) -> None:
+        super().forget()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hinted = asyncio.Event()
+
+    def _hint(self) -> None:
+        if self._runner is None or self._loop is None or not self._loop.is_running():
+            self._loop, self._hinted = asyncio.get_running_loop(), asyncio.Event()
+            self._runner = self._loop.create_task(self._run(self._hinted))
+        else:
+            self._hint_runner()
+
+    def _hint_runner(self) -> None:
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._hinted.set)
+
+    def _is_about_to_tell(self, schemas: set[str | None]) -> bool:
+        is_running = self._loop is not None and self._loop.is_running()
+        return is_running and super()._is_about_to_tell(schemas)
+
+    async def _run(self, hinted: asyncio.Event) -> None:
+        from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails
+
+        line = Line()
+        try:
+            while await self._has_news(hinted):
+                await asyncio.sleep(_AFTER_COMMIT)
+                await asyncio.sleep(await greenlet_spawn(self._tell, line))
+        except GeneratorExit:  # the loop was closed under it: nothing can be awaited any more
+            raise
+        except BaseException:
+            self._end(asyncio.current_task())
+            await greenlet_spawn(line.close)
+            raise
+        await greenlet_spawn(line.close)
+
+    async def _has_news(self, hinted: asyncio.Event) -> bool:
+        me = asyncio.current_task()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KEPT):
+                while not self._schemas and self._runner is me:
+                    hinted.clear()
+                    await hinted.wait()
+        return self._goes_on(me)
+
+
+class Line:
+    """The connection for NOTIFYs; of one thread or task."""
+
+    def __init__(self) -> None:
+        self._side: SideConnection | None = None
+
+    def notify(self, engine: Engine, used: Container[Any], schemas: set[str | None]) -> None:
+        """Tell of these schemas; if the connection was ended while nobody needed it, on a new one."""
+        if self._side is not None:
+            try:
+                _notify(self._side.connection, schemas)
+            except DBAPIError as error:
+                self.close()
+                if not error.connection_invalidated:
+                    raise
+            else:
+                return
+        self._side = SideConnection(engine, used)
+        _notify(self._side.connection, schemas)
+
+    def close(self) -> None:
+        """Close it, if it is open."""
+        side, self._side = self._side, None
+        if side is not None:
+            side.close()
+
+
+def _notify(connection: Connection, schemas: set[str | None]) -> None:
+    # In a transaction: a connection that `creator` took from another pool goes back as it came.
+    with connection.begin():
+        for schema in schemas:
+            connection.execute(_NOTIFY, {"channel": CHANNEL, "schema": schema or ""})
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for waker in [*_wakers.values()]:
+        waker.forget()
+
+
+_NOTIFY: Any = text("SELECT pg_notify(:channel, :schema)")
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

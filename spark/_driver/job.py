@@ -1,0 +1,148 @@
+"""What the driver does before and after the tasks; the same for both ways in."""
+
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from uuid import uuid4
+
+import pyarrow as pa
+from sqlalchemy import Connection, inspect
+
+from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.missing import missing_table
+from inbox_outbox_base.databases.registry import loading
+from inbox_outbox_base.errors.inbox import TablesMissing
+from inbox_outbox_base.tables.inbox import Tables, tables
+from inbox_outbox_base.transactions.policy import Declaration
+from spark._executor import ledger
+from spark._executor.columns import check_key, fitted
+from spark._executor.connect import committed, engine_of, transaction
+from spark._executor.ledger import WHOLE_BATCH, Entry
+from spark._executor.report import Counts, WriteReport
+from spark._executor.task import Done, Task
+from spark._options.settings import Settings
+
+DISTRIBUTION = "inbox-outbox"
+_NOTHING = b"\0" * 16
+_PATIENCE = 15.0
+"""Seconds to wait for a connection before the job: an address or a password may be wrong."""
+
+
+def own_version() -> str:
+    """The version of this package that is installed here."""
+    return version(DISTRIBUTION)
+
+
+class Job:
+    """One batch of one run, seen from the driver.
+
+    Args:
+        settings: the options.
+        run: the run's name; None draws one.
+        parts: the number of partitions, 0 if nobody can say.
+    """
+
+    def __init__(self, settings: Settings, run: str | None, parts: int = 0) -> None:
+        self.settings = settings
+        self.run = run or uuid4().hex
+        self._is_named = run is not None
+        self._parts = parts
+        self._engine = engine_of(settings)
+        self._database: Loading = loading(settings.url.get_backend_name())
+        self._done: dict[Entry, Counts] = {}
+
+    @property
+    def tables(self) -> Tables:
+        """The inbox's tables."""
+        return tables(self.settings.inbox_schema)
+
+    def prepare(self, schema: pa.Schema) -> Task:
+        """Check everything that can be known before a row is read.
+
+        Raises:
+            ColumnMismatch: the DataFrame does not fit.
+            TablesMissing: the inbox's tables have not been made.
+            PolicyConflict: the consumer uses status-table mode.
+        """
+        check_key(self.settings, schema)
+        with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
+            self._check_tables(connection)
+            fitted(connection, self._database, self.settings, schema)
+            if self._is_named and self.settings.ledger != "off":
+                self._done = self._entries(connection)
+        # By itself, because it may have to be tried again: on SQLite a transaction that has read cannot write
+        # once another one has.
+        consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
+        committed(self._engine, self._database, self.settings, partial(consumer.agree, is_new=True))
+        return Task(self.settings, self.run, self._parts, self._done)
+
+    def check_keys(self, schema: pa.Schema) -> None:
+        """What `prepare` checks, but for the target.
+
+        Raises: as `prepare`.
+        """
+        check_key(self.settings, schema)
+        with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
+            self._check_tables(connection)
+
+    def finished(self) -> Counts | None:
+        """What the whole batch had counted when it was finished, if it ever was."""
+        whole = [counts for entry, counts in self._done.items() if entry.part == WHOLE_BATCH]
+        return whole[0] if whole else None
+
+    def report(self, done: list[Done], seconds: float) -> WriteReport:
+        """What was committed, and a note that the batch is finished."""
+        total = sum((each.counts for each in done), Counts())
+        if self.settings.ledger != "off" and done:
+            work = partial(self._settle, total)
+            total = committed(self._engine, self._database, self.settings, work)
+        transport = next((each.transport for each in done if each.transport != "none"), "none")
+        return self._told(total, len(done), sum(each.replayed for each in done), transport, seconds)
+
+    def _settle(self, read: Counts, connection: Connection) -> Counts:
+        total = _reconciled(read, self._entries(connection))
+        if self._is_named:
+            whole = Entry(self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING)
+            self._database.note(connection, self.tables, whole.values() | ledger.columns(total))
+        return total
+
+    def report_finished(self, counts: Counts, seconds: float) -> WriteReport:
+        """The report of a batch that was not even looked at."""
+        parts = {entry.part for entry in self._done if entry.part != WHOLE_BATCH}
+        return self._told(counts, len(parts), len(parts), "none", seconds)
+
+    def _told(self, total: Counts, parts: int, replayed: int, transport: str, seconds: float) -> WriteReport:
+        return WriteReport(
+            run=self.run,
+            batch=self.settings.batch,
+            rows=total.rows,
+            new=total.new,
+            duplicate=total.duplicate,
+            repeated=total.repeated,
+            dropped=total.dropped,
+            partitions=parts,
+            replayed=replayed,
+            seconds=seconds,
+            transport=transport,
+        )
+
+    def _entries(self, connection: Connection) -> dict[Entry, Counts]:
+        s = self.settings
+        return ledger.entries(connection, self.tables, s.consumer, self.run, s.batch)
+
+    def _check_tables(self, connection: Connection) -> None:
+        there = inspect(connection)
+        for table in (self.tables.message, self.tables.ledger):
+            if not there.has_table(table.name, schema=table.schema):
+                raise TablesMissing(missing_table(table))
+
+
+def _reconciled(read: Counts, entries: dict[Entry, Counts]) -> Counts:
+    """The counts of the partitions as they were read last, and of all that the batch has ever committed.
+
+    The two differ when a batch was tried with other partitions before: what it had applied then was found
+    again as its own, so it counts as new, once.
+    """
+    new = sum(counts.new for entry, counts in entries.items() if entry.part != WHOLE_BATCH)
+    rows = max(read.rows, new + read.duplicate + read.dropped)
+    return replace(read, rows=rows, new=new, repeated=rows - new - read.duplicate - read.dropped)

@@ -1,0 +1,55 @@
+"""What goes to the executors.
+
+A function that is sent by value looks at what is installed there before it opens what was sent by name: an
+executor without this package, or with another version, says so.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from pyspark import cloudpickle
+
+from .job import DISTRIBUTION, own_version
+
+Opener = Callable[[str, str, bytes], Any]
+Function = Callable[[Iterable[Any]], Iterator[Any]]
+
+
+def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[str, str, bytes]]:
+    """What makes `call(*arguments)` on an executor, once the versions there are known to be the same.
+
+    Raises (on the executor):
+        VersionMismatch: another version of this package is installed there, or none.
+    """
+
+    def opened(here: str, distribution: str, packed: bytes) -> Any:
+        import pickle
+        from importlib import metadata
+
+        try:
+            there = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            there = "none"
+        if there != here:
+            text = f"the driver runs {distribution} {here}, this executor has {there}: they must be the same"
+            try:
+                from inbox_outbox_base.errors.spark import VersionMismatch as Mismatch
+            except ImportError:
+                raise RuntimeError(text) from None
+            raise Mismatch(text)
+        function, given = pickle.loads(packed)  # noqa: S301 - it comes from the driver
+        return function(*given)
+
+    packed: bytes = cloudpickle.dumps((call, arguments))  # type: ignore[no-untyped-call]
+    return opened, (own_version(), DISTRIBUTION, packed)
+
+
+def shipped(function: Callable[..., Iterator[Any]], *arguments: object) -> Function:
+    """`function(*arguments, batches)` as a function of batches, for `mapInArrow`; raises as `sent`."""
+    opened, packed = sent(partial, function, *arguments)
+
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
+        yield from opened(*packed)(batches)
+
+    return run

@@ -1,0 +1,171 @@
+"""``format("inbox")``, for `df.write` and `df.writeStream`."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
+from spark._executor.task import Done, run_task
+from spark._options.names import from_strings, plain
+from spark._options.session import arrow_schema, defaults
+from spark._options.settings import Settings, checked
+
+from .job import Job
+from .ship import sent
+
+_log = logging.getLogger("spark.inbox")
+_NEEDED = ("url", "table", "key", "consumer")
+
+
+class InboxDataSource(DataSource):
+    """``spark.dataSource.register(InboxDataSource)``, then ``df.write.format("inbox").mode("append")``.
+
+    Each partition's inbox rows and results commit in one transaction, as with `InboxWriter`; the options are
+    named as those of Spark's JDBC source. Defaults come from the session's ``spark.inbox.*``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """As it stands in ``format(...)``."""
+        return "inbox"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For ``df.write``.
+
+        Raises:
+            InvalidOption: an option that cannot be used, or mode "overwrite".
+            ColumnMismatch: the DataFrame does not fit.
+        """
+        return _Writer(_Plan.of(self.options, schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """For ``df.writeStream``; raises as `writer`."""
+        return _StreamWriter(_Plan.of(self.options, schema, overwrite))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was said on the driver."""
+
+    options: dict[str, str]
+    schema: pa.Schema
+    run: str
+    began: float
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> "_Plan":
+        if overwrite:
+            raise InvalidOption("mode='overwrite': rows that are there stay; use mode('append')")
+        plan = cls(dict(options), arrow_schema(schema), uuid4().hex, time.time())
+        given = _arguments(plan.options)
+        if all(name in given for name in _NEEDED):
+            try:
+                Job(checked(**given), None).prepare(plan.schema)
+            except (DBAPIError, TablesMissing) as error:
+                # The session's defaults, which are not told here, may bring a login or a schema: tasks check
+                # again, before they read a row.
+                _log.info("not checked on the driver: %s", error)
+        return plan
+
+    def settings(self) -> Settings:
+        """On an executor, where the session's configuration comes along with each task."""
+        context: Any = TaskContext.get()
+        session = defaults(context._localProperties)  # noqa: SLF001 - there is no other way to ask
+        said = {plain(name) for name in self.options}
+        unsaid = {name: value for name, value in session.items() if plain(name) not in said}
+        given = _arguments(unsaid | self.options)
+        for name in _NEEDED:
+            if name not in given:
+                raise InvalidOption(f"{'dbtable' if name == 'table' else name}: missing")
+        return checked(**given)
+
+
+def _arguments(options: Mapping[str, str]) -> dict[str, Any]:
+    given = from_strings(options)
+    if given.get("atomicity") == "job":
+        raise InvalidOption(
+            "atomicity='job': format('inbox') writes each partition by itself; use InboxWriter, or "
+            "df.repartition(1)"
+        )
+    # Spark has planned the partitions already; what the option bounds is the connections.
+    limit = given.pop("num_partitions", None)
+    return given if limit is None else {"max_connections": limit} | given
+
+
+@dataclass
+class _Message(WriterCommitMessage):
+    """What a task tells the driver; None for a partition without rows."""
+
+    settings: Settings
+    run: str
+    done: Done | None
+
+
+def _write(plan: _Plan, settings: Settings, run: str | None, batches: Iterator[pa.RecordBatch]) -> _Message:
+    context: Any = TaskContext.get()
+    name = run or plan.run
+    task = Job(settings, name).prepare(plan.schema)
+    return _Message(settings, name, run_task(task, context.partitionId(), batches))
+
+
+def _report(plan: _Plan, messages: list[Any]) -> None:
+    told: list[_Message] = [each for each in messages if each is not None]
+    done = [each.done for each in told if each.done is not None]
+    if done:
+        job = Job(told[0].settings, told[0].run)
+        _log.info("%s", job.report(done, time.time() - plan.began))
+
+
+class _Writer(DataSourceArrowWriter):
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sent(_Writer, self._plan)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        settings = self._plan.settings()
+        if settings.ledger == "trust" and settings.run is None:
+            raise InvalidOption(
+                "ledger='trust': needs txnAppId, the name that a second submission is known by"
+            )
+        return _write(self._plan, settings, settings.run, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _report(self._plan, messages)
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sent(_StreamWriter, self._plan)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context: Any = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        settings = replace(self._plan.settings(), batch=int(batch or 0))
+        run = ":".join(each for each in (settings.run, query) if each)
+        return _write(self._plan, settings, run or None, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        _report(self._plan, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What has committed stays; the batch comes again."""

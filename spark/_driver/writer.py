@@ -1,0 +1,212 @@
+"""The writer that is called with a DataFrame."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from sqlalchemy import URL
+
+from inbox_outbox_base.databases.results import Results
+from inbox_outbox_base.errors.inbox import InvalidOption
+from spark._executor.probe import unseen_rows
+from spark._executor.report import Counts, WriteReport
+from spark._executor.task import Done, Task, recognise, run_task
+from spark._options.session import arrow_schema, known_parts, query_id, session_options
+from spark._options.settings import Settings, checked
+
+from .job import Job
+from .ship import shipped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Work = Callable[[Task, int, Iterable[pa.RecordBatch]], Done | None]
+
+_DONE = (
+    "part int, fingerprint binary, rows bigint, new bigint, duplicate bigint, repeated bigint, "
+    "dropped bigint, replayed boolean, transport string"
+)
+
+
+class InboxWriter:
+    """Writes DataFrames so that each business key takes effect once.
+
+    Each partition's inbox rows and results commit in one transaction: retries, speculative copies, killed
+    executors, resubmitted jobs and streaming replays leave each key applied once, for as long as its inbox
+    row is kept. Works with Spark Connect too; the driver needs to reach the database, as the executors do.
+
+    Args:
+        url: the database, as ``jdbc:postgresql://host/database`` or as SQLAlchemy writes it. PostgreSQL,
+            MySQL, MariaDB, or SQLite on one machine.
+        table: where results go, as ``name`` or ``schema.name``; None if `results` is SQL or a function.
+        key: the column, or columns, that hold the business key.
+        consumer: the scope of the keys, as in `inbox.Inbox`.
+        results: what to do with new rows: `Append()` (default), `Upsert(...)`, `Statements(...)`, or a
+            function of an open connection and an iterator of Arrow batches.
+        user, password: instead of those in the URL.
+        run: a name for this piece of work. Whoever submits the same run and batch again finds the partitions
+            that have committed. None draws one, so that only retries inside the job are recognised (keys
+            are, in any case). For `foreach_batch` the default is the query's id, if Spark tells it.
+        batch: the number of the batch in the run.
+        ledger: "verify" reads a partition before it believes that it has committed; "trust" believes a batch,
+            or a partition, by its number, and skips all the work of a batch that was finished; "off" keeps
+            no ledger.
+        atomicity: "partition", or "job" for all partitions or none, through one task.
+        null_keys: "error", or "drop" to leave out rows without a key, and count them.
+        batch_size: rows sent at a time.
+        num_partitions: the most partitions to write; more are merged (`coalesce`).
+        max_connections: the most tasks that are at work in the database at once, over all executors of all
+            writers of this consumer. (A task that waits looks in now and then, which takes a moment.)
+        isolation_level: "READ_COMMITTED" (default), "REPEATABLE_READ" or "SERIALIZABLE".
+        session_init_statement: SQL to run on each new connection.
+        query_timeout: seconds that one statement may take; 0 is no limit.
+        lock_timeout: seconds that one statement waits for a lock; then the transaction is tried again.
+        memory: bytes of rows that a task keeps in memory; more go to a temporary file.
+        inbox_schema: the PostgreSQL schema of the inbox's tables.
+
+    Options that are not given are taken from the session's ``spark.inbox.*``, where they are named as those
+    of `format("inbox")`.
+
+    Raises:
+        InvalidOption: an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str | URL | None = None,
+        table: str | None = None,
+        key: str | list[str] | tuple[str, ...] | None = None,
+        consumer: str | None = None,
+        *,
+        results: Results | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        run: str | None = None,
+        batch: int | None = None,
+        ledger: str | None = None,
+        atomicity: str | None = None,
+        null_keys: str | None = None,
+        batch_size: int | None = None,
+        num_partitions: int | None = None,
+        max_connections: int | None = None,
+        isolation_level: str | None = None,
+        session_init_statement: str | None = None,
+        query_timeout: float | timedelta | None = None,
+        lock_timeout: float | timedelta | None = None,
+        memory: int | None = None,
+        inbox_schema: str | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name != "self" and value is not None}
+        self._given = given
+        # What is given is checked now; what the session adds, when there is one.
+        checked(**({"url": "postgresql://host/database", "table": "t", "key": "k", "consumer": "c"} | given))
+
+    def __repr__(self) -> str:
+        return f"InboxWriter(table={self._given.get('table')!r}, consumer={self._given.get('consumer')!r})"
+
+    def write(self, df: "DataFrame") -> WriteReport:
+        """Write a DataFrame's rows whose keys are new.
+
+        Raises:
+            InvalidOption: an option is missing, or cannot be used.
+            ColumnMismatch: the DataFrame does not fit the key, or the table.
+            TablesMissing: the inbox's tables have not been made.
+            PySparkException: a task has failed as often as Spark allows; partitions that have committed stay,
+                and writing again goes on with the others.
+        """
+        settings = self._settings(df)
+        if settings.ledger == "trust" and settings.run is None:
+            raise InvalidOption("ledger='trust': needs run, the name that a second submission is known by")
+        return _write(df, settings, settings.run)
+
+    def foreach_batch(self, df: "DataFrame", batch_id: int) -> None:
+        """Write one micro-batch: for ``stream.writeStream.foreachBatch(writer.foreach_batch)``.
+
+        A batch that Spark delivers again, also under a new checkpoint or with other rows under an old number,
+        leaves each key applied once and skips none.
+
+        Raises: as `write`; and InvalidOption for ledger="trust" where Spark does not tell the query's id:
+            after a lost checkpoint the numbers begin again.
+        """
+        settings = replace(self._settings(df), batch=batch_id)
+        query = query_id(df)
+        if settings.ledger == "trust" and query is None:
+            raise InvalidOption("ledger='trust': Spark does not tell this query's id, so no batch has a name")
+        run = ":".join(each for each in (settings.run, query) if each)
+        _write(df, settings, run or None)
+
+    def unseen(self, df: "DataFrame") -> "DataFrame":
+        """The rows whose keys are not in the inbox yet, to spare the others costly work.
+
+        It is a saving and no guarantee: what is found new here may be taken until it is written.
+        """
+        settings = self._settings(df)
+        Job(settings, None).check_keys(arrow_schema(df.schema))
+        return df.mapInArrow(shipped(unseen_rows, settings), df.schema)
+
+    def _settings(self, df: "DataFrame") -> Settings:
+        options = session_options(df) | self._given
+        for name in ("url", "key", "consumer"):
+            if name not in options:
+                raise InvalidOption(f"{name}: missing")
+        return checked(**({"table": None} | options))
+
+
+def _write(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
+    began = time.monotonic()
+    df = _partitioned(df, settings)
+    job = Job(settings, run, known_parts(df) if settings.ledger == "trust" else 0)
+    task = job.prepare(arrow_schema(df.schema))
+    finished = job.finished()
+    if finished is not None and settings.ledger == "trust":
+        return job.report_finished(finished, time.monotonic() - began)
+    if finished is not None:
+        # Most likely all of it is there: the keys alone can tell, and the other columns need not travel.
+        done = _run(df.select(*settings.key), recognise, task)
+        if all(each.replayed for each in done):
+            return job.report(done, time.monotonic() - began)
+    return job.report(_run(df, run_task, task), time.monotonic() - began)
+
+
+def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
+    rows = df.mapInArrow(shipped(_on_executor, what, task), _DONE).collect()
+    return [
+        Done(
+            row.part,
+            bytes(row.fingerprint),
+            Counts(row.rows, row.new, row.duplicate, row.repeated, row.dropped),
+            row.replayed,
+            row.transport,
+        )
+        for row in rows
+    ]
+
+
+def _partitioned(df: "DataFrame", settings: Settings) -> "DataFrame":
+    if settings.atomicity == "job":
+        return df.repartition(1)
+    return df if settings.num_partitions is None else df.coalesce(settings.num_partitions)
+
+
+def _on_executor(what: Work, task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context: Any = TaskContext.get()
+    done = what(task, context.partitionId(), batches)
+    if done is not None:
+        counts = done.counts
+        yield pa.record_batch(
+            {
+                "part": pa.array([done.part], pa.int32()),
+                "fingerprint": pa.array([done.fingerprint], pa.binary()),
+                "rows": [counts.rows],
+                "new": [counts.new],
+                "duplicate": [counts.duplicate],
+                "repeated": [counts.repeated],
+                "dropped": [counts.dropped],
+                "replayed": [done.replayed],
+                "transport": [done.transport],
+            }
+        )

@@ -1,0 +1,72 @@
+"""Whether a DataFrame fits its target, found out before a row is read."""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.loading import Column, Loading
+from inbox_outbox_base.databases.results import Append, Upsert
+from inbox_outbox_base.errors.spark import ColumnMismatch
+from spark._options.settings import Settings
+
+from . import keys
+from .sinks import RANK
+from .spool import KEY
+
+_OWN = (KEY, RANK)
+
+
+def check_key(settings: Settings, schema: pa.Schema) -> None:
+    """The key columns are there, and text can be made of them in one way only.
+
+    Raises:
+        ColumnMismatch: one is missing, or of a type that has no one text.
+    """
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise ColumnMismatch(f"the DataFrame has two columns named {name!r}")
+        if name in _OWN:
+            raise ColumnMismatch(f"column {name!r}: the writer needs this name for itself; rename the column")
+    for name in settings.key:
+        if name not in schema.names:
+            raise ColumnMismatch(
+                f"key={name!r}: the DataFrame has no such column, only {_listed(schema.names)}"
+            )
+        keys.check_type(name, schema.field(name).type)
+
+
+def fitted(connection: Connection, database: Loading, settings: Settings, schema: pa.Schema) -> list[Column]:
+    """How each column travels.
+
+    Raises:
+        ColumnMismatch: a column that the target lacks, needs, or cannot hold exactly.
+    """
+    results = settings.results
+    if not isinstance(results, Append | Upsert):
+        return [database.column(field, None) for field in schema]
+    targets = {each.name: each for each in database.targets(connection, settings)}
+    if not targets:
+        raise ColumnMismatch(f"table={settings.target!r}: there is no such table")
+    # A key that the target has no column for is kept by the inbox alone.
+    written = [field for field in schema if field.name in targets or field.name not in settings.key]
+    for field in written:
+        if field.name not in targets:
+            raise ColumnMismatch(
+                f"column {field.name!r}: table {settings.target} has no such column, only {_listed(targets)}"
+            )
+    for target in targets.values():
+        if target.required and target.name not in schema.names:
+            raise ColumnMismatch(
+                f"column {target.name!r} of table {settings.target} is NOT NULL without a default, and the "
+                "DataFrame does not have it"
+            )
+    if isinstance(results, Upsert):
+        for name in (*results.key, results.version):
+            if name not in schema.names:
+                raise ColumnMismatch(f"Upsert: the DataFrame has no column {name!r}")
+    return [database.column(field, targets[field.name]) for field in written]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)

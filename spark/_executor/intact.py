@@ -1,0 +1,47 @@
+"""The proof that code of others has left a transaction as it found it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from inbox import is_transient
+from inbox_outbox_base.databases.registry import database_of
+from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
+
+_ENDED = (
+    "results have ended the partition's transaction, or swallowed an error that did: what was written is not "
+    "whole"
+)
+
+
+@contextmanager
+def intact(connection: Connection) -> Iterator[None]:
+    """A savepoint around the body: it lives as long as the transaction, so releasing it is the proof.
+
+    Raises:
+        TransactionEnded: the body has committed or rolled back, in whatever way.
+        TransactionAborted: it has swallowed an error that makes COMMIT a ROLLBACK.
+    """
+    begun = connection.get_transaction()
+    savepoint = connection.begin_nested()
+    yield
+    if connection.get_transaction() is not begun or not savepoint.is_active:
+        raise TransactionEnded(_ENDED)
+    check_open(connection)
+    try:
+        savepoint.commit()
+    except DBAPIError as error:
+        if is_transient(error):
+            raise
+        raise TransactionEnded(_ENDED) from error
+
+
+def check_open(connection: Connection) -> None:
+    """Raise, as `intact` does, unless the transaction takes more statements."""
+    if connection.closed or not connection.in_transaction():
+        raise TransactionEnded(_ENDED)
+    database = database_of(connection)
+    if not database.is_ended(connection) and database.is_aborted(connection, None):
+        raise TransactionAborted("results have swallowed an error that had aborted the transaction")

@@ -1,0 +1,143 @@
+"""Keys and fingerprints of whole Arrow columns at a time.
+
+The stored key is the same as `inbox.Inbox` makes of it: text as it is, several columns as a compact JSON
+array.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from inbox_outbox_base.checks.keys import LONGEST_KEY, encode_key
+from inbox_outbox_base.errors.inbox import InvalidKey
+from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
+
+_MIX = (
+    (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)),
+    (np.uint64(0xD6E8FEB86659FD93), np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)),
+)
+"""Two sets of odd constants (splitmix64, murmur3 and rrmxmx): 128 bits from two independent mixes."""
+
+_MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
+
+
+def check_type(name: str, kind: pa.DataType) -> None:
+    """Refuse a key column whose text could be written in more than one way.
+
+    Raises:
+        ColumnMismatch: neither text, whole number nor date.
+    """
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not (is_text or _is_number(kind) or pa.types.is_date(kind)):
+        raise ColumnMismatch(
+            f"key column {name!r} has the type {kind}: expected a string, a whole number or a date; "
+            "cast it to a string of your choice first"
+        )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0))
+
+
+def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
+    """The stored key of each row; NULL where a part of it is NULL.
+
+    Raises:
+        InvalidRow: a key is empty, longer than 512 bytes of UTF-8, holds a NUL, or is not UTF-8.
+    """
+    try:
+        for column in columns:
+            column.validate(full=True)
+        keys = _text(columns[0]) if len(columns) == 1 else _joined(columns)
+    except pa.ArrowInvalid as error:
+        raise InvalidRow(f"a key is not valid UTF-8: {error}") from None
+    except InvalidKey as error:
+        raise InvalidRow(str(error)) from None
+    lengths = pc.min_max(pc.binary_length(keys)).as_py()
+    if lengths["max"] is not None and not 1 <= lengths["min"] <= lengths["max"] <= LONGEST_KEY:
+        raise InvalidRow(
+            f"keys of {lengths['min']} to {lengths['max']} bytes: expected 1 to {LONGEST_KEY} bytes of UTF-8"
+        )
+    if (_bytes(keys.drop_null())[0] == 0).any():
+        raise InvalidRow("a key contains a NUL character")
+    return keys
+
+
+def _text(column: pa.Array) -> pa.StringArray:
+    return column if pa.types.is_string(column.type) else column.cast(pa.string())
+
+
+def _joined(columns: Sequence[pa.Array]) -> pa.StringArray:
+    parts = [_part(column) for column in columns]
+    body = pc.binary_join_element_wise(*parts, pa.scalar(","), null_handling="emit_null")
+    return pc.binary_join_element_wise("[", body, "]", "", null_handling="emit_null")
+
+
+def _part(column: pa.Array) -> pa.StringArray:
+    """One part of a JSON array."""
+    text = _text(column)
+    if _is_number(column.type):
+        return text
+    control = pc.any(pc.match_substring_regex(text, "[\x00-\x1f]")).as_py()
+    if control:  # rare, and JSON has short forms for some of them
+        return pa.array(
+            [None if value is None else encode_key((value,))[1:-1] for value in text.to_pylist()], pa.string()
+        )
+    text = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), '"', '\\"')
+    return pc.binary_join_element_wise('"', text, '"', "", null_handling="emit_null")
+
+
+def _bytes(keys: pa.StringArray) -> tuple[Any, Any]:
+    """The UTF-8 of all keys in one piece, and where each begins (one more: where the last ends)."""
+    _, offsets, data = keys.buffers()
+    ends = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    first, last = (int(ends[0]), int(ends[-1])) if len(ends) else (0, 0)
+    body = np.frombuffer(data, np.uint8)[first:last] if data is not None else np.empty(0, np.uint8)
+    return body, ends - first
+
+
+class Fingerprint:
+    """A number that two sets of keys share only if they are the same, whatever their order.
+
+    Shuffles deliver rows in another order each time, so the hashes of the keys are added up. It is no
+    protection against somebody who chooses keys in order to collide.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums = [0, 0]
+
+    def add(self, keys: pa.StringArray) -> None:
+        """Some more keys, none of them NULL."""
+        body, ends = _bytes(keys)
+        # Words are read at any byte, so the last key needs seven bytes more behind it.
+        padded = np.concatenate([body, np.zeros(8, np.uint8)])
+        words: Any = np.ndarray((len(body) + 1,), "<u8", padded.data, strides=(1,))
+        starts, lengths = ends[:-1], np.diff(ends)
+        self.count += len(keys)
+        for lane, constants in enumerate(_MIX):
+            hashes = _hashes(words, starts, lengths, constants)
+            self._sums[lane] = (self._sums[lane] + int(hashes.sum(dtype=np.uint64))) % 2**64
+
+    def digest(self) -> bytes:
+        """16 bytes."""
+        numbers = b"".join(number.to_bytes(8, "little") for number in (self.count, *self._sums))
+        return blake2b(numbers, digest_size=16).digest()
+
+
+def _hashes(words: Any, starts: Any, lengths: Any, constants: tuple[Any, Any, Any]) -> Any:
+    step, first, second = constants
+    hashes = lengths.astype(np.uint64) * step + first
+    longest = int(lengths.max()) if len(lengths) else 0
+    for at in range(0, longest, 8):
+        more = np.flatnonzero(lengths > at)
+        left = np.minimum(lengths[more] - at, 8)
+        mixed = (hashes[more] ^ (words[starts[more] + at] & _MASKS[left])) * first
+        hashes[more] = (mixed ^ (mixed >> np.uint64(32))) * second + step
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * first
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * second
+    return hashes ^ (hashes >> np.uint64(31))

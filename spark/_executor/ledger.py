@@ -1,0 +1,100 @@
+"""The ledger: which partitions of which batch have committed, and what they counted."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from inbox_outbox_base.errors.inbox import TransactionEnded
+from inbox_outbox_base.tables.inbox import Tables, utcnow
+
+from .report import Counts
+
+WHOLE_BATCH = -1
+"""In place of a partition's number: the batch is finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What names a row of the ledger.
+
+    `parts` is 0 where nobody could say how many partitions there are; the fingerprint still tells
+    partitions of another plan apart.
+    """
+
+    consumer: str
+    run: str
+    batch: int
+    part: int
+    parts: int
+    fingerprint: bytes
+
+    def values(self) -> dict[str, Any]:
+        """As columns."""
+        return {
+            "consumer": self.consumer,
+            "run": self.run,
+            "batch": self.batch,
+            "part": self.part,
+            "parts": self.parts,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def columns(counts: Counts) -> dict[str, int]:
+    """Counts as columns."""
+    return {
+        "rows_read": counts.rows,
+        "rows_new": counts.new,
+        "rows_duplicate": counts.duplicate,
+        "rows_repeated": counts.repeated,
+        "rows_dropped": counts.dropped,
+    }
+
+
+def _this(tables: Tables, entry: Entry) -> ColumnElement[bool]:
+    return and_(*(tables.ledger.c[name] == value for name, value in entry.values().items()))
+
+
+def find(connection: Connection, tables: Tables, entry: Entry) -> Counts | None:
+    """What a committed entry counted.
+
+    Raises:
+        TransactionEnded: its transaction was cut short.
+    """
+    found = connection.execute(select(tables.ledger).where(_this(tables, entry))).one_or_none()
+    return None if found is None else _counts(found)
+
+
+def settle(connection: Connection, tables: Tables, entry: Entry, counts: Counts) -> None:
+    """Write down the counts of an entry that this transaction has begun."""
+    values = columns(counts) | {"committed_at": utcnow()}
+    connection.execute(update(tables.ledger).where(_this(tables, entry)).values(values))
+
+
+def entries(
+    connection: Connection, tables: Tables, consumer: str, run: str, batch: int
+) -> dict[Entry, Counts]:
+    """Everything that was committed of one batch.
+
+    Raises:
+        TransactionEnded: one of its transactions was cut short.
+    """
+    c = tables.ledger.c
+    found = connection.execute(
+        select(tables.ledger).where(c.consumer == consumer, c.run == run, c.batch == batch)
+    )
+    return {
+        Entry(row.consumer, row.run, row.batch, row.part, row.parts, bytes(row.fingerprint)): _counts(row)
+        for row in found
+    }
+
+
+def _counts(row: Row[Any]) -> Counts:
+    if row.rows_read == 0:  # the last statement of a transaction counts them, and partitions have rows
+        raise TransactionEnded(
+            "an earlier attempt's results have ended its transaction before it was whole: a person has to "
+            f"look at what they wrote of run {row.run!r}, batch {row.batch}, partition {row.part}"
+        )
+    return Counts(row.rows_read, row.rows_new, row.rows_duplicate, row.rows_repeated, row.rows_dropped)

@@ -1,0 +1,42 @@
+"""Leaving out rows whose keys are in the inbox already, on an executor."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.databases.registry import loading
+from inbox_outbox_base.errors.codes import is_passing
+from inbox_outbox_base.tables.inbox import tables
+from spark._options.settings import Settings
+
+from . import keys as _keys
+from .connect import engine_of, transaction
+
+_TRIES = 20
+
+
+def unseen_rows(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows whose keys are not in the inbox; those without a key pass, for the writer to judge."""
+    for batch in batches:
+        keys = _keys.encode([batch.column(name) for name in settings.key])
+        found = _found(settings, keys.drop_null())
+        yield batch.filter(pc.invert(pc.is_in(keys, pa.array(found, pa.string())))) if found else batch
+
+
+def _found(settings: Settings, keys: pa.StringArray) -> list[str]:
+    database = loading(settings.url.get_backend_name())
+    ordered = pc.unique(keys).sort()
+    for pause in pauses(_TRIES):
+        try:
+            with transaction(engine_of(settings), database, settings) as connection:
+                inbox = tables(settings.inbox_schema)
+                return list(database.found(connection, inbox, settings.consumer, ordered))
+        except DBAPIError as error:
+            if pause is None or not is_passing(error):
+                raise
+        time.sleep(pause)
+    raise AssertionError("pauses() ends with None")

@@ -1,0 +1,141 @@
+"""Where new rows go, one class for each kind of results."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Column as SqlColumn
+from sqlalchemy import Connection, MetaData, Select, Table, func, select, text
+from sqlalchemy.schema import CreateTable
+from sqlalchemy.sql.expression import cast, column, table
+
+from inbox_outbox_base.databases.loading import Column, Loading, Type
+from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Upsert
+from spark._options.settings import Settings
+
+RANK = "inbox_rank"
+"""How new a row is among those that have its key; 1 is the newest."""
+
+Rows = Select[tuple[object, ...]]
+
+
+class Sink(ABC):
+    """Takes tables of new rows; `finish` does what has to see all of them."""
+
+    @abstractmethod
+    def add(self, rows: pa.Table) -> None:
+        """Some more new rows."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """There are no more."""
+
+
+class Straight(Sink):
+    """Into the target itself, where each column is of the same type as it arrives in."""
+
+    def __init__(self, connection: Connection, database: Loading, settings: Settings) -> None:
+        self._connection = connection
+        self._database = database
+        self._settings = settings
+
+    def add(self, rows: pa.Table) -> None:
+        s = self._settings
+        assert s.table is not None  # noqa: S101 - checked with the options
+        self._database.load(self._connection, s.table, s.table_schema, rows, s.batch_size)
+
+    def finish(self) -> None:
+        """All of them are there already."""
+
+
+class Staged(Sink):
+    """Into the temporary table ``new_rows``, from which statements go on."""
+
+    def __init__(
+        self, connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]
+    ) -> None:
+        self._connection = connection
+        self._database = database
+        self._settings = settings
+        self._columns = columns
+        self._rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        if self._rows == 0:
+            self._create()
+        self._rows += rows.num_rows
+        self._database.load(self._connection, NEW_ROWS, None, rows, self._settings.batch_size)
+
+    def finish(self) -> None:
+        if self._rows == 0:
+            return
+        results = self._settings.results
+        if isinstance(results, Statements):
+            for statement in results.texts:
+                self._connection.execute(text(statement.replace(":", "\\:")))
+        elif isinstance(results, Upsert):
+            self._database.upsert(self._connection, self._target(), self._names(), self._selected(), results)
+        elif isinstance(results, Append):
+            self._connection.execute(self._target().insert().from_select(self._names(), self._selected()))
+
+    def _create(self) -> None:
+        columns = [SqlColumn(each.name, Type(each.staged)) for each in self._columns]
+        new_rows = Table(NEW_ROWS, MetaData(), *columns, prefixes=["TEMPORARY"], **self._database.temporary)
+        self._connection.execute(CreateTable(new_rows))
+
+    def _target(self) -> Table:
+        s = self._settings
+        assert s.table is not None  # noqa: S101 - checked with the options
+        columns: list[SqlColumn[Any]] = [SqlColumn(each.name) for each in self._columns]
+        return Table(s.table, MetaData(), *columns, schema=s.table_schema)
+
+    def _names(self) -> list[str]:
+        return [each.name for each in self._columns]
+
+    def _selected(self) -> Rows:
+        new_rows = table(NEW_ROWS, *(column(each.name) for each in self._columns))
+        picked = [
+            new_rows.c[each.name]
+            if each.cast is None
+            else cast(new_rows.c[each.name], Type(each.cast)).label(each.name)
+            for each in self._columns
+        ]
+        results = self._settings.results
+        if not isinstance(results, Upsert):
+            return select(*picked)
+        newest = func.row_number().over(
+            partition_by=[new_rows.c[name] for name in results.key],
+            order_by=(new_rows.c[results.version].is_(None), new_rows.c[results.version].desc()),
+        )
+        ranked = select(*picked, newest.label(RANK)).subquery("ranked")
+        ordered = [ranked.c[name] for name in results.key]
+        return (
+            select(*(ranked.c[each.name] for each in self._columns))
+            .where(ranked.c[RANK] == 1)
+            .order_by(*ordered)
+        )
+
+
+def sink_for(
+    connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]
+) -> Sink:
+    """The quickest one that is exact."""
+    if (
+        isinstance(settings.results, Append)
+        and all(each.same for each in columns)
+        and database.can_load_into(connection, settings)
+    ):
+        return Straight(connection, database, settings)
+    return Staged(connection, database, settings, columns)
+
+
+def converted(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """Rows in the form in which they travel, without the stored key."""
+    arrays = [
+        rows.column(each.name)
+        if each.convert is None
+        else pa.chunked_array([each.convert(chunk) for chunk in rows.column(each.name).chunks])
+        for each in columns
+    ]
+    return pa.table(dict(zip([each.name for each in columns], arrays, strict=True)))

@@ -1,0 +1,223 @@
+"""One partition, on an executor: read it, then take its keys and apply its rows in one transaction."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Engine
+
+from inbox_outbox_base.databases.loading import Claim, Loading
+from inbox_outbox_base.databases.registry import loading
+from inbox_outbox_base.databases.results import Append, Statements, Upsert
+from inbox_outbox_base.errors.inbox import TransientError
+from inbox_outbox_base.errors.spark import InvalidRow
+from inbox_outbox_base.tables.inbox import Tables, tables
+from spark._options.settings import Settings
+
+from . import keys as _keys
+from . import ledger, sinks
+from .columns import fitted
+from .connect import committed, engine_of
+from .intact import check_open, intact
+from .ledger import Entry
+from .report import Counts
+from .spool import KEY, Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the driver tells every task."""
+
+    settings: Settings
+    run: str
+    parts: int
+    """The number of partitions; 0 if nobody could say."""
+    done: dict[Entry, Counts]
+    """What an earlier submission of the same batch has committed."""
+
+    @property
+    def tables(self) -> Tables:
+        """The inbox's tables."""
+        return tables(self.settings.inbox_schema)
+
+    def entry(self, part: int, fingerprint: bytes) -> Entry:
+        """A partition's row in the ledger."""
+        s = self.settings
+        return Entry(s.consumer, self.run, s.batch, part, self.parts, fingerprint)
+
+    def trusted(self, part: int) -> tuple[Entry, Counts] | None:
+        """The partition's row that is believed without reading the partition."""
+        if self.settings.ledger != "trust" or self.parts == 0:
+            return None
+        entries = [each for each in self.done.items() if (each[0].part, each[0].parts) == (part, self.parts)]
+        return entries[0] if len(entries) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a task tells the driver."""
+
+    part: int
+    fingerprint: bytes
+    counts: Counts
+    replayed: bool
+    transport: str
+
+
+def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done | None:
+    """Apply one partition; None if it has no rows.
+
+    Raises:
+        InvalidRow: a row's key cannot be used. Nothing was written.
+    """
+    believed = task.trusted(part)
+    if believed is not None:
+        return Done(part, believed[0].fingerprint, believed[1], replayed=True, transport="none")
+    with Spool(task.settings.memory) as spool:
+        fingerprint, dropped = _read(task.settings, batches, spool)
+        if spool.rows + dropped == 0:
+            return None
+        entry = task.entry(part, fingerprint.digest())
+        counts = None if task.settings.ledger == "off" else task.done.get(entry)
+        if counts is not None:
+            return Done(part, entry.fingerprint, counts, replayed=True, transport="none")
+        database = loading(task.settings.url.get_backend_name())
+        counts = _Partition(task, entry, spool, dropped, database).commit()
+        return Done(part, entry.fingerprint, counts, replayed=False, transport=database.transport)
+
+
+def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done | None:
+    """What an earlier submission has committed of this partition, told by its keys alone; with no counts if
+    nothing has; None if it has no rows."""
+    fingerprint, dropped = _read(task.settings, batches, None)
+    counts = task.done.get(task.entry(part, fingerprint.digest()))
+    if fingerprint.count + dropped == 0:
+        return None
+    return Done(part, fingerprint.digest(), counts or Counts(), replayed=counts is not None, transport="none")
+
+
+def _read(
+    settings: Settings, batches: Iterable[pa.RecordBatch], spool: Spool | None
+) -> tuple[_keys.Fingerprint, int]:
+    """All rows into the spool, no connection open: their fingerprint, and how many had no key."""
+    fingerprint, dropped = _keys.Fingerprint(), 0
+    for batch in batches:
+        keys = _keys.encode([batch.column(name) for name in settings.key])
+        if keys.null_count:
+            if settings.null_keys == "error":
+                raise InvalidRow(
+                    f"key={settings.key!r}: {keys.null_count} rows have none; "
+                    "null_keys='drop' leaves them out"
+                )
+            dropped += keys.null_count
+            there = pc.is_valid(keys)
+            batch, keys = batch.filter(there), keys.filter(there)
+        if batch.num_rows:
+            fingerprint.add(keys)
+            if spool is not None:
+                spool.add(batch.append_column(KEY, keys))
+    if spool is not None:
+        spool.finish()
+    return fingerprint, dropped
+
+
+class _Partition:
+    """The transaction of one partition, as often as it needs to be tried."""
+
+    def __init__(self, task: Task, entry: Entry, spool: Spool, dropped: int, database: Loading) -> None:
+        self._task = task
+        self._entry = entry
+        self._spool = spool
+        self._dropped = dropped
+        self._database = database
+        self._engine: Engine = engine_of(task.settings)
+
+    def commit(self) -> Counts:
+        """Commit it, or find that another attempt has, which the ledger (without it: the keys) tells."""
+        return committed(self._engine, self._database, self._task.settings, self._write)
+
+    def _write(self, connection: Connection) -> Counts:
+        tables, settings = self._task.tables, self._task.settings
+        if settings.ledger != "off":
+            row = self._entry.values() | ledger.columns(Counts())
+            if not self._database.note(connection, tables, row):
+                return self._noted(connection)
+        with intact(connection):
+            counts = self._apply(connection)
+        if settings.ledger != "off":
+            ledger.settle(connection, tables, self._entry, counts)
+        return counts
+
+    def _noted(self, connection: Connection) -> Counts:
+        counts = ledger.find(connection, self._task.tables, self._entry)
+        if counts is None:  # an old snapshot, or purged in between
+            raise TransientError("the ledger's row was written after this transaction's snapshot")
+        return counts
+
+    def _apply(self, connection: Connection) -> Counts:
+        """Take the keys and apply what was new."""
+        task, settings = self._task, self._task.settings
+        claim = Claim.of(task.tables, settings.consumer, task.run, settings.batch, self._entry.part)
+        self._database.announce(connection, claim)
+        taking = _Taking(self._database, connection, claim, self._spool, settings.ledger == "off")
+        results = settings.results
+        if isinstance(results, Append | Upsert | Statements):
+            _fill(taking.fresh(), connection, self._database, settings)
+        else:
+            rest = (batch for rows in taking.fresh() for batch in rows.to_batches(settings.batch_size))
+            first = next(rest, None)
+            if first is not None:
+                results(connection, chain([first], rest))
+                check_open(connection)
+            for _ in rest:  # what the function did not want to see is taken all the same
+                pass
+        counts = replace(taking.counts, dropped=self._dropped, rows=self._spool.rows + self._dropped)
+        repeated = self._spool.rows - counts.new - counts.duplicate
+        return replace(counts, repeated=repeated)
+
+
+def _fill(tables: Iterator[pa.Table], connection: Connection, database: Loading, settings: Settings) -> None:
+    sink, columns = None, []
+    for rows in tables:
+        if sink is None:
+            columns = fitted(connection, database, settings, rows.schema)
+            sink = sinks.sink_for(connection, database, settings, columns)
+        sink.add(sinks.converted(rows, columns))
+    if sink is not None:
+        sink.finish()
+
+
+class _Taking:
+    """Takes a partition's keys, table after table."""
+
+    def __init__(
+        self, database: Loading, connection: Connection, claim: Claim, spool: Spool, no_ledger: bool
+    ) -> None:
+        self._database = database
+        self._connection = connection
+        self._claim = claim
+        self._spool = spool
+        self._no_ledger = no_ledger
+        self.counts = Counts()
+
+    def fresh(self) -> Iterator[pa.Table]:
+        """The rows whose keys were new, in the order of their keys."""
+        for rows in self._spool.tables():
+            keys = rows.column(KEY).combine_chunks()
+            taken = self._database.take(self._connection, self._claim, keys)
+            new = pc.sum(taken.fresh).as_py() or 0
+            self._count(new, taken.others)
+            if new:
+                kept = rows if new == len(keys) else rows.filter(taken.fresh)
+                yield kept.drop_columns([KEY])
+
+    def _count(self, new: int, others: list[bytes]) -> None:
+        """Keys that this job had taken before are no duplicates: they repeat, or an earlier attempt at this
+        partition had taken them, which without a ledger nobody else remembers."""
+        earlier = 0
+        if self._no_ledger:
+            earlier = sum(claim.startswith(self._claim.partition) for claim in others)
+        foreign = sum(not claim.startswith(self._claim.job) for claim in others)
+        self.counts += Counts(new=new + earlier, duplicate=foreign)

@@ -1,0 +1,94 @@
+"""Options as text, under the names that Spark's JDBC source has for them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from inbox_outbox_base.databases.results import Append, Upsert
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+PREFIX = "spark.inbox."
+"""What the session's defaults begin with."""
+
+_TEXTS = {
+    "url": "url",
+    "dbtable": "table",
+    "consumer": "consumer",
+    "user": "user",
+    "password": "password",
+    "txnappid": "run",
+    "ledger": "ledger",
+    "atomicity": "atomicity",
+    "nullkeys": "null_keys",
+    "isolationlevel": "isolation_level",
+    "sessioninitstatement": "session_init_statement",
+    "inboxschema": "inbox_schema",
+}
+_NUMBERS = {
+    "txnversion": "batch",
+    "batchsize": "batch_size",
+    "numpartitions": "num_partitions",
+    "maxconnections": "max_connections",
+    "querytimeout": "query_timeout",
+    "locktimeout": "lock_timeout",
+    "memory": "memory",
+}
+_RESULTS = ("results", "upsertkey", "version")
+_SPARKS_OWN = ("path", "checkpointlocation")
+_REFUSED = {
+    "truncate": "rows that are there are never taken away",
+    "driver": "there is no JDBC driver to choose; leave it out",
+    "query": "it is for reading",
+}
+
+
+def plain(name: str) -> str:
+    """The option's name in lower case, without the prefix of the session's defaults."""
+    return name.lower().removeprefix(PREFIX)
+
+
+def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
+    """The writer's arguments that these options mean, whatever their case, with or without `PREFIX`.
+
+    Raises:
+        InvalidOption: an option that is not known, cannot be kept, or is no number.
+    """
+    given = {plain(name): (name, value) for name, value in options.items()}
+    found: dict[str, Any] = {}
+    for lower, (name, value) in given.items():
+        if lower in _TEXTS:
+            found[_TEXTS[lower]] = value
+        elif lower in _NUMBERS:
+            found[_NUMBERS[lower]] = _number(name, value)
+        elif lower == "key":
+            found["key"] = _names(value)
+        elif lower in _REFUSED:
+            raise InvalidOption(f"{name}={value!r}: {_REFUSED[lower]}")
+        elif lower not in _RESULTS and lower not in _SPARKS_OWN:
+            raise InvalidOption(f"{name}: no such option")
+    if any(name in given for name in _RESULTS):
+        found["results"] = _results({name: given[name][1] for name in _RESULTS if name in given})
+    return found
+
+
+def _results(given: dict[str, str]) -> Append | Upsert:
+    how = given.get("results", "append").lower()
+    if how == "upsert" and {"upsertkey", "version"} <= given.keys():
+        return Upsert(_names(given["upsertkey"]), given["version"])
+    if how == "upsert":
+        raise InvalidOption("results='upsert': needs upsertKey and version")
+    if how != "append":
+        raise InvalidOption(f"results={how!r}: expected append or upsert; InboxWriter can do more")
+    if len(given) > ("results" in given):
+        raise InvalidOption("upsertKey, version: only with results='upsert'")
+    return Append()
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(","))
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidOption(f"{name}={value!r}: expected a whole number") from None

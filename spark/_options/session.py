@@ -1,0 +1,65 @@
+"""What the session knows: its defaults, and a few things that only a classic one tells."""
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from inbox_outbox_base.errors.spark import ColumnMismatch
+
+from .names import PREFIX, from_strings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def session_options(df: "DataFrame") -> dict[str, Any]:
+    """The session's defaults, by the names that the writer's arguments have.
+
+    Raises:
+        InvalidOption: one of them is not known, or cannot be read.
+    """
+    return from_strings(defaults(df.sparkSession.conf.getAll))
+
+
+def defaults(configuration: dict[str, str]) -> dict[str, str]:
+    """Those of a configuration's entries that are meant for the writer."""
+    return {name: value for name, value in configuration.items() if name.startswith(PREFIX)}
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema in which rows will arrive.
+
+    Raises:
+        ColumnMismatch: Spark itself cannot send a column's type.
+    """
+    return pa.schema([_arrow_field(field) for field in schema])
+
+
+def _arrow_field(field: StructField) -> pa.Field:
+    try:
+        return to_arrow_schema(StructType([field]), timezone="UTC").field(0)
+    except PySparkTypeError as error:
+        raise ColumnMismatch(
+            f"column {field.name!r}: the type {field.dataType.simpleString()} cannot be written; cast it"
+        ) from error
+
+
+def known_parts(df: "DataFrame") -> int:
+    """How many partitions there will be; 0 where that is only known once it runs."""
+    if not hasattr(df, "_jdf"):
+        return 0
+    plan = df._jdf.queryExecution().executedPlan()  # noqa: SLF001 - there is no other way to ask
+    if "AdaptiveSparkPlan" in plan.getClass().getSimpleName():
+        return 0
+    return df.rdd.getNumPartitions()
+
+
+def query_id(df: "DataFrame") -> str | None:
+    """The id of the streaming query that this micro-batch is of; it lives as long as its checkpoint."""
+    if not hasattr(df, "_jdf"):
+        return None
+    context = df.sparkSession.sparkContext
+    return context.getLocalProperty("sql.streaming.queryId")

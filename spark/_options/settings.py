@@ -1,0 +1,182 @@
+"""A writer's options, checked before anything is read or written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy import URL
+
+from inbox_outbox_base.checks import options as inbox_options
+from inbox_outbox_base.databases.results import Append, Results, Statements, Upsert
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+from .url import jdbc_or_sqlalchemy
+
+Ledger = Literal["verify", "trust", "off"]
+Atomicity = Literal["partition", "job"]
+NullKeys = Literal["error", "drop"]
+
+ISOLATION_LEVELS = {
+    "READ_COMMITTED": "READ COMMITTED",
+    "REPEATABLE_READ": "REPEATABLE READ",
+    "SERIALIZABLE": "SERIALIZABLE",
+}
+LONGEST_RUN = 64
+"""Bytes of UTF-8; a streaming query adds its own id."""
+
+_TOO_WEAK = ("NONE", "READ_UNCOMMITTED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything a task needs to know; sent to executors, so it holds the password, which is never shown."""
+
+    url: URL
+    table: str | None
+    table_schema: str | None
+    key: tuple[str, ...]
+    consumer: str
+    results: Results
+    run: str | None
+    batch: int
+    ledger: Ledger
+    atomicity: Atomicity
+    null_keys: NullKeys
+    batch_size: int
+    num_partitions: int | None
+    max_connections: int | None
+    isolation_level: str | None
+    session_init_statement: str | None
+    query_timeout: float
+    lock_timeout: float
+    memory: int
+    inbox_schema: str | None
+
+    @property
+    def target(self) -> str:
+        """The table's name as people write it."""
+        return ".".join(part for part in (self.table_schema, self.table) if part)
+
+
+def checked(
+    *,
+    url: object,
+    table: object,
+    key: object,
+    consumer: object,
+    results: object = None,
+    user: object = None,
+    password: object = None,
+    run: object = None,
+    batch: object = 0,
+    ledger: object = "verify",
+    atomicity: object = "partition",
+    null_keys: object = "error",
+    batch_size: object = 20_000,
+    num_partitions: object = None,
+    max_connections: object = None,
+    isolation_level: object = None,
+    session_init_statement: object = None,
+    query_timeout: object = 0,
+    lock_timeout: object = 30,
+    memory: object = 64 * 2**20,
+    inbox_schema: object = None,
+) -> Settings:
+    """The settings that these options mean.
+
+    Raises:
+        InvalidOption: one of them cannot be used; the message names it and its value, but never a password.
+    """
+    checked_results = _results(results)
+    schema, name = _table(table, checked_results)
+    return Settings(
+        url=jdbc_or_sqlalchemy(url, user, password),
+        table=name,
+        table_schema=schema,
+        key=_names("key", key),
+        consumer=inbox_options.consumer(consumer),  # type: ignore[arg-type]  # it checks that
+        results=checked_results,
+        run=None if run is None else _run(run),
+        batch=_whole("batch", batch, 0),
+        ledger=_one_of("ledger", ledger, ("verify", "trust", "off")),
+        atomicity=_one_of("atomicity", atomicity, ("partition", "job")),
+        null_keys=_one_of("null_keys", null_keys, ("error", "drop")),
+        batch_size=_whole("batch_size", batch_size, 1),
+        num_partitions=None if num_partitions is None else _whole("num_partitions", num_partitions, 1),
+        max_connections=None if max_connections is None else _whole("max_connections", max_connections, 1),
+        isolation_level=_isolation(isolation_level),
+        session_init_statement=_text_or_none("session_init_statement", session_init_statement),
+        query_timeout=_seconds("query_timeout", query_timeout),
+        lock_timeout=_seconds("lock_timeout", lock_timeout),
+        memory=_whole("memory", memory, 2**20),
+        inbox_schema=_text_or_none("inbox_schema", inbox_schema),
+    )
+
+
+def _results(value: object) -> Results:
+    if value is None:
+        return Append()
+    if isinstance(value, Append | Upsert | Statements) or (callable(value) and not isinstance(value, type)):
+        return value
+    raise InvalidOption(f"results={value!r}: expected Append(), Upsert(...), Statements(...) or a function")
+
+
+def _table(value: object, results: Results) -> tuple[str | None, str | None]:
+    if value is None and not isinstance(results, Append | Upsert):
+        return None, None
+    parts = value.split(".") if isinstance(value, str) else []
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise InvalidOption(f"table={value!r}: expected a table's name, or schema.name")
+    return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
+
+
+def _names(option: str, value: object) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidOption(f"{option}={value!r}: expected a column's name, or several")
+    if len(set(names)) < len(names):
+        raise InvalidOption(f"{option}={value!r}: a column is named twice")
+    return names
+
+
+def _run(value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(inbox_options.utf8("run", value)) <= LONGEST_RUN:
+        raise InvalidOption(f"run={value!r}: expected 1 to {LONGEST_RUN} bytes of text")
+    return value
+
+
+def _whole(option: str, value: object, lowest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < 2**63:
+        raise InvalidOption(f"{option}={value!r}: expected a whole number, {lowest} or more")
+    return value
+
+
+def _one_of(option: str, value: object, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise InvalidOption(f"{option}={value!r}: expected one of {', '.join(choices)}")
+    return value
+
+
+def _text_or_none(option: str, value: object) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise InvalidOption(f"{option}={value!r}: expected text")
+    return value
+
+
+def _seconds(option: str, value: object) -> float:
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(number, int | float):
+        raise InvalidOption(f"{option}={value!r}: expected seconds (a number) or a timedelta")
+    return inbox_options.seconds(option, number, inbox_options.LONGEST_WAIT)
+
+
+def _isolation(value: object) -> str | None:
+    if value is None:
+        return None
+    name = value.upper().replace(" ", "_") if isinstance(value, str) else ""
+    if name in _TOO_WEAK:
+        raise InvalidOption(f"isolation_level={value!r}: no guarantee can be kept below READ_COMMITTED")
+    if name not in ISOLATION_LEVELS:
+        raise InvalidOption(f"isolation_level={value!r}: expected one of {', '.join(ISOLATION_LEVELS)}")
+    return ISOLATION_LEVELS[name]
