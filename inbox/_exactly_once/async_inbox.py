@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from inbox._operating.purge import Purged, purge
 from inbox_outbox_base.calls.async_calls import run
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry_async
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.fault import OWN
@@ -184,16 +184,15 @@ class AsyncInbox(Settings, Listens[AsyncListener]):
 
             @functools.wraps(body)
             async def handle_message(message: M) -> Outcome:
-                for attempt, pause in enumerate(pauses(attempts), 1):
-                    try:
-                        return self._remembered(source, key, payload, message) or await once(message)
-                    except Exception as error:
-                        if pause is None or not self._may_retry(error):
-                            raise
-                        if self.hooks:
-                            self._tell_retry(key(message), attempt, error)
-                    await asyncio.sleep(pause)
-                raise AssertionError("pauses() ends with None")
+                async def once_or_remembered() -> Outcome:
+                    return self._remembered(source, key, payload, message) or await once(message)
+
+                return await retry_async(
+                    once_or_remembered,
+                    attempts,
+                    lambda error, attempt: self._is_retried(error, attempt, key, message),
+                    sleep=asyncio.sleep,
+                )
 
             looks = looking_at(source, self.tables.message, bind_arguments)
             handle_message.prepare = looks  # type: ignore[attr-defined]

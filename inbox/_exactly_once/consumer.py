@@ -116,20 +116,22 @@ class Settings:
         if transaction.verdict is not Verdict.NEW and self.on_refusal == "raise":
             raise_refusal(transaction.verdict, self.consumer, transaction.key)
 
-    def _may_retry(self, error: Exception) -> bool:
-        """Whether `handler` tries again. For a message in flight it has waited already."""
-        return is_worth_another_try(error) and not isinstance(error, NotTaken)
-
-    def _tell_retry(self, key: Key, attempt: int, error: Exception) -> None:
-        self.hooks(
-            Event(
-                kind=EventKind.RETRIED,
-                consumer=self.consumer,
-                key=encode_key(key),
-                attempt=attempt,
-                error=describe(error),
+    def _is_retried(self, error: Exception, attempt: int, key: Callable[[Any], Key], message: Any) -> bool:
+        """Whether `handler` tries again, which monitoring then learns. It has waited already for a message
+        in flight."""
+        if isinstance(error, NotTaken) or not is_worth_another_try(error):
+            return False
+        if self.hooks:
+            self.hooks(
+                Event(
+                    kind=EventKind.RETRIED,
+                    consumer=self.consumer,
+                    key=encode_key(key(message)),
+                    attempt=attempt,
+                    error=describe(error),
+                )
             )
-        )
+        return True
 
     def _scope(self) -> dict[str, Any]:
         return {"consumer": self.consumer, "retention": self._policy.asked, "schema": self.schema}

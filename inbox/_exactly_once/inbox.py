@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox._operating.purge import Purged, purge
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.fault import OWN
@@ -242,16 +242,11 @@ class Inbox(Settings, Listens[Listener]):
 
             @functools.wraps(body)
             def handle_message(message: M) -> Outcome:
-                for attempt, pause in enumerate(pauses(attempts), 1):
-                    try:
-                        return self._remembered(source, key, payload, message) or once(message)
-                    except Exception as error:
-                        if pause is None or not self._may_retry(error):
-                            raise
-                        if self.hooks:
-                            self._tell_retry(key(message), attempt, error)
-                    time.sleep(pause)
-                raise AssertionError("pauses() ends with None")
+                return retry(
+                    lambda: self._remembered(source, key, payload, message) or once(message),
+                    attempts,
+                    lambda error, attempt: self._is_retried(error, attempt, key, message),
+                )
 
             looks = looking_at(source, self.tables.message, bind_arguments)
             handle_message.prepare = looks  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from inbox._memory import Known, Memory, place_of
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.registry import database_of
@@ -226,11 +226,12 @@ class Transaction:
             with connection.begin():
                 return database.settled(connection, self._attempt, self._wait)
 
-        for pause in pauses(_RECONNECTS):
-            try:
-                return on_connection(engine, look)
-            except SQLAlchemyError as error:
-                if pause is None or not codes.is_transient(error):
-                    raise CommitLost("the connection broke during COMMIT; its outcome is unknown") from error
-            self._sleep(pause)
-        raise AssertionError("pauses() ends with None")
+        try:
+            return retry(
+                lambda: on_connection(engine, look),
+                _RECONNECTS,
+                lambda error, _: isinstance(error, SQLAlchemyError) and codes.is_transient(error),
+                sleep=self._sleep,
+            )
+        except SQLAlchemyError as error:
+            raise CommitLost("the connection broke during COMMIT; its outcome is unknown") from error

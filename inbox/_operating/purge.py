@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from inbox._status_mode.stores import Status
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
@@ -232,11 +232,9 @@ class _Run:
                 except DBAPIError as error:
                     explain(connection, table, error)
 
-        for pause in pauses(_TRIES):
-            try:
-                return on_connection(self.engine, transaction)
-            except DBAPIError as error:
-                if pause is None or not codes.is_passing(error):
-                    raise
-            self.sleep(pause)
-        raise AssertionError("pauses() ends with None")
+        return retry(
+            lambda: on_connection(self.engine, transaction),
+            _TRIES,
+            lambda error, _: isinstance(error, DBAPIError) and codes.is_passing(error),
+            sleep=self.sleep,
+        )

@@ -1,13 +1,12 @@
 """Changing what is stored about a consumer, on purpose."""
 
-import time
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
@@ -57,15 +56,14 @@ def set_policy(
         options.one_of("mode", mode, _MODES)
     database, all_tables = taking(engine.dialect.name), tables(schema)
     engine = engine.execution_options(isolation_level=database.own_isolation)
-    for pause in pauses(_TRIES):
-        try:
-            with connected(engine) as connection, connection.begin():
-                return _replace(connection, all_tables, consumer, mode, times(kept, dead))
-        except DBAPIError as error:
-            if pause is None or not codes.is_transient(error):
-                raise
-        time.sleep(pause)
-    raise AssertionError("pauses() ends with None")
+
+    def replace() -> Policy:
+        with connected(engine) as connection, connection.begin():
+            return _replace(connection, all_tables, consumer, mode, times(kept, dead))
+
+    return retry(
+        replace, _TRIES, lambda error, _: isinstance(error, DBAPIError) and codes.is_transient(error)
+    )
 
 
 def _replace(

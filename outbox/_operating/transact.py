@@ -1,6 +1,5 @@
 """An operator's transactions: each is short, and is tried again where that helps."""
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,7 +7,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.transactions.connect import connected, transacted
@@ -30,15 +29,15 @@ def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], 
     """
     database = relaying(_usable(engine).dialect.name, tables.message.schema)
     own = engine.execution_options(isolation_level=database.own_isolation)
-    for pause in pauses(_TRIES):
-        try:
-            with connected(own) as connection:
-                return transacted(connection, work)
-        except DBAPIError as error:
-            if pause is None or not is_transient(error):
-                explained(engine, tables, error)
-        time.sleep(pause)
-    raise AssertionError("pauses() ends with None")
+
+    def once() -> T:
+        with connected(own) as connection:
+            return transacted(connection, work)
+
+    try:
+        return retry(once, _TRIES, lambda error, _: isinstance(error, DBAPIError) and is_transient(error))
+    except DBAPIError as error:
+        explained(engine, tables, error)
 
 
 def _usable(engine: Any) -> Engine:

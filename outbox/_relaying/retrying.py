@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
 from inbox import is_transient
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import pauses
 from inbox_outbox_base.errors.codes import code_of
 from inbox_outbox_base.errors.login import is_refusal, refusal
 from inbox_outbox_base.errors.outbox import DatabaseRefused

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.url import for_engine
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.registry import loading
@@ -47,17 +47,14 @@ def committed(engine: Engine, database: Loading, settings: Settings, work: Calla
     A connection that breaks during COMMIT leaves it open whether that happened, so `work` has to find what it
     has committed before.
     """
-    for pause in pauses(TRIES):
-        try:
-            with transaction(engine, database, settings) as connection:
-                result = work(connection)
-                connection.commit()
-                return result
-        except (DBAPIError, TransientError) as error:
-            if pause is None or not is_passing(error):
-                raise
-        time.sleep(pause)
-    raise AssertionError("pauses() ends with None")
+
+    def once() -> T:
+        with transaction(engine, database, settings) as connection:
+            result = work(connection)
+            connection.commit()
+            return result
+
+    return retry(once, TRIES, lambda error, _: is_passing(error))
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """Leaving out rows whose keys are in the inbox already, on an executor."""
 
-import time
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.tables.inbox import tables
@@ -30,13 +29,10 @@ def unseen_rows(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterat
 def _found(settings: Settings, keys: pa.StringArray) -> list[str]:
     database = loading(settings.url.get_backend_name())
     ordered = pc.unique(keys).sort()
-    for pause in pauses(_TRIES):
-        try:
-            with transaction(engine_of(settings), database, settings) as connection:
-                inbox = tables(settings.inbox_schema)
-                return list(database.found(connection, inbox, settings.consumer, ordered))
-        except DBAPIError as error:
-            if pause is None or not is_passing(error):
-                raise
-        time.sleep(pause)
-    raise AssertionError("pauses() ends with None")
+
+    def once() -> list[str]:
+        with transaction(engine_of(settings), database, settings) as connection:
+            inbox = tables(settings.inbox_schema)
+            return list(database.found(connection, inbox, settings.consumer, ordered))
+
+    return retry(once, _TRIES, lambda error, _: isinstance(error, DBAPIError) and is_passing(error))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from inbox_outbox_base.calls.pauses import pauses
+from inbox_outbox_base.calls.retry import pauses
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.inbox import StoreUnreachable
 from inbox_outbox_base.transactions.policy import Declaration

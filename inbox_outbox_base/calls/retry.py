@@ -1,0 +1,58 @@
+"""The retry loop, and how long it pauses."""
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MayRetry = Callable[[Exception, int], bool]
+"""Whether to try again after this error of attempt 1, 2, ..."""
+
+
+def retry(
+    work: Callable[[], T],
+    attempts: int,
+    may_retry: MayRetry,
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+) -> T:
+    """Return what `work` returns, after at most so many attempts. The last error is raised."""
+    for attempt, pause in enumerate(pauses(attempts), 1):
+        try:
+            return work()
+        except Exception as error:
+            if pause is None or not may_retry(error, attempt):
+                raise
+        sleep(pause)
+    raise AssertionError("the last pause is None")
+
+
+async def retry_async(
+    work: Callable[[], Awaitable[T]],
+    attempts: int,
+    may_retry: MayRetry,
+    *,
+    sleep: Callable[[float], Awaitable[object]],
+) -> T:
+    """The same for a coroutine function."""
+    for attempt, pause in enumerate(pauses(attempts), 1):
+        try:
+            return await work()
+        except Exception as error:
+            if pause is None or not may_retry(error, attempt):
+                raise
+        await sleep(pause)
+    raise AssertionError("the last pause is None")
+
+
+def pauses(attempts: int) -> Iterator[float | None]:
+    """How long to wait after each attempt that failed, in seconds; None after the last one.
+
+    Exponential with full jitter, from 10 ms up to at most 2 s (Brooker, "Exponential Backoff And
+    Jitter", 2015): transactions that collided must not meet again in step.
+    """
+    for attempt in range(attempts - 1):
+        yield random.uniform(0, min(2.0, 0.01 * 2**attempt))
+    yield None
