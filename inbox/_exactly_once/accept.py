@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
 from inbox_outbox_base.errors.fault import OWN
 from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing
@@ -75,7 +75,7 @@ def accept(
             return (Verdict.TOO_OLD, None) if found is None else _judge(attempt, found)
         taken = database.take(connection, attempt, wait)
     except DBAPIError as error:
-        explain(connection, attempt.tables.message, error)
+        raise_clearer(connection, attempt.tables.message, error)
     if policy.known(connection) is None:
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
@@ -158,7 +158,7 @@ def accept_many(
             if others := sorted({messages.keys[index] for index in old} - fresh):
                 known |= database.find_many(connection, replace(batch, keys=others))
         except DBAPIError as error:
-            explain(connection, tables.message, error)
+            raise_clearer(connection, tables.message, error)
         if policy.known(connection) is None:
             _agree(connection, policy, batch, taken)
     return list(_verdicts(messages, old, taken, known))

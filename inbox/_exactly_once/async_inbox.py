@@ -30,7 +30,7 @@ from inbox_outbox_base.transactions.sources import async_kinds, check_source, op
 from inbox_outbox_base.words.verdict import Verdict
 
 from .accept import accept, accept_many
-from .consumer import ATTEMPTS, Settings
+from .consumer import ATTEMPTS, Consumer
 from .taken import Taken, take
 from .transaction import Transaction
 from .work import Work, handle_of
@@ -52,7 +52,7 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 
-class AsyncInbox(Settings, Listens[AsyncListener]):
+class AsyncInbox(Consumer, Listens[AsyncListener]):
     """`Inbox` with the same verbs, awaited: effects inside the caller's transaction take effect exactly once
     per business key, for as long as the inbox row is kept.
 

@@ -30,7 +30,7 @@ ATTEMPTS = 12
 """How often a handler tries one message: about five seconds' worth of transient errors."""
 
 
-class Settings:
+class Consumer:
     """A consumer's name and options, checked."""
 
     _is_async = False

@@ -26,7 +26,7 @@ from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, o
 from inbox_outbox_base.words.verdict import Verdict
 
 from .accept import accept, accept_many
-from .consumer import ATTEMPTS, Settings
+from .consumer import ATTEMPTS, Consumer
 from .taken import Taken, take
 from .work import Work, handle_of
 
@@ -34,7 +34,7 @@ M = TypeVar("M")
 Handle = Connection | Session | scoped_session[Session]
 
 
-class Inbox(Settings, Listens[Listener]):
+class Inbox(Consumer, Listens[Listener]):
     """Takes each message once: effects inside the caller's transaction take effect exactly once per
     business key, for as long as the inbox row is kept.
 

@@ -15,7 +15,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.databases.taking_statements import Aging
@@ -230,7 +230,7 @@ class _Run:
                 try:
                     return work(connection)
                 except DBAPIError as error:
-                    explain(connection, table, error)
+                    raise_clearer(connection, table, error)
 
         return retry(
             lambda: on_connection(self.engine, transaction),

@@ -10,7 +10,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption
@@ -83,4 +83,4 @@ def _replace(
         connection.execute(taking_statements.declare(tables), row(consumer, chosen, values))
         return look(connection, tables, consumer)[consumer]
     except DBAPIError as error:
-        explain(connection, tables.consumer, error)
+        raise_clearer(connection, tables.consumer, error)

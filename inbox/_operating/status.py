@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox._status_mode.stores import Status
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key, encode_key
-from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.tables.inbox import Tables, tables
@@ -64,7 +64,7 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
         try:
             return _status(connection, database, all_tables)
         except DBAPIError as error:
-            explain(connection, all_tables.message, error)
+            raise_clearer(connection, all_tables.message, error)
 
 
 def _status(connection: Connection, database: Taking, all_tables: Tables) -> list[ConsumerStatus]:
@@ -99,7 +99,7 @@ def _policies(connection: Connection, all_tables: Tables) -> dict[str, Policy]:
     try:
         return look(connection, all_tables)
     except DBAPIError as error:
-        explain(connection, all_tables.consumer, error)
+        raise_clearer(connection, all_tables.consumer, error)
 
 
 def _messages(connection: Connection, all_tables: Tables) -> dict[str, dict[Status, int]]:
@@ -111,7 +111,7 @@ def _messages(connection: Connection, all_tables: Tables) -> dict[str, dict[Stat
     try:
         rows = connection.execute(counts).all()
     except DBAPIError as error:
-        explain(connection, all_tables.status, error)
+        raise_clearer(connection, all_tables.status, error)
     for row in rows:
         found.setdefault(row.consumer, {})[Status(row.status)] = row.messages
     return found
@@ -132,7 +132,7 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
         try:
             row = connection.execute(select(all_tables.message).where(this)).one_or_none()
         except DBAPIError as error:
-            explain(connection, all_tables.message, error)
+            raise_clearer(connection, all_tables.message, error)
     if row is None:
         return None
     digest = None if row.digest is None else row.digest.hex()

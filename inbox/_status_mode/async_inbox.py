@@ -19,7 +19,7 @@ from inbox_outbox_base.listening.outcome import Outcome
 from .async_claim import AsyncClaim
 from .async_heartbeat import Heartbeat, LoopHeartbeats
 from .claim_base import outcome_of
-from .consumer import StatusSettings
+from .consumer import StatusConsumer
 from .hold import GivingUp, Hold
 
 M = TypeVar("M")
@@ -27,7 +27,7 @@ M = TypeVar("M")
 _log = logging.getLogger("inbox.claims")
 
 
-class AsyncStatusInbox(StatusSettings, Listens[AsyncListener]):
+class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
     """`StatusInbox` with the same verbs, awaited: takes each message once without a transaction around its
     handler, which may call other services.
 

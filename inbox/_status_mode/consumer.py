@@ -35,7 +35,7 @@ LARGEST_PAYLOAD = 1_000_000
 """Bytes of a payload that a dead letter can keep, at most: databases refuse a statement that is too long."""
 
 
-class StatusSettings:
+class StatusConsumer:
     """A consumer's name, its store and its options, checked."""
 
     _is_async: bool

@@ -16,14 +16,14 @@ from inbox_outbox_base.listening.outcome import Outcome
 
 from .claim import Claim
 from .claim_base import outcome_of
-from .consumer import StatusSettings
+from .consumer import StatusConsumer
 from .heartbeats import Heartbeats
 from .hold import GivingUp, Hold
 
 M = TypeVar("M")
 
 
-class StatusInbox(StatusSettings, Listens[Listener]):
+class StatusInbox(StatusConsumer, Listens[Listener]):
     """Takes each message once without a transaction around its handler, which may call other services.
 
     At any time at most one handler has the message's lease. What a handler does is at least once, never

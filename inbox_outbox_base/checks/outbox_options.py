@@ -24,7 +24,7 @@ LARGEST_HEADERS = 65_536
 """Bytes of headers as JSON, at most."""
 
 
-def _ours(check: Callable[P, T]) -> Callable[P, T]:
+def _with_our_error(check: Callable[P, T]) -> Callable[P, T]:
     """The same check, with this package's error."""
 
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -36,14 +36,14 @@ def _ours(check: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-seconds = _ours(inbox_options.seconds)
-number = _ours(inbox_options.number)
-one_of = _ours(inbox_options.one_of)
-count = _ours(inbox_options.count)
-flag = _ours(inbox_options.flag)
-aware = _ours(inbox_options.aware)
-consumer = _ours(inbox_options.consumer)
-database_url = _ours(url.database_url)
+seconds = _with_our_error(inbox_options.seconds)
+number = _with_our_error(inbox_options.number)
+one_of = _with_our_error(inbox_options.one_of)
+count = _with_our_error(inbox_options.count)
+flag = _with_our_error(inbox_options.flag)
+aware = _with_our_error(inbox_options.aware)
+consumer = _with_our_error(inbox_options.consumer)
+database_url = _with_our_error(url.database_url)
 
 
 def text(option: str, value: object, longest: int) -> str:

@@ -9,7 +9,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TablesMissing
 
 
-def explain(connection: Connection, table: Table, error: DBAPIError) -> NoReturn:
+def raise_clearer(connection: Connection, table: Table, error: DBAPIError) -> NoReturn:
     """Raise the error, or a clearer one when our tables, of which this is one, are simply not there."""
     missing = codes.is_table_missing(error)
     if connection.dialect.name == "sqlite" and not codes.is_transient(error):

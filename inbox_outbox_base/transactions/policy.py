@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.checks.keys import DIGEST_FORMAT
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import PolicyConflict
@@ -163,7 +163,7 @@ class Declaration:
             if codes.ends_wait(error):  # others are at it: ask again at the next message
                 return self.asked or Retention()
             if not codes.is_denied(error):
-                explain(connection, self._tables.consumer, error)
+                raise_clearer(connection, self._tables.consumer, error)
             kept = memo.known[place] = self.asked or Retention()
             self._warn(kept, error)
             return kept

@@ -11,7 +11,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.transactions.connect import connected, transacted
-from outbox._publishing.missing import explained
+from outbox._publishing.missing import raise_clearer
 from outbox.schema import OutboxTables
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], 
     try:
         return retry(once, _TRIES, lambda error, _: isinstance(error, DBAPIError) and is_transient(error))
     except DBAPIError as error:
-        explained(engine, tables, error)
+        raise_clearer(engine, tables, error)
 
 
 def _usable(engine: Any) -> Engine:

@@ -12,7 +12,7 @@ from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.errors.outbox import WrongBucketCount
 from outbox.schema import OutboxTables
 
-from .missing import explained
+from .missing import raise_clearer
 
 _counts: weakref.WeakKeyDictionary[Dialect, dict[str | None, tuple[int, float]]] = weakref.WeakKeyDictionary()
 """Of each engine's database, known by its dialect object, and schema: how many buckets it had, and when."""
@@ -38,7 +38,7 @@ def bucket_count(connection: Connection, tables: OutboxTables) -> int:
     try:
         found = int(connection.execute(relaying_statements.count_buckets(tables)).scalar_one())
     except DBAPIError as error:
-        explained(connection, tables, error)
+        raise_clearer(connection, tables, error)
     if found == 0:
         raise WrongBucketCount(f"table {tables.bucket.fullname} is empty: the database has no buckets")
     if known and found != known:

@@ -25,7 +25,7 @@ from outbox.schema import tables
 
 from .buckets import bucket_count, bucket_of
 from .drafts import Drafts
-from .missing import explained
+from .missing import raise_clearer
 from .serializer import Serializer
 from .staging import stage
 
@@ -282,7 +282,7 @@ class Outbox:
             if len(at_once) < len(drafts):
                 self._insert_delayed(connection, drafts)
         except DBAPIError as error:
-            explained(connection, self.tables, error)
+            raise_clearer(connection, self.tables, error)
 
     def _insert_delayed(self, connection: Connection, drafts: list[Draft]) -> None:
         for from_clock in (False, True):

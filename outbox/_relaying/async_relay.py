@@ -17,7 +17,7 @@ from inbox_outbox_base.words.outcomes import Outcome
 from outbox._waking.async_ears import AsyncEars, TaskBell
 
 from .batch import Batch
-from .loop import RelayBase
+from .loop import RelayLoop
 
 if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # at run time only once it is used: without greenlet the impo
 T = TypeVar("T")
 
 
-class AsyncRelay(RelayBase["AsyncEngine", AsyncPublisher]):
+class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
     """`Relay` with the same verbs, awaited: takes committed messages to a broker, each at least once, with
     the same id in every send, and those of one key in their order.
 

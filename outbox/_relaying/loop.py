@@ -29,9 +29,9 @@ from .batch import Batch, waves
 from .journal import Journal
 from .report import Report
 from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
+from .rounds import LeaseLost, Rounds
 from .sending import Pace, Sending
 from .settings import AfterDead, Settings
-from .transactions import Core, LeaseLost
 
 E = TypeVar("E")
 P = TypeVar("P", bound=Publisher | AsyncPublisher)
@@ -43,7 +43,7 @@ _LAST_TRIES = 5
 """How often the last transaction is tried, at once: it may have met with a deadlock."""
 
 
-class RelayBase(ABC, Generic[E, P]):
+class RelayLoop(ABC, Generic[E, P]):
     """The state of one relay, and its loop, written synchronously.
 
     A subclass says how to wait and how to hand over a batch; the asynchronous one runs all of this inside
@@ -98,9 +98,9 @@ class RelayBase(ABC, Generic[E, P]):
         if self._settings.listen_url is not None and own.dialect.name != "postgresql":
             raise InvalidOption(f"listen_url: the engine's database is {own.dialect.name}")
         self._line = Line(own, self._settings.listen_url)
-        self._core = Core(self._settings, own.dialect.name)
-        self._engine = own.execution_options(isolation_level=self._core.own_isolation)
-        around = Surroundings(self._core.committed, lambda: self._is_stopped, self._pause, self._aside)
+        self._rounds = Rounds(self._settings, own.dialect.name)
+        self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
+        around = Surroundings(self._rounds.committed, lambda: self._is_stopped, self._pause, self._aside)
         self._transactions = Transactions(self._engine, self._settings.tables, around)
         self._journal = Journal(self._settings.name, self._settings.hooks)
         self._pace = Pace(self._settings.batch)
@@ -180,7 +180,7 @@ class RelayBase(ABC, Generic[E, P]):
                 if batch.letters or batch.exhausted:
                     self._send(batch)
                 elif not self._is_stopped:
-                    self._bell.wait(self._core.seconds_idle())
+                    self._bell.wait(self._rounds.seconds_idle())
         except TROUBLE as error:
             if not (self._is_stopped and passes(error)):
                 raise
@@ -201,37 +201,37 @@ class RelayBase(ABC, Generic[E, P]):
         chosen."""
         while True:
             try:
-                if not self._core.has_joined:
-                    self._do(self._core.join, tries)
+                if not self._rounds.has_joined:
+                    self._do(self._rounds.join, tries)
                     self._journal.say(
-                        "is connected to %s (epoch %d)", self._transactions.place, self._core.epoch
+                        "is connected to %s (epoch %d)", self._transactions.place, self._rounds.epoch
                     )
-                if time.monotonic() >= self._core.next_tend:
+                if time.monotonic() >= self._rounds.next_tend:
                     self._do(self._tend, tries)
-                    self._is_settled()
-                    self._journal.owns(self._core.owned)
+                    self._finish_batch()
+                    self._journal.owns(self._rounds.owned)
                     self._journal.summarise()
-                if self._core.recheck_is_due:
+                if self._rounds.recheck_is_due:
                     self._recheck()
                 batch = self._do(self._round, tries)
             except LeaseLost as error:
                 self._lost(error)
             else:
-                self._is_settled()
+                self._finish_batch()
                 return batch
 
     def _tend(self, connection: Connection) -> None:
-        self._core.tend(connection, self._report)
+        self._rounds.tend(connection, self._report)
 
     def _recheck(self) -> None:
         """In a transaction of its own: should a time limit strike, the relay goes on all the same."""
         try:
-            self._journal.overlooked(self._do(self._core.recheck, 1))
+            self._journal.overlooked(self._do(self._rounds.recheck, 1))
         except (SQLAlchemyError, OSError, OutboxError) as error:
             self._journal.not_looked(error)
 
     def _round(self, connection: Connection) -> Batch:
-        return self._core.round(connection, self._report, self._pace.demand())
+        return self._rounds.round(connection, self._report, self._pace.demand())
 
     def _send(self, batch: Batch) -> None:
         """Hand a batch to the publisher; meanwhile the lease is renewed."""
@@ -261,9 +261,9 @@ class RelayBase(ABC, Generic[E, P]):
     def _may_send(self) -> bool:
         """Whether a send that begins now is over before the lease is; the lease is renewed if that helps."""
         longest = self._settings.timeout or 0.0
-        if time.monotonic() + longest >= self._core.expires:
+        if time.monotonic() + longest >= self._rounds.expires:
             self._renew()
-        return time.monotonic() + longest < self._core.expires
+        return time.monotonic() + longest < self._rounds.expires
 
     def _beat(self, is_over: Callable[[float], bool]) -> None:
         """Renew the lease while a send takes long; `is_over` waits for some seconds, and says whether to end.
@@ -272,38 +272,38 @@ class RelayBase(ABC, Generic[E, P]):
         """
         lease = self._settings.lease
         while not is_over(min(1.0, lease / 6)):
-            is_late = time.monotonic() > self._core.expires - lease / 2
-            if self._is_sending and self._core.has_joined and is_late:
+            is_late = time.monotonic() > self._rounds.expires - lease / 2
+            if self._is_sending and self._rounds.has_joined and is_late:
                 self._renew()
 
     def _renew(self) -> None:
         try:
-            self._do(self._core.renew, 1)
+            self._do(self._rounds.renew, 1)
         except (SQLAlchemyError, OSError, LeaseLost, OutboxError) as error:
             _log.warning("the lease could not be renewed: %s", reason(error))
 
     def _leave(self, tries: int) -> None:
         """Write what became of the last batch, and give up the buckets."""
-        if not self._core.has_joined:
+        if not self._rounds.has_joined:
             return
         try:
-            self._do(lambda connection: self._core.end(connection, self._report), tries)
+            self._do(lambda connection: self._rounds.end(connection, self._report), tries)
         except LeaseLost as error:
             self._lost(error)
         except TROUBLE as error:
             _log.warning("the buckets are free once the lease is over: %s", reason(error))
         else:
-            self._is_settled()
-        self._core.forget()
+            self._finish_batch()
+        self._rounds.forget()
 
     def _lost(self, error: LeaseLost) -> None:
-        """Begin anew, as another relay."""
+        """Start again, as another relay."""
         refused = len(self._report.accepted)
         _log.warning("%s; %d completions were refused and changed nothing", error, refused)
         self._report = Report()
-        self._core.forget()
+        self._rounds.forget()
 
-    def _is_settled(self) -> None:
+    def _finish_batch(self) -> None:
         """What became of the last batch has been written."""
         report, self._report = self._report, Report()
         self._relayed += len(report.accepted)

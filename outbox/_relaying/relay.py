@@ -14,10 +14,10 @@ from inbox_outbox_base.words.envelope import Envelope
 from inbox_outbox_base.words.outcomes import Outcome
 from outbox._waking.ears import Ears, ThreadBell
 
-from .loop import RelayBase
+from .loop import RelayLoop
 
 
-class Relay(RelayBase[Engine, Publisher]):
+class Relay(RelayLoop[Engine, Publisher]):
     """Takes committed messages to a broker: each at least once, with the same id in every send, and those of
     one key in their order.
 

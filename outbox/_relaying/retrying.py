@@ -17,7 +17,7 @@ from inbox_outbox_base.errors.login import is_refusal, refusal
 from inbox_outbox_base.errors.outbox import DatabaseRefused
 from inbox_outbox_base.errors.secrets import place, reason, remember
 from inbox_outbox_base.transactions.connect import on_connection, transacted
-from outbox._publishing.missing import explained
+from outbox._publishing.missing import raise_clearer
 from outbox.schema import OutboxTables
 
 from .beside import Overtaken
@@ -70,7 +70,7 @@ class Transactions:
                 except TROUBLE as error:
                     self._check_login(error)
                     if isinstance(error, DBAPIError) and not passes(error):
-                        explained(self._engine, self._tables, error)
+                        raise_clearer(self._engine, self._tables, error)
                     if self._relay.is_stopped() if tries is None else pause is None:
                         raise
                     if pause is None:

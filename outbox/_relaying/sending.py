@@ -124,7 +124,7 @@ class Sending:
             silence = Unknown(f"{type(error).__name__}: {error}")
         finally:  # an interruption goes on, and what has been answered is written
             if len(answers) > len(letters):
-                answers, silence = [], _said("more answers than there were messages")
+                answers, silence = [], _unknown("more answers than there were messages")
             failed = len(self.report.others)
             for letter, answer in zip(letters, chain(answers, repeat(silence)), strict=False):
                 if isinstance(answer, Accepted):
@@ -142,9 +142,9 @@ class Sending:
 
 
 def _checked(answer: Any) -> Outcome:
-    return answer if isinstance(answer, Outcome) else _said(f"{answer!r:.80}, which is no outcome")
+    return answer if isinstance(answer, Outcome) else _unknown(f"{answer!r:.80}, which is no outcome")
 
 
-def _said(what: str) -> Unknown:
+def _unknown(what: str) -> Unknown:
     log.error("the publisher gave %s", what)
     return Unknown(f"the publisher gave {what}")

@@ -97,7 +97,7 @@ class Job:
             work = partial(self._settle, total)
             total = committed(self._engine, self._database, self.settings, work)
         transport = next((each.transport for each in done if each.transport != "none"), "none")
-        return self._told(total, len(done), sum(each.replayed for each in done), transport, seconds)
+        return self._report(total, len(done), sum(each.replayed for each in done), transport, seconds)
 
     def _settle(self, read: Counts, connection: Connection) -> Counts:
         total = _reconciled(read, self._entries(connection))
@@ -109,9 +109,11 @@ class Job:
     def report_finished(self, counts: Counts, seconds: float) -> WriteReport:
         """The report of a batch that was not even looked at."""
         parts = {entry.part for entry in self._done if entry.part != WHOLE_BATCH}
-        return self._told(counts, len(parts), len(parts), "none", seconds)
+        return self._report(counts, len(parts), len(parts), "none", seconds)
 
-    def _told(self, total: Counts, parts: int, replayed: int, transport: str, seconds: float) -> WriteReport:
+    def _report(
+        self, total: Counts, parts: int, replayed: int, transport: str, seconds: float
+    ) -> WriteReport:
         return WriteReport(
             run=self.run,
             batch=self.settings.batch,

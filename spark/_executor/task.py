@@ -143,14 +143,14 @@ class _Partition:
         if settings.ledger != "off":
             row = self._entry.values() | ledger.columns(Counts())
             if not self._database.note(connection, tables, row):
-                return self._noted(connection)
+                return self._found_before(connection)
         with intact(connection):
             counts = self._apply(connection)
         if settings.ledger != "off":
             ledger.settle(connection, tables, self._entry, counts)
         return counts
 
-    def _noted(self, connection: Connection) -> Counts:
+    def _found_before(self, connection: Connection) -> Counts:
         counts = ledger.find(connection, self._task.tables, self._entry)
         if counts is None:  # an old snapshot, or purged in between
             raise TransientError("the ledger's row was written after this transaction's snapshot")
@@ -171,7 +171,7 @@ class _Partition:
             if first is not None:
                 results(connection, chain([first], rest))
                 check_open(connection)
-            for _ in rest:  # what the function did not want to see is taken all the same
+            for _ in rest:  # drain: these keys count as taken even if the function did not read them
                 pass
         counts = replace(taking.counts, dropped=self._dropped, rows=self._spool.rows + self._dropped)
         repeated = self._spool.rows - counts.new - counts.duplicate

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from inbox_outbox_base.checks.retention import Retention
-from inbox_outbox_base.databases.missing import explain
+from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
@@ -306,7 +306,7 @@ class SqlStore(Store):
             except DBAPIError as error:
                 if codes.is_read_only(error):
                     connection.invalidate(error)
-                explain(connection, self.tables.status, error)
+                raise_clearer(connection, self.tables.status, error)
 
     def _bounded(self, connection: Connection, seconds: float) -> AbstractContextManager[None]:
         return Call(self._watchdog, connection, seconds) if self._database.has_server else nullcontext()

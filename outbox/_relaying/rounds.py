@@ -42,7 +42,7 @@ class LeaseLost(Exception):
     """Somebody else owns this relay's buckets by now; nothing was written."""
 
 
-class Core:
+class Rounds:
     """One relay: what it owns, and what it knows about it.
 
     A round is one transaction: what became of the last batch is written, the next one is read and noted. The
