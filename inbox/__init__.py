@@ -33,14 +33,12 @@ from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.codes import is_transient
 from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.decision import Action, Decision, Decisions
 from inbox_outbox_base.listening.listener import Listener
-from inbox_outbox_base.listening.outcome import Outcome
+from inbox_outbox_base.listening.outcome import Action, Decision, Decisions, Outcome
 from inbox_outbox_base.monitoring.events import Event, EventKind
 from inbox_outbox_base.monitoring.log import LogEvents
 from inbox_outbox_base.transactions.policy import Policy
-from inbox_outbox_base.words.delivery import Delivery, message_id, message_key
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Delivery, Verdict, message_id, message_key
 
 from . import errors, schema
 

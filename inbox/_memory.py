@@ -11,7 +11,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
 from inbox_outbox_base.listening.outcome import Outcome
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 _places: WeakKeyDictionary[Pool, object] = WeakKeyDictionary()
 

@@ -15,9 +15,15 @@ What is taken through an inbox on the other side takes effect once. Operators lo
 """
 
 from inbox_outbox_base.brokers.publishing import AsyncPublisher, Publisher
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.message import Message
-from inbox_outbox_base.words.outcomes import Accepted, Outcome, Refused, Unavailable, Unknown
+from inbox_outbox_base.words.outgoing import (
+    Accepted,
+    Envelope,
+    Message,
+    Outcome,
+    Refused,
+    Unavailable,
+    Unknown,
+)
 from outbox._operating.audit import Audit, audit
 from outbox._operating.audit_parts import Missing
 from outbox._operating.bucket_count import set_bucket_count

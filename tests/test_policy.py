@@ -30,7 +30,7 @@ from inbox import (
 )
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
-from inbox_outbox_base.listening.decision import Action
+from inbox_outbox_base.listening.outcome import Action
 from tests.database import Database
 from tests.status_stores import Place
 

@@ -20,7 +20,7 @@ from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing
 from inbox_outbox_base.tables.inbox import Tables
 from inbox_outbox_base.transactions.joining import usable
 from inbox_outbox_base.transactions.policy import Declaration
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 _LARGEST_STATEMENT = 5_000
 """Keys in one statement, at most: databases limit the parameters of a statement."""

@@ -21,7 +21,7 @@ from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Ho
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.transactions.session import BindArguments
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import Messages, new_attempt
 from .transaction import Transaction

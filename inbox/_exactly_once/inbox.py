@@ -23,7 +23,7 @@ from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.durability import looking_at
 from inbox_outbox_base.transactions.session import BindArguments, bind_of, check_no_session, connection_of
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import accept, accept_many
 from .consumer import ATTEMPTS, Consumer

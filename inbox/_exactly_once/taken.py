@@ -21,7 +21,7 @@ from inbox_outbox_base.errors.fault import OWN
 from inbox_outbox_base.errors.inbox import InvalidOption, TransactionEnded
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.savepoints import innermost, number
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import accept
 

@@ -35,7 +35,7 @@ from inbox_outbox_base.transactions.session import (
     connection_of,
     is_aborted,
 )
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import accept
 

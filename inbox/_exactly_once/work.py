@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 from inbox_outbox_base.checks.results import normalised
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from .transaction import Transaction
 

@@ -11,7 +11,7 @@ from inbox_outbox_base.checks.results import encode_result
 from inbox_outbox_base.errors.fault import is_own
 from inbox_outbox_base.errors.inbox import InvalidOption, LeaseLost
 from inbox_outbox_base.listening.outcome import Outcome
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from .hold import GivingUp, Hold, OnUnknown, describe
 from .stores import Status, Store

@@ -20,7 +20,7 @@ from inbox_outbox_base.errors.refusal import OnRefusal, raise_refusal
 from inbox_outbox_base.listening.outcome import Outcome
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, Hook, Hooks
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from .claim_base import ClaimBase
 from .heartbeats import Schedule

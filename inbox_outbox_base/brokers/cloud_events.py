@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
-from inbox_outbox_base.words.message import Message
+from inbox_outbox_base.words.outgoing import Message
 
 Mode = Literal["binary", "structured"]
 PREFIX = "ce_"

@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Outcome
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 from inbox_outbox_base.errors import inbox as inbox_errors
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
 from inbox_outbox_base.tables.outbox import LONGEST_ID, LONGEST_TOPIC
-from inbox_outbox_base.words.message import Message
+from inbox_outbox_base.words.outgoing import Message
 
 from . import options as inbox_options
 from . import url

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from inbox_outbox_base.tables.times import NO_TIME
-from inbox_outbox_base.words.envelope import Envelope
+from inbox_outbox_base.words.outgoing import Envelope
 
 
 class Unreadable(ValueError):

@@ -2,7 +2,7 @@
 
 from sqlalchemy.exc import InvalidRequestError
 
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 
 class InboxError(Exception):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from . import inbox
 

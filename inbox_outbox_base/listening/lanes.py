@@ -10,7 +10,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from .decision import Action, Decision, Decisions
+from .outcome import Action, Decision, Decisions
 
 BEHIND = "behind a message that was not acknowledged"
 

@@ -9,10 +9,9 @@ from typing import TypeVar
 from inbox_outbox_base.calls.signals import Doorbell, as_failure
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from .decision import Action, Decision, Decisions
 from .lanes import Batch, Job
 from .listener_base import STOPPING, ListenerBase, caught, checked
-from .outcome import Outcome
+from .outcome import Action, Decision, Decisions, Outcome
 
 M = TypeVar("M")
 

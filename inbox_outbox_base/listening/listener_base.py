@@ -15,13 +15,12 @@ from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.fault import is_own
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
-from inbox_outbox_base.listening.decision import TooOld
+from inbox_outbox_base.listening.outcome import TooOld
 from inbox_outbox_base.monitoring.events import stored
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
-from .decision import Action, Decision
 from .lanes import Batch, Job, Lanes
-from .outcome import Outcome
+from .outcome import Action, Decision, Outcome
 
 Order = Literal["each", "in_order"]
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.listening.decision import TooOld
+from inbox_outbox_base.listening.outcome import TooOld
 
-from .decision import Decision
 from .listener_base import ListenerBase, Order
+from .outcome import Decision
 
 L = TypeVar("L", bound=ListenerBase)
 

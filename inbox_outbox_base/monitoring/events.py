@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 _log = logging.getLogger("inbox.events")
 

@@ -19,7 +19,7 @@ from inbox_outbox_base.errors.outbox import InvalidOption, UnusableConnection, W
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.joining import usable
 from inbox_outbox_base.transactions.session import bind_of, connection_of
-from inbox_outbox_base.words.message import Draft, Message
+from inbox_outbox_base.words.outgoing import Draft, Message
 from outbox._waking import wake as _wake
 from outbox.schema import tables
 

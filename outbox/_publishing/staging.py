@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, event
 
 from inbox_outbox_base.transactions.connect import root
 from inbox_outbox_base.transactions.savepoints import innermost, number
-from inbox_outbox_base.words.message import Draft
+from inbox_outbox_base.words.outgoing import Draft
 
 Write = Callable[[Connection, list[Draft]], None]
 

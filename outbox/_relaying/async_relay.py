@@ -12,8 +12,7 @@ from sqlalchemy import Engine
 
 from inbox_outbox_base.brokers.publishing import AsyncPublisher
 from inbox_outbox_base.errors.outbox import InvalidOption
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Outcome
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 from outbox._waking.async_ears import AsyncEars, TaskBell
 
 from .batch import Batch

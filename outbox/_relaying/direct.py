@@ -12,8 +12,7 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.errors.fault import is_own
 from inbox_outbox_base.errors.outbox import InvalidOption
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import ACCEPTED, Failed, Outcome, Refused, Unavailable
+from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Failed, Outcome, Refused, Unavailable
 
 Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
 

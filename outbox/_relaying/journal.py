@@ -10,7 +10,7 @@ from inbox import Event, EventKind
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.errors.secrets import reason, strike_out
 from inbox_outbox_base.monitoring.events import Hooks
-from inbox_outbox_base.words.outcomes import Outcome, Refused, Unknown
+from inbox_outbox_base.words.outgoing import Outcome, Refused, Unknown
 
 from .report import Report
 

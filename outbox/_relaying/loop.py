@@ -20,8 +20,7 @@ from inbox_outbox_base.errors.outbox import InvalidOption, OutboxError
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions.durability import look
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Outcome
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 from outbox._waking.bells import Bell
 from outbox._waking.line import Line
 

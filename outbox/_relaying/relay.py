@@ -10,8 +10,7 @@ from sqlalchemy import Engine
 
 from inbox_outbox_base.brokers.publishing import Publisher
 from inbox_outbox_base.errors.outbox import InvalidOption
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Outcome
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 from outbox._waking.ears import Ears, ThreadBell
 
 from .loop import RelayLoop

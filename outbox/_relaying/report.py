@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from inbox_outbox_base.checks.options import LONGEST_WAIT
 from inbox_outbox_base.databases.letter import Letter
-from inbox_outbox_base.words.outcomes import Failed, Outcome, Refused, Unknown
+from inbox_outbox_base.words.outgoing import Failed, Outcome, Refused, Unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any
 from inbox import Backoff
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.errors.secrets import strike_out
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Accepted, Outcome, Refused, Unknown
+from inbox_outbox_base.words.outgoing import Accepted, Envelope, Outcome, Refused, Unknown
 
 from .batch import Batch, Demand
 from .report import Answer, Report

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying
-from inbox_outbox_base.words.outcomes import Outcome, Refused
+from inbox_outbox_base.words.outgoing import Outcome, Refused
 
 from .report import Answer, Death, Report
 from .settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 
 from inbox_outbox_base.monitoring.events import LONGEST_ERROR
 from inbox_outbox_base.transactions.policy import Declaration
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 UNDO_ATTEMPTS = 3
 """Attempts beyond the last one, when there are finished steps still to be undone."""

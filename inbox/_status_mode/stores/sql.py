@@ -19,7 +19,7 @@ from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.connect import connected
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.transactions.policy import Declaration
-from inbox_outbox_base.words.verdict import Verdict
+from inbox_outbox_base.words.incoming import Verdict
 
 from . import sql_rows as rows
 from . import sql_statements

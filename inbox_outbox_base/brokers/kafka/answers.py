@@ -2,7 +2,7 @@
 
 from confluent_kafka import KafkaError
 
-from inbox_outbox_base.words.outcomes import ACCEPTED, Outcome, Refused, Unavailable, Unknown
+from inbox_outbox_base.words.outgoing import ACCEPTED, Outcome, Refused, Unavailable, Unknown
 
 JUDGED_TOGETHER = frozenset(
     {

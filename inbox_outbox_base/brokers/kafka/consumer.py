@@ -11,10 +11,9 @@ from inbox_outbox_base.calls.threads import in_thread
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.decision import Decision, Decisions
 from inbox_outbox_base.listening.listener import Listener
-from inbox_outbox_base.listening.outcome import Outcome
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.listening.outcome import Decision, Decisions, Outcome
+from inbox_outbox_base.words.incoming import Delivery
 
 with brought_by("kafka"):
     from .dead_letters import DeadLetterTopic

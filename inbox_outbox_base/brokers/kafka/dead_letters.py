@@ -7,8 +7,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from inbox_outbox_base.listening.decision import Decision
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.listening.outcome import Decision
+from inbox_outbox_base.words.incoming import Delivery
 
 from .record import headers_of
 

@@ -15,9 +15,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from inbox_outbox_base.brokers.journal import Journal
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.listening.decision import Decision, Decisions, TooOld
 from inbox_outbox_base.listening.listener_base import ListenerBase
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.listening.outcome import Decision, Decisions, TooOld
+from inbox_outbox_base.words.incoming import Delivery
 
 from . import consumer_settings
 from .dead_letters import DeadLetterTopic

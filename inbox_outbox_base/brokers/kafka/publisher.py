@@ -11,8 +11,7 @@ from typing import Any
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import UnsafeBroker
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Outcome, Unavailable, Unknown
+from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable, Unknown
 
 from . import producer_settings
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from inbox_outbox_base.brokers.foreign_events import event_id
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.words.incoming import Delivery
 
 _log = logging.getLogger("inbox.kafka")
 _given_headers = operator.methodcaller("headers")

@@ -18,9 +18,8 @@ from inbox_outbox_base.checks import options as _options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.decision import Decision, TooOld
-from inbox_outbox_base.listening.outcome import Outcome
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
+from inbox_outbox_base.words.incoming import Delivery
 
 from . import address
 from .companions import Companions

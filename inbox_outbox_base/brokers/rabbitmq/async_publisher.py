@@ -12,8 +12,7 @@ from aiormq.abc import AbstractChannel, AbstractConnection
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors import inbox as inbox_errors
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Outcome, Unavailable, Unknown
+from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable, Unknown
 
 from . import address
 from .message import closes_channel, is_unsent, outcome_of, properties_of

@@ -8,7 +8,7 @@ from aiormq.abc import AbstractChannel, AbstractConnection, ArgumentsType
 from aiormq.exceptions import ChannelNotFoundEntity, PublishError
 from pamqp.commands import Basic
 
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.words.incoming import Delivery
 
 from .delivery import FAILURES, REASON, sent_on
 

@@ -14,9 +14,8 @@ from inbox_outbox_base.calls.threads import in_thread
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.listening.decision import Decision, TooOld
-from inbox_outbox_base.listening.outcome import Outcome
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
+from inbox_outbox_base.words.incoming import Delivery
 
 with brought_by("rabbitmq"):
     from .async_consumer import AsyncRabbitConsumer

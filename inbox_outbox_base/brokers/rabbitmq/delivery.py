@@ -12,7 +12,7 @@ from pamqp import decode, encode
 from pamqp.commands import Basic
 
 from inbox_outbox_base.brokers.foreign_events import event_id
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.words.incoming import Delivery
 
 ATTEMPT = "inbox-attempt"
 """Header of a message that is to come again: how many attempts it has had."""

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from inbox_outbox_base.calls.loop_thread import LoopThread
 from inbox_outbox_base.checks.extras import brought_by
-from inbox_outbox_base.words.envelope import Envelope
-from inbox_outbox_base.words.outcomes import Outcome
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 with brought_by("rabbitmq"):
     from .async_publisher import AsyncRabbitPublisher

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from aiormq.abc import DeliveredMessage
 
-from inbox_outbox_base.listening.decision import Action, Decision
-from inbox_outbox_base.words.delivery import Delivery
+from inbox_outbox_base.listening.outcome import Action, Decision
+from inbox_outbox_base.words.incoming import Delivery
 
 from .companions import Companions
 from .delivery import failures_of, frame_of

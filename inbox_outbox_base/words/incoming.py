@@ -1,8 +1,9 @@
-"""A message as a broker's consumer hands it to a handler, whichever broker brought it."""
+"""What comes in: a message as a broker's consumer hands it to a handler, and what the inbox says about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 MaybeNone: TypeAlias = Any
@@ -42,3 +43,22 @@ def message_key(message: Any) -> str:
 def message_id(message: Any) -> str:
     """The message's id: a handler's `key=` where several messages of one key are to be taken, each once."""
     return str(message.id)
+
+
+class Verdict(StrEnum):
+    """What the inbox says about a message; exactly one value says "run it"."""
+
+    NEW = "new"
+    """Never taken before, or not to its end: run it."""
+    DUPLICATE = "duplicate"
+    """Taken before, and committed: acknowledge it."""
+    IN_FLIGHT = "in_flight"
+    """Somebody else is taking it right now: deliver it again later."""
+    MISMATCH = "mismatch"
+    """The same key came with another payload: a person has to look."""
+    TOO_OLD = "too_old"
+    """Older than the retention: nobody can know whether it was taken before."""
+    DEAD = "dead"
+    """Its attempts are used up."""
+    HALTED = "halted"
+    """The outcome of one of its steps is unknown, and the step may not be repeated."""
