@@ -5,6 +5,11 @@ a PostgreSQL schema of your choice. An application that keeps these tables in it
 of them to its `target_metadata`, and `alembic check` stays quiet.
 """
 
+from typing import TYPE_CHECKING
+
+from sqlalchemy import MetaData
+
+from inbox_outbox_base.tables import inbox as _tables
 from inbox_outbox_base.tables.inbox import (
     CONSUMER_RULES,
     FEATURES,
@@ -14,7 +19,6 @@ from inbox_outbox_base.tables.inbox import (
     Bytewise,
     Tables,
     UtcDateTime,
-    metadata,
     metadata_for,
     tables,
     utcnow,
@@ -34,3 +38,12 @@ __all__ = [
     "tables",
     "utcnow",
 ]
+
+if TYPE_CHECKING:
+    metadata: MetaData
+    """All tables in the connection's default schema."""
+
+
+def __getattr__(name: str) -> MetaData:
+    """`metadata` is made when it is asked for: not everybody who takes messages wants all tables."""
+    return _tables.__getattr__(name)

@@ -3,7 +3,11 @@
 One Alembic history makes all of them: `inbox-outbox migrate`, or `inbox.migration`.
 """
 
-from inbox_outbox_base.tables.inbox import metadata
+from typing import TYPE_CHECKING
+
+from sqlalchemy import MetaData
+
+from inbox_outbox_base.tables import inbox as _tables
 from inbox_outbox_base.tables.inbox import tables as _all_tables
 from inbox_outbox_base.tables.outbox import BUCKETS, LONGEST_TOPIC, OutboxTables
 
@@ -13,3 +17,13 @@ __all__ = ["BUCKETS", "LONGEST_TOPIC", "OutboxTables", "metadata", "tables"]
 def tables(schema: str | None = None) -> OutboxTables:
     """The tables as they stand in `schema` (None: the connection's default schema)."""
     return _all_tables(schema).outbox
+
+
+if TYPE_CHECKING:
+    metadata: MetaData
+    """All tables in the connection's default schema."""
+
+
+def __getattr__(name: str) -> MetaData:
+    """`metadata` is made when it is asked for."""
+    return _tables.__getattr__(name)

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import DateTime, Dialect, LargeBinary, Table, Text, event
-from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDL
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -43,7 +42,7 @@ class Bytewise(TypeDecorator[str]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name in MYSQL:
-            return dialect.type_descriptor(mysql.VARBINARY(self.longest))
+            return dialect.type_descriptor(_mysql().VARBINARY(self.longest))
         # Not through type_descriptor(), which would make it a VARCHAR on PostgreSQL.
         return Text(collation="C" if dialect.name == "postgresql" else None)
 
@@ -57,6 +56,13 @@ class Bytewise(TypeDecorator[str]):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], str | None] | None:
         return _decoded if dialect.name in MYSQL else None
+
+
+def _mysql() -> Any:
+    """SQLAlchemy's dialect, imported when a table is declared: importing this library costs little."""
+    from sqlalchemy.dialects import mysql
+
+    return mysql
 
 
 def _encoded(value: str | None) -> Any:
@@ -75,7 +81,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name in MYSQL:
-            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
+            return dialect.type_descriptor(_mysql().DATETIME(fsp=6))
         return dialect.type_descriptor(DateTime(timezone=dialect.name == "postgresql"))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
@@ -142,30 +148,30 @@ def _from_now_sqlite(element: from_now, compiler: SQLCompiler, **kw: Any) -> str
 
 
 def binary(length: int) -> TypeEngine[bytes]:
-    """Bytes, so many at most."""
-    return LargeBinary().with_variant(mysql.VARBINARY(length), *MYSQL)
+    """A binary column of at most `length` bytes."""
+    return LargeBinary().with_variant(_mysql().VARBINARY(length), *MYSQL)
 
 
 def long_text() -> TypeEngine[str]:
     """Text of up to 16 MB."""
-    return Text().with_variant(mysql.MEDIUMTEXT, *MYSQL)
+    return Text().with_variant(_mysql().MEDIUMTEXT, *MYSQL)
 
 
 def long_binary() -> TypeEngine[bytes]:
     """Bytes without a limit of their own."""
-    return LargeBinary().with_variant(mysql.LONGBLOB, *MYSQL)
+    return LargeBinary().with_variant(_mysql().LONGBLOB, *MYSQL)
 
 
 def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
     """The same type for DDL alone, of SQLAlchemy's own types: what Alembic writes of it needs no import."""
     if isinstance(column, Bytewise):
         text = Text().with_variant(Text(collation="C"), "postgresql")
-        text = text.with_variant(mysql.VARBINARY(column.longest), *MYSQL)
+        text = text.with_variant(_mysql().VARBINARY(column.longest), *MYSQL)
         for dialect, other in column._variant_mapping.items():  # noqa: SLF001 - Alembic reads it, too
             text = text.with_variant(other, dialect)
         return text
     if isinstance(column, UtcDateTime):
-        return DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *MYSQL)
+        return DateTime(timezone=True).with_variant(_mysql().DATETIME(fsp=6), *MYSQL)
     return column
 
 

@@ -1,8 +1,9 @@
 """The tables of the inbox, with those of the outbox; `inbox.schema` is their public name."""
 
 import copyreg
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     BigInteger,
@@ -31,7 +32,7 @@ from .columns import (
     plain,
     utcnow,
 )
-from .outbox import OutboxTables, outbox_tables
+from .outbox import OUTBOX, OutboxTables, outbox_tables
 
 __all__ = [
     "CONSUMER_RULES",
@@ -231,7 +232,7 @@ FEATURES = {
     "inbox": ("inbox_message", "inbox_consumer"),
     "status": ("inbox_status", "inbox_consumer"),
     "ledger": ("inbox_ledger", "inbox_consumer"),
-    "outbox": tuple(getattr(tables().outbox, each.name).name for each in fields(OutboxTables)),
+    "outbox": OUTBOX,
 }
 """The tables of each feature. The first one is no other's. (The Spark writer needs "inbox" and "ledger".)"""
 
@@ -262,8 +263,16 @@ def metadata_for(*features: str, schema: str | None = None) -> MetaData:
     return found
 
 
-metadata = metadata_for(*FEATURES)
-"""All tables in the connection's default schema."""
+if TYPE_CHECKING:
+    metadata: MetaData
+    """All tables in the connection's default schema."""
+
+
+@cache
+def __getattr__(name: str) -> MetaData:
+    if name != "metadata":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return metadata_for(*FEATURES)
 
 
 # In the process that loads them they are its own again: statements are kept, and compiled, by their tables.

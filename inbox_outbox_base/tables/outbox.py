@@ -56,6 +56,10 @@ class OutboxTables:
     ids: Table
 
 
+OUTBOX = tuple(f"outbox_{name}" for name in (*OutboxTables.__slots__[:-1], "id"))
+"""The names of the tables."""
+
+
 class _BucketFirst(PrimaryKeyConstraint):
     """The primary key on the sequence; on PostgreSQL on bucket and sequence, so that a new message costs one
     index.

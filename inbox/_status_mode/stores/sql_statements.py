@@ -26,13 +26,11 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import BigInteger
 
-from inbox_outbox_base.databases.mysql.taking import or_tell
 from inbox_outbox_base.tables.columns import from_now
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
@@ -140,7 +138,13 @@ def add(tables: Tables, dialect_name: str) -> Insert:
     """A new record, unless there is one."""
     values = _new_values(tables)
     if dialect_name == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
         return sqlite.insert(tables.status).values(values).on_conflict_do_nothing()
+    from sqlalchemy.dialects import mysql
+
+    from inbox_outbox_base.databases.mysql.taking import or_tell
+
     return or_tell(mysql.insert(tables.status).values(values))
 
 
@@ -149,6 +153,8 @@ def add_or_look(tables: Tables) -> Select[Any]:
     """PostgreSQL, in one statement: a new record's token and time; or the one that is there, read without
     lock or write, as one value, because a driver's work grows with the columns. Of a record that was purged
     while the statement ran only the new one: both could be seen."""
+    from sqlalchemy.dialects import postgresql
+
     c = tables.status.c
     values = _new_values(tables)
     given = select(*values.values()).where(_waits(CLAIM_WAIT))
