@@ -40,6 +40,7 @@ from sqlalchemy.schema import CreateSchema, DropTable
 from inbox._migrating.revisions import Features
 from inbox._migrating.turn import check, make_schema, turn
 from inbox_outbox_base.checks.url import database_url
+from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError, UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE, tables
@@ -105,7 +106,7 @@ def migrate(
         except DBAPIError as error:
             if not codes.ends_wait(error):
                 raise
-            if engine.dialect.name != "postgresql" or time.monotonic() > deadline:
+            if not migrating(engine.dialect.name).starts_over or time.monotonic() > deadline:
                 raise TransientError(f"a table has been locked for {_turn.LOCK_WAIT} seconds") from error
         else:
             return

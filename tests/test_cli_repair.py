@@ -262,7 +262,7 @@ def test_what_redis_has_not(place: Place) -> None:
     for command in (["status"], ["purge"]):
         done = in_this_process("inbox", *command, url=place.url)
         assert done.returncode == 1
-        assert error(done).startswith("dialect='redis': there are tables for ")
+        assert error(done).startswith("dialect='redis': the inbox is proven on ")
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)

@@ -2,25 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
-from sqlalchemy import Connection, Engine, func, inspect, select, text
+from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
+from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import InvalidOption, TransientError, UnsupportedDatabase
-from inbox_outbox_base.tables.inbox import VERSION_TABLE
+from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
 
 LOCK_WAIT = 60
 """Seconds to wait for somebody else's migration."""
 
 TABLE_WAIT = 5
-"""PostgreSQL: seconds that a statement waits for a table. Everybody who comes later waits behind it, so it
-gives up soon and the migration begins again."""
-
-_DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
-_LOCK = 112_589_990_684  # an arbitrary number, the same for everybody who migrates
+"""Seconds that a statement waits for a table, where that can be limited; then the migration starts over."""
 
 
 @contextmanager
@@ -32,17 +27,17 @@ def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
         TransientError: somebody else has been migrating for a minute.
     """
     check(engine.dialect.name, schema)
-    # Whoever waited has to see what the one before has made, which a snapshot taken before would hide.
-    level: Literal["SERIALIZABLE", "READ COMMITTED"] = (
-        "SERIALIZABLE" if engine.dialect.name == "sqlite" else "READ COMMITTED"
-    )
-    with engine.execution_options(isolation_level=level).connect() as connection:
+    database = migrating(engine.dialect.name)
+    with engine.execution_options(isolation_level=database.isolation).connect() as connection:
+        taken = f"somebody else has been migrating for {LOCK_WAIT} seconds"
         try:
-            _wait_for_turn(connection)
+            is_ours = database.wait_for_turn(connection, LOCK_WAIT, TABLE_WAIT)
         except DBAPIError as error:
             if not codes.ends_wait(error):
                 raise
-            raise TransientError(f"somebody else has been migrating for {LOCK_WAIT} seconds") from error
+            raise TransientError(taken) from error
+        if not is_ours:
+            raise TransientError(taken)
         make_schema(connection, schema)
         yield connection
         connection.commit()
@@ -61,38 +56,6 @@ def check(dialect: str, schema: str | None) -> None:
         UnsupportedDatabase: it is one.
         InvalidOption: `schema` on another database than PostgreSQL.
     """
-    if dialect not in _DIALECTS:
-        raise UnsupportedDatabase(f"dialect={dialect!r}: there are tables for {', '.join(_DIALECTS)} only")
-    if schema is not None and dialect != "postgresql":
+    database = migrating(dialect)
+    if schema is not None and not database.has_schemas:
         raise InvalidOption(f"schema={schema!r}: only PostgreSQL has schemas inside a database")
-
-
-def _wait_for_turn(connection: Connection) -> None:
-    """Keep everybody else from migrating until this transaction, or on MySQL this session, is over."""
-    if connection.dialect.name == "postgresql":
-        _limit(connection, LOCK_WAIT)
-        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
-        _limit(connection, TABLE_WAIT)
-    elif connection.dialect.name == "sqlite":
-        connection.begin()  # which may do more than nothing: applications listen to it
-        if not getattr(connection.connection.driver_connection, "in_transaction", False):
-            _begin_immediately(connection)
-    else:
-        # DDL commits, so a transaction would not hold the lock. The pool must not get the session back.
-        connection.detach()
-        connection.execute(text("SET SESSION lock_wait_timeout = :wait"), {"wait": LOCK_WAIT})
-        if connection.execute(select(func.get_lock(VERSION_TABLE, LOCK_WAIT))).scalar_one() != 1:
-            raise TransientError(f"somebody else has been migrating for {LOCK_WAIT} seconds")
-
-
-def _limit(connection: Connection, seconds: int) -> None:
-    connection.execute(select(func.set_config("lock_timeout", f"{seconds}s", True)))
-
-
-def _begin_immediately(connection: Connection) -> None:
-    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_WAIT * 1000:d}")
-    try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    finally:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")

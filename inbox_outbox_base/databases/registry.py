@@ -11,6 +11,7 @@ from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 
 if TYPE_CHECKING:  # at run time only what is asked for
     from .loading import Loading
+    from .migrating import Migrating
     from .relaying import Relaying
     from .taking import Taking
 
@@ -60,6 +61,15 @@ def loading(dialect: str) -> "Loading":
         UnsupportedDatabase: a dialect that is not proven.
     """
     return _class("loading", dialect)()  # type: ignore[no-any-return]
+
+
+def migrating(dialect: str) -> "Migrating":
+    """How to make and change our tables on a database.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven.
+    """
+    return _class("migrating", dialect)()  # type: ignore[no-any-return]
 
 
 @cache
