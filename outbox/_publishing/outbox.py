@@ -20,7 +20,7 @@ from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.joining import usable
 from inbox_outbox_base.transactions.session import bind_of, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
-from outbox._waking import wake as _wake
+from outbox._waking.wake import mark
 from outbox.schema import tables
 
 from .buckets import bucket_count, bucket_of
@@ -309,7 +309,7 @@ class Outbox:
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and any(draft.due is None for draft in drafts):
-            _wake.mark(connection, self.schema)
+            mark(connection, self.schema)
 
 
 def _check_unbound(bind_arguments: Mapping[str, Any] | None) -> None:

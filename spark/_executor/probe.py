@@ -12,8 +12,8 @@ from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.tables.inbox import tables
 from spark._options.settings import Settings
 
-from . import keys as _keys
 from .connect import engine_of, transaction
+from .keys import encode
 
 _TRIES = 20
 
@@ -21,7 +21,7 @@ _TRIES = 20
 def unseen_rows(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows whose keys are not in the inbox; those without a key pass, for the writer to judge."""
     for batch in batches:
-        keys = _keys.encode([batch.column(name) for name in settings.key])
+        keys = encode([batch.column(name) for name in settings.key])
         found = _found(settings, keys.drop_null())
         yield batch.filter(pc.invert(pc.is_in(keys, pa.array(found, pa.string())))) if found else batch
 

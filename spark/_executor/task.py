@@ -16,11 +16,11 @@ from inbox_outbox_base.errors.spark import InvalidRow
 from inbox_outbox_base.tables.inbox import Tables, tables
 from spark._options.settings import Settings
 
-from . import keys as _keys
 from . import ledger, sinks
 from .columns import fitted
 from .connect import committed, engine_of
 from .intact import check_open, intact
+from .keys import Fingerprint, encode
 from .ledger import Entry
 from .report import Counts
 from .spool import KEY, Spool
@@ -100,11 +100,11 @@ def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done 
 
 def _read(
     settings: Settings, batches: Iterable[pa.RecordBatch], spool: Spool | None
-) -> tuple[_keys.Fingerprint, int]:
+) -> tuple[Fingerprint, int]:
     """All rows into the spool, no connection open: their fingerprint, and how many had no key."""
-    fingerprint, dropped = _keys.Fingerprint(), 0
+    fingerprint, dropped = Fingerprint(), 0
     for batch in batches:
-        keys = _keys.encode([batch.column(name) for name in settings.key])
+        keys = encode([batch.column(name) for name in settings.key])
         if keys.null_count:
             if settings.null_keys == "error":
                 raise InvalidRow(

@@ -14,8 +14,8 @@ from aiormq import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from inbox_outbox_base.brokers.journal import Journal
-from inbox_outbox_base.checks import options as _options
 from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.listening.async_listener import AsyncListener
 from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
@@ -99,12 +99,10 @@ class AsyncRabbitConsumer:
             grace=grace,
             too_old=too_old,
         )
-        self.prefetch = _options.count(
-            "prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch
-        )
+        self.prefetch = count("prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch)
         self._handler = handler
-        self._declare = _options.flag("declare", declare)
-        self._rejects = _options.flag("reject_dead_letters", reject_dead_letters)
+        self._declare = flag("declare", declare)
+        self._rejects = flag("reject_dead_letters", reject_dead_letters)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
