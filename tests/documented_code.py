@@ -1,9 +1,9 @@
 """The Python blocks of README.md and docs/, and the names that their reader has already.
 
 The blocks of a page run one after the other, in one namespace. A comment in front of a block says that it
-`needs kafka` or `needs rabbitmq`, and is run with the address of a real broker in place of the page's, or
-that it is `not run: reason`. Of a block that is not run, the imports are. If a `text` block follows, that is
-what it prints.
+`needs kafka`, `rabbitmq` or `spark`, and is run with addresses of real ones in place of the page's, or that
+it is `not run: reason`. Of a block that is not run, the imports are. If a `text` block follows, that is what
+it prints.
 """
 
 import ast
@@ -31,13 +31,11 @@ from tests.program import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *(```|~~~) *py", re.MULTILINE)
 BLOCK = re.compile(
-    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs (?P<broker>kafka|rabbitmq)) -->\n)?"
+    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs (?P<service>kafka|rabbitmq|spark)) -->\n)?"
     r"^```python\n(?P<code>.*?)^```$"
     r"(?:\n+^```text\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
-ADDRESSES = {"kafka": "kafka:9092", "rabbitmq": "amqp://guest:guest@rabbitmq/"}
-"""Of the brokers, in the pages."""
 RUNS = re.compile(r"\.run\(\)|stopping_on_sigterm")
 """What ends at SIGTERM only."""
 LIMIT = 60
@@ -53,16 +51,19 @@ class Block:
     line: int
     code: str
     not_run: str | None
-    broker: str
+    service: str
     output: str | None
 
-    def run(self, names: dict[str, Any], brokers: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Run it in a namespace, with these addresses of brokers; a traceback names the page and the line."""
+    def run(
+        self, names: dict[str, Any], service: str = "", addresses: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Run it in a namespace, if it needs nothing or this service, whose addresses take the place of the
+        page's. A traceback names the page and the line."""
         code = self.code
-        if self.broker in brokers:
-            code = code.replace(ADDRESSES[self.broker], brokers[self.broker])
-        elif self.broker or self.not_run:
+        if self.not_run or self.service not in ("", service):
             code = imports(code)
+        for written, real in addresses.items():
+            code = code.replace(written, real)
         waits = RUNS.search(code)
         with bounded(), stopped(self._is_done(names["engine"])) if waits else nullcontext():
             exec(compile("\n" * (self.line - 1) + code, self.page, "exec"), names)  # noqa: S102  our own pages
@@ -86,11 +87,21 @@ def blocks(page: Path) -> list[Block]:
             text.count("\n", 0, each.start("code")) + 1,
             each["code"],
             each["reason"],
-            each["broker"] or "",
+            each["service"] or "",
             each["output"],
         )
         for each in BLOCK.finditer(text)
     ]
+
+
+def name(page: Path) -> str:
+    """What a test of the page is called by."""
+    return page.name
+
+
+def pages_that_need(service: str) -> list[Path]:
+    """The pages with blocks that need this service."""
+    return [page for page in PAGES if any(block.service == service for block in blocks(page))]
 
 
 def rows(engine: Engine, table: Table) -> int:

@@ -30,10 +30,14 @@ class Queues:
     def new(self, **arguments: Any) -> str:
         """Make a queue; arguments are RabbitMQ's, with an underscore for each dash."""
         name = f"test-{uuid4()}"
+        self.make(name, **arguments)
+        return name
+
+    def make(self, name: str, **arguments: Any) -> None:
+        """Make a queue of this name."""
         self._names.append(name)
         spelt = {option.replace("_", "-"): value for option, value in arguments.items()}
         self.do(lambda channel: channel.queue_declare(name, durable=True, arguments=spelt))
-        return name
 
     def put(
         self,

@@ -2,22 +2,19 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from aiormq.abc import AbstractChannel
 
-from tests.documented_code import FENCE, PAGES, TABLES, Block, blocks, reader, rows
+from tests.documented_code import FENCE, PAGES, TABLES, Block, blocks, name, pages_that_need, reader, rows
 from tests.kafka_topics import Topics
 from tests.rabbit_queues import Queues
 
 pytest_plugins = ["tests.kafka_fixtures", "tests.rabbit_fixtures"]
 
-ON_BROKERS = {page: brokers for page in PAGES if (brokers := {each.broker for each in blocks(page)} - {""})}
 
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,40 +28,34 @@ def test_the_code_of_a_page_runs(
         assert block.output in (None, capsys.readouterr().out), f"{page.name}, line {block.line}"
 
 
-@pytest.mark.parametrize("page", ON_BROKERS, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs_on_brokers(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+@pytest.mark.parametrize("page", pages_that_need("kafka"), ids=name)
+def test_the_code_for_kafka_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: Topics
 ) -> None:
-    """All blocks of a page run on real brokers: what one publishes, another one sends, and a third takes."""
-    monkeypatch.chdir(tmp_path)
-    names = reader(tmp_path)
-    addresses = {broker: request.getfixturevalue(f"{broker}_address") for broker in ON_BROKERS[page]}
+    """On a broker, what one block of a page publishes, the next one sends and another one takes."""
+    for topic in ("orders", "orders.dead"):
+        topics.make(topic)
+    run_on_broker(page, tmp_path, monkeypatch, "kafka", {"kafka:9092": topics.address})
+
+
+@pytest.mark.parametrize("page", pages_that_need("rabbitmq"), ids=name)
+def test_the_code_for_rabbitmq_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queues: Queues
+) -> None:
+    """The same on RabbitMQ."""
+    queues.make("orders")
+    run_on_broker(page, tmp_path, monkeypatch, "rabbitmq", {"amqp://guest:guest@rabbitmq/": queues.url})
+
+
+def run_on_broker(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, broker: str, addresses: Mapping[str, str]
+) -> None:
+    """Run the blocks of a page; no message is left in the outbox."""
+    monkeypatch.chdir(folder)
+    names = reader(folder)
     for block in blocks(page):
-        block.run(names, addresses)
+        block.run(names, broker, addresses)
     assert not rows(names["engine"], TABLES.outbox.message)
-
-
-@pytest.fixture
-def kafka_address(topics: Topics) -> str:
-    """A broker with the topics of the pages."""
-    for name in ("orders", "orders.dead"):
-        topics.make(name)
-    return topics.address
-
-
-@pytest.fixture
-def rabbitmq_address(queues: Queues) -> Iterator[str]:
-    """A broker with the queue of the pages."""
-
-    async def make(channel: AbstractChannel) -> None:
-        await channel.queue_declare("orders", durable=True)
-
-    async def delete(channel: AbstractChannel) -> None:
-        await channel.queue_delete("orders")
-
-    queues.do(make)
-    yield queues.url
-    queues.do(delete)
 
 
 def test_the_first_program_runs_as_it_is(tmp_path: Path) -> None:
@@ -85,7 +76,7 @@ def printed(program: Block, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_python_block_is_overlooked(page: Path) -> None:
     """Whatever is fenced as Python in another way, such as indented, would not be run."""
     assert len(FENCE.findall(page.read_text())) == len(blocks(page))
