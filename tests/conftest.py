@@ -15,11 +15,12 @@ from sqlalchemy.exc import DBAPIError
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox._status_mode.stores import Store
-from tests import forked, services, status_stores
-from tests.database import Database, make_tables
-from tests.services import Missing, Pooler, RedisServer, Server, rabbitmq
-from tests.services.redis import LocalRedis, program
-from tests.status_stores import Place
+from tests import servers
+from tests.servers import Missing, Pooler, RedisServer, Server, rabbitmq
+from tests.servers.redis import LocalRedis, program
+from tests.support import forked, status_stores
+from tests.support.database import Database, make_tables
+from tests.support.status_stores import Place
 
 T = TypeVar("T")
 SPARK_CLUSTER = "spark cluster"
@@ -52,7 +53,7 @@ LONGEST = re.compile(
 """What takes longest for what it adds to the others: left out where LEAVE_OUT_LONGEST is set."""
 
 
-OTHERS = {"redis": services.find_redis, "pgbouncer": services.find_pooler}
+OTHERS = {"redis": servers.find_redis, "pgbouncer": servers.find_pooler}
 
 
 def pytest_configure() -> None:
@@ -67,10 +68,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Start the servers and say where each comes from; processes that share the tests start their own."""
     if config.option.collectonly:
         return []
-    described = [_describe(name) for name in (*services.NAMES, "redis", "pgbouncer")]
+    described = [_describe(name) for name in (*servers.NAMES, "redis", "pgbouncer")]
     described.append(_announce("rabbitmq", rabbitmq.origin()))
     if config.getoption("dist", "no") != "no":
-        services.stop_all()
+        servers.stop_all()
     return described
 
 
@@ -110,12 +111,12 @@ def file_group(nodeid: str) -> str:
 
 def pytest_unconfigure() -> None:
     """Stop the servers."""
-    services.stop_all()
+    servers.stop_all()
 
 
 def _describe(name: str) -> str:
     try:
-        found = OTHERS[name]() if name in OTHERS else services.find(name)
+        found = OTHERS[name]() if name in OTHERS else servers.find(name)
     except (DBAPIError, psycopg.Error, RedisError, RuntimeError, OSError) as error:
         raise pytest.UsageError(f"{name} does not answer: {error}") from error
     if isinstance(found, Missing):
@@ -130,7 +131,7 @@ def _announce(name: str, origin: str | Missing) -> str:
     return f"{name}: {origin}, when a test needs it"
 
 
-@pytest.fixture(params=services.NAMES, scope="session")
+@pytest.fixture(params=servers.NAMES, scope="session")
 def server(request: pytest.FixtureRequest) -> Server:
     """Each server in turn; a missing one skips the test, or fails it where it is required."""
     return _server(request.param)
@@ -158,7 +159,7 @@ def postgres(templates: dict[str, Database]) -> Iterator[Database]:
 @pytest.fixture
 def pooled(postgres: Database) -> Iterator[Database]:
     """The same database behind PgBouncer in transaction mode, without psycopg's prepared statements."""
-    pooler: Pooler = _present("pgbouncer", services.find_pooler())
+    pooler: Pooler = _present("pgbouncer", servers.find_pooler())
     database = Database(postgres.server, pooler.before(postgres.url), prepare_threshold=None)
     yield database
     database.dispose()
@@ -214,19 +215,19 @@ def templates() -> Iterator[dict[str, Database]]:
 
 
 def _server(name: str) -> Server:
-    return _present(name, services.find(name))
+    return _present(name, servers.find(name))
 
 
 def _present(name: str, found: T | Missing) -> T:
     if not isinstance(found, Missing):
         return found
-    if services.is_required(name):
+    if servers.is_required(name):
         pytest.fail(f"{name} is required: {found.reason}")
     pytest.skip(f"{name}: {found.reason}")
 
 
 def _redis_place() -> Place:
-    server: RedisServer = _present("redis", services.find_redis())
+    server: RedisServer = _present("redis", servers.find_redis())
     return Place("redis", server.url, status_stores.new_prefix())
 
 

@@ -1,0 +1,1 @@
+"""Consumers and publishers of Kafka and RabbitMQ."""

@@ -1,0 +1,340 @@
+"""What a KafkaConsumer runs, in which order, and what it commits: a real Kafka, an inbox on PostgreSQL."""
+
+import json
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from inbox import Backoff, Claim, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_key
+from outbox import Accepted, Outbox, Relay
+from outbox.kafka import KafkaPublisher
+from tests.support import kafka_native
+from tests.support.database import Database
+from tests.support.kafka_consumers import applied, applied_by_key, applying, consumer, make_table, running
+from tests.support.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
+
+pytest_plugins = ["tests.support.kafka_fixtures"]
+
+
+class Fault(Exception):
+    """The handler's own error."""
+
+
+def test_from_the_outbox_to_the_inbox(topics: Topics, postgres: Database) -> None:
+    """What was published in a transaction that committed takes effect once; what was rolled back never."""
+    engine, topic = postgres.engine(), topics.new(partitions=2)
+    make_table(engine)
+    for number in range(20):
+        with engine.connect() as connection:
+            for key in "ab":
+                Outbox().publish(connection, topic, f"{key}-{number}", key=key)
+            if number % 4:
+                connection.commit()
+    sender = KafkaPublisher({"bootstrap.servers": topics.address})
+    Relay(engine, sender).run_once()
+    sender.close()
+    with running(consumer(topics.address, topic, applying(engine))):
+        wait_until(lambda: len(applied(engine)) >= 30)
+    expected = {key: [f"{key}-{number}" for number in range(20) if number % 4] for key in "ab"}
+    assert applied_by_key(engine) == expected
+
+
+def test_published_then_taken(topics: Topics, postgres: Database) -> None:
+    """What the publisher sent arrives as it was published, is applied once and in the order of its key, and
+    the group goes on behind it."""
+    engine, topic, seen = postgres.engine(), topics.new(), list[Delivery]()
+    make_table(engine)
+    batches = [
+        [envelope(topic, f"{n}", f"key-{k}", headers={"ce_type": "paid"}) for k in range(5)] for n in range(9)
+    ]
+    sender = KafkaPublisher({"bootstrap.servers": topics.address})
+    for batch in batches:
+        assert sender.send(batch) == [Accepted()] * 5
+    with running(consumer(topics.address, topic, applying(engine, before=seen.append))):
+        wait_until(lambda: len(applied(engine)) >= 45)
+    assert applied_by_key(engine) == {f"key-{k}": [f"{n}" for n in range(9)] for k in range(5)}
+    assert topics.committed("payments", topic) == {0: 45}
+    sent, first = batches[0][0], seen[0]
+    assert (first.id, first.topic, first.key, first.payload) == (sent.id, topic, "key-0", b"0")
+    assert (first.content_type, first.created_at, first.attempt) == ("text/plain", sent.created_at, 1)
+    assert first.headers == {"ce_type": "paid"}
+    assert first.raw.offset() == 0
+
+
+def test_the_same_id_five_times(topics: Topics, postgres: Database) -> None:
+    """A message that was written five times with one id is applied once, and all five are committed."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    message = envelope(topic, "a", "1")
+    sender = KafkaPublisher({"bootstrap.servers": topics.address})
+    for _ in range(5):
+        sender.send([message])
+    topics.put(topic, "end")
+    with running(consumer(topics.address, topic, applying(engine))):
+        wait_until(lambda: "end" in applied(engine))
+    assert applied(engine) == ["a", "end"]
+    assert topics.committed("payments", topic) == {0: 6}
+
+
+def test_records_of_others(topics: Topics) -> None:
+    """A record that came through no outbox has its place as id, and Kafka's time; without a value it is a
+    tombstone, and bytes that are no text stay different."""
+    topic, seen = topics.new(), list[Delivery]()
+    before = datetime.now(UTC).timestamp()
+    topics.put(topic, "a", key="k", note="größer")
+    topics.put_raw(topic, None, b"\xff")
+    topics.put_raw(topic, b"b", b"\xfe", {"outbox-created-at": b"yesterday", "empty": None, "odd": b"\xfd"})
+
+    def see(delivery: Delivery) -> Outcome:
+        seen.append(delivery)
+        return Outcome(Verdict.NEW)
+
+    with running(consumer(topics.address, topic, see)):
+        wait_until(lambda: len(seen) >= 3)
+    assert [each.id for each in seen] == [f"{topic}-0-{offset}" for offset in range(3)]
+    assert [each.payload for each in seen] == [b"a", None, b"b"]
+    octets = "application/octet-stream"
+    assert [each.content_type for each in seen] == [octets, "", octets]
+    assert all(each.created_at and each.created_at.timestamp() > before - 60 for each in seen)
+    assert [str(each.key).encode(errors="surrogateescape") for each in seen] == [b"k", b"\xff", b"\xfe"]
+    assert [dict(each.headers) for each in seen] == [{"note": "größer"}, {}, {"empty": "", "odd": "\udcfd"}]
+
+
+def test_what_no_python_producer_would_write(topics: Topics) -> None:
+    """Times in micro- and nanoseconds become times, one that is before the year 1 is none, and a record with
+    a header's name that is not UTF-8 has no headers: no record stops its partition, or the consumer."""
+    topic, seen = topics.new(message_timestamp_after_max_ms=str(2**63 - 1)), list[Delivery]()
+    topics.put(topic, *(["common"] * 100), a="b")  # the interpreter is faster, and less careful, by then
+    now = time.time_ns()
+    for timestamp in (now // 1_000_000, now // 1_000, now, -(2**62)):
+        topics.put_raw(topic, b"a", timestamp=timestamp)
+    kafka_native.put(topics.address, topic, b"b", "größe".encode("latin-1"))
+    topics.put(topic, "end")
+
+    def see(delivery: Delivery) -> Outcome:
+        seen.append(delivery)
+        return Outcome(Verdict.NEW)
+
+    with running(consumer(topics.address, topic, see)):
+        wait_until(lambda: len(seen) >= 106)
+    seen = seen[100:]
+    times = [each.created_at for each in seen]
+    assert times[0] is not None
+    assert times[1:4] == [times[0], times[0], None]
+    assert [each.payload for each in seen[4:]] == [b"b", b"end"]
+    assert seen[4].headers == {}
+
+
+def test_a_business_key(topics: Topics, postgres: Database) -> None:
+    """A producer that resends the same intent makes a new message; by its key it is applied once."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    topics.put(topic, "a", "b", key="order-1")
+    topics.put(topic, "end", key="order-2")
+    with running(consumer(topics.address, topic, applying(engine, key=message_key))):
+        wait_until(lambda: "end" in applied(engine))
+    assert applied(engine) == ["a", "end"]
+
+
+def test_those_behind_a_failure_wait(topics: Topics, postgres: Database) -> None:
+    """A message that fails twice and then succeeds holds up those behind it, and no other partition; its
+    attempts are counted."""
+    engine, topic, attempts = postgres.engine(), topics.new(partitions=2), list[int]()
+    make_table(engine)
+    is_other_done = threading.Event()
+
+    def fail_twice(delivery: Delivery) -> None:
+        if delivery.payload == b"other":
+            is_other_done.set()
+        if delivery.payload == b"b":
+            attempts.append(delivery.attempt)
+            if delivery.attempt < 3:
+                assert is_other_done.wait(30)
+                raise Fault("not yet")
+
+    topics.put_raw(topic, b"other", partition=1)
+    for value in b"abcd":
+        topics.put_raw(topic, bytes([value]), b"k", partition=0)
+    with running(consumer(topics.address, topic, applying(engine, before=fail_twice))):
+        wait_until(lambda: len(applied(engine)) >= 5)
+    assert applied_by_key(engine)["k"] == ["a", "b", "c", "d"]
+    assert attempts == [1, 2, 3]
+    assert topics.committed("payments", topic) == {0: 4, 1: 1}
+
+
+def test_a_retry_waits(topics: Topics, postgres: Database) -> None:
+    """A message that failed does not run again before its delay is over."""
+    engine, topic, attempts = postgres.engine(), topics.new(partitions=2), list[int]()
+    make_table(engine)
+    has_failed = threading.Event()
+
+    def fail(delivery: Delivery) -> None:
+        if delivery.payload == b"bad":
+            attempts.append(delivery.attempt)
+            has_failed.set()
+            raise Fault("once")
+
+    topics.put_raw(topic, b"bad", partition=0)
+    with running(
+        consumer(topics.address, topic, applying(engine, before=fail), backoff=Backoff(first=3_600))
+    ):
+        assert has_failed.wait(WAIT)
+        for number in range(5):
+            topics.put_raw(topic, b"other", partition=1)
+            wait_until(lambda: len(applied(engine)) > number)  # noqa: B023 - ends within the turn
+    assert attempts == [1]
+
+
+def test_status_table_mode(topics: Topics, postgres: Database) -> None:
+    """A handler with claims is fed as well: it is called once for a message that comes three times, and one
+    that fails too often for its inbox is dead."""
+    topic, dead, called = topics.new(), topics.new(), Counter[str]()
+    inbox = StatusInbox("mail", store=SqlStore(postgres.engine()), lease=60, max_attempts=2)
+
+    @inbox.handler(key=message_key)
+    def handle(claim: Claim, delivery: Delivery) -> None:
+        called[str(delivery.key)] += 1
+        if delivery.key == "poison":
+            raise Fault("always")
+
+    topics.put(topic, "a", "a", "a", key="a")
+    topics.put(topic, "p", key="poison")
+    topics.put(topic, "b", key="b")
+    with running(consumer(topics.address, topic, handle, dead_letter=dead)):
+        wait_until(lambda: called["b"])
+    assert called == {"a": 1, "poison": 2, "b": 1}
+    assert values(topics.log(dead)) == ["p"]
+    assert topics.committed("payments", topic) == {0: 5}
+
+
+def test_events_of_other_producers(topics: Topics) -> None:
+    """CloudEvents are known by their source and id, in either mode, so that one that is sent twice is one
+    message; other records are known by their place."""
+    topic = topics.new()
+    named = [("/a", "b"), ("/a", "b"), ('/a"', ",b"), ("/a", "x" * 600), ("/a", "x" * 599 + "y"), ("", "b")]
+    binary = [{"ce_specversion": "1.0", "ce_source": source, "ce_id": each} for source, each in named]
+    headers = [*binary, {"ce_source": "/a", "ce_id": "b"}]
+    structured: list[Any] = [{"source": "/a", "id": "b"}, {"source": "/a", "id": 1}, ["/a"]]
+    kind: dict[str, bytes | None] = {"content-type": b"application/cloudevents+json; charset=utf-8"}
+    for each in headers:
+        topics.put(topic, "1", **each)
+    for value in structured:
+        topics.put_raw(topic, json.dumps(value).encode(), headers=kind)
+    topics.put_raw(topic, b"{", headers=kind)
+    ids = [id_of(record) for record in topics.log(topic)]
+    places = [f"{topic}-0-{number}" for number in range(11)]
+    assert ids[:3] == ['["/a","b"]', '["/a","b"]', '["/a\\"",",b"]']
+    assert ids[3] != ids[4]
+    assert max(map(len, ids)) < 128
+    assert ids[5:7] == places[5:7]
+    assert ids[7:] == ['["/a","b"]', *places[8:]]
+
+
+def test_a_long_handler_stays_in_its_group(topics: Topics) -> None:
+    """A handler that takes longer than `max.poll.interval.ms` keeps its partition: nothing comes twice."""
+    topic, begun, ended = topics.new(), list[bytes](), list[bytes]()
+
+    def take_long(delivery: Delivery) -> Outcome:
+        begun.append(delivery.payload)
+        if delivery.payload == b"long":
+            time.sleep(5)
+        ended.append(delivery.payload)
+        return Outcome(Verdict.NEW)
+
+    topics.put(topic, "long", "b")
+    settings = {"max.poll.interval.ms": 2_000}
+    with running(consumer(topics.address, topic, take_long, batch=1, config=settings, grace=1)):
+        wait_until(lambda: b"b" in ended)
+    assert begun == [b"long", b"b"]
+    assert topics.committed("payments", topic) == {0: 2}
+
+
+def test_concurrency_by_key(topics: Topics, postgres: Database) -> None:
+    """With a key, messages of different keys run side by side within a partition, those of one in order."""
+    engine, topic = postgres.engine(pool_size=8), topics.new()
+    make_table(engine)
+    side_by_side, most = list[str](), list[int]()
+
+    def note(delivery: Delivery) -> None:
+        side_by_side.append(delivery.id)
+        time.sleep(0.02)
+        most.append(len(side_by_side))
+        side_by_side.remove(delivery.id)
+
+    written = topics.put_by_key(topic, "abc", each=20)
+    with running(
+        consumer(topics.address, topic, applying(engine, before=note), key=message_key, concurrency=3)
+    ):
+        wait_until(lambda: len(applied(engine)) >= 60)
+    assert applied_by_key(engine) == written
+    assert max(most) == 3
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["many", "large"])
+def test_more_than_it_holds(topics: Topics, size: int) -> None:
+    """A consumer that is slower than its topic takes what it can hold, by number or by size, and the rest
+    later."""
+    topic, taken = topics.new(), list[bytes]()
+    count = 25_000 if size == 10 else 400
+    written = [f"{number:0{size}}" for number in range(count)]
+    topics.put(topic, *written)
+
+    def take(delivery: Delivery) -> Outcome:
+        taken.append(delivery.payload)
+        return Outcome(Verdict.NEW)
+
+    with running(consumer(topics.address, topic, take, batch=50)):
+        wait_until(lambda: len(taken) >= count)
+    assert [payload.decode() for payload in taken] == written
+
+
+def test_what_was_there_before(topics: Topics, postgres: Database) -> None:
+    """A group that is new begins with the first message, and goes on where it stopped."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    seen = Counter[str]()
+    handler = applying(engine, before=lambda delivery: seen.update([delivery.payload.decode()]))
+    for batch in ("ab", "cd"):
+        topics.put(topic, *batch)
+        with running(consumer(topics.address, topic, handler)):
+            wait_until(lambda: batch[1] in applied(engine))  # noqa: B023 - ends within the turn
+    assert seen == dict.fromkeys("abcd", 1)
+
+
+def test_stop_ends_the_running_message(topics: Topics, postgres: Database) -> None:
+    """After `stop` the running message ends and is committed; those behind it are left for the next start."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    topics.put(topic, "a", "b", "c")
+    has_begun = threading.Event()
+
+    def slowly(delivery: Delivery) -> None:
+        has_begun.set()
+        time.sleep(1)
+
+    with running(consumer(topics.address, topic, applying(engine, before=slowly))) as one:
+        assert has_begun.wait(30)
+        one.stop()
+    assert one.stopped
+    assert applied(engine) == ["a"]
+    assert topics.committed("payments", topic) == {0: 1}
+
+
+def test_what_is_no_message_s_fault(topics: Topics) -> None:
+    """SystemExit in a handler ends the consumer, and nothing is committed."""
+    topic = topics.new()
+    topics.put(topic, "a")
+
+    has_raised = threading.Event()
+
+    def leave(delivery: Delivery) -> Outcome:
+        has_raised.set()
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit), running(consumer(topics.address, topic, leave)):
+        wait_until(lambda: has_raised.is_set() and topics.members("payments") == 0)
+    assert topics.committed("payments", topic) == {}

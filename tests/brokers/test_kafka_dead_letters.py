@@ -1,0 +1,214 @@
+"""What becomes of messages of Kafka that no attempt can help: none is lost, and none goes unnoticed."""
+
+import asyncio
+import json
+import threading
+from secrets import token_hex
+
+import pytest
+from psycopg import OperationalError as ConnectionClosed
+from sqlalchemy.exc import OperationalError
+
+from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Verdict
+from inbox.errors import GiveUp
+from outbox import Accepted
+from outbox.kafka import KafkaPublisher
+from tests.support.database import Database
+from tests.support.kafka_consumers import QUICK, Handler, applied, applying, consumer, make_table, running
+from tests.support.kafka_topics import Topics, envelope, values, wait_until
+
+pytest_plugins = ["tests.support.kafka_fixtures"]
+
+
+class Fault(Exception):
+    """The handler's own error."""
+
+
+def give_up(delivery: Delivery) -> None:
+    """What a handler does that knows of a message it can never apply."""
+    if delivery.payload == b"poison":
+        raise GiveUp("cannot be")
+
+
+def all_but_the_end(taken: threading.Event) -> Handler:
+    """A handler that can never apply a message, except the last one."""
+
+    def handle(delivery: Delivery) -> Outcome:
+        if delivery.payload != b"end":
+            raise GiveUp("cannot be")
+        taken.set()
+        return Outcome(Verdict.NEW)
+
+    return handle
+
+
+def test_a_poison_message_goes_to_the_topic_of_dead_letters(topics: Topics, postgres: Database) -> None:
+    """A message that no attempt can help is written to the other topic as it came, with the reason and its
+    place, and committed; those behind it are applied."""
+    engine, topic, dead = postgres.engine(), topics.new(), topics.new()
+    make_table(engine)
+
+    topics.put(topic, "a", "poison", "c", key="k", note="n")
+    with running(consumer(topics.address, topic, applying(engine, before=give_up), dead_letter=dead)):
+        wait_until(lambda: "c" in applied(engine))
+    assert applied(engine) == ["a", "c"]
+    assert topics.committed("payments", topic) == {0: 3}
+    (letter,) = topics.log(dead)
+    assert (letter.key(), letter.value()) == (b"k", b"poison")
+    assert dict(letter.headers() or []) == {
+        "note": b"n",
+        "dead-letter-reason": b"dead: GiveUp: cannot be",
+        "dead-letter-topic": topic.encode(),
+        "dead-letter-partition": b"0",
+        "dead-letter-offset": b"1",
+    }
+
+
+def test_a_large_message_goes_to_the_topic_of_dead_letters(topics: Topics) -> None:
+    """A message as large as its topic takes is put away whole, and those behind it go on."""
+    topic, dead, taken = topics.new(), topics.new(), threading.Event()
+    sender = KafkaPublisher({"bootstrap.servers": topics.address})
+    large, end = envelope(topic, "x" * 1_048_000, "k"), envelope(topic, "end", "k")
+    assert sender.send([large, end]) == [Accepted()] * 2
+    sender.close()
+    with running(consumer(topics.address, topic, all_but_the_end(taken), dead_letter=dead)):
+        wait_until(taken.is_set)
+    (letter,) = topics.log(dead)
+    assert letter.value() == large.payload
+
+
+def test_a_message_too_large_for_the_topic_of_dead_letters(topics: Topics) -> None:
+    """Of a message that the other topic refuses for its size, as much is written as it takes: its place at
+    least, and what was left out. It blocks nothing."""
+    topic, dead, taken = topics.new(), topics.new(max_message_bytes="2000"), threading.Event()
+    topics.put(topic, token_hex(3_000), key="k", note="n")
+    topics.put(topic, "small", key="k", note=token_hex(3_000))
+    topics.put(topic, "end")
+    with running(consumer(topics.address, topic, all_but_the_end(taken), dead_letter=dead)):
+        wait_until(taken.is_set)
+    first, second = topics.log(dead)
+    place = {
+        "dead-letter-reason": b"dead: GiveUp: cannot be",
+        "dead-letter-topic": topic.encode(),
+        "dead-letter-partition": b"0",
+    }
+    assert (first.key(), first.value()) == (b"k", None)
+    kept = {"note": b"n", "dead-letter-offset": b"0", "dead-letter-left-out": b"value"}
+    assert dict(first.headers() or []) == {**place, **kept}
+    assert (second.key(), second.value()) == (None, None)
+    kept = {"dead-letter-offset": b"1", "dead-letter-left-out": b"key, value, headers"}
+    assert dict(second.headers() or []) == {**place, **kept}
+
+
+def test_a_topic_of_dead_letters_that_is_missing(
+    topics: Topics, postgres: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dead letter is not committed before Kafka has confirmed that it was put away."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+
+    topics.put(topic, "poison", "b")
+    dead = f"{topic}.dead"
+    with running(consumer(topics.address, topic, applying(engine, before=give_up), dead_letter=dead)):
+        wait_until(lambda: "dead_letter= failed" in caplog.text)
+        assert applied(engine) == []
+        topics.make(dead)
+        wait_until(lambda: applied(engine))
+    assert values(topics.log(dead)) == ["poison"]
+
+
+def test_a_dead_letter_that_cannot_be_put_away(topics: Topics, postgres: Database) -> None:
+    """A dead letter is not committed before it has been put away."""
+    engine, topic, calls = postgres.engine(), topics.new(), list[int]()
+    make_table(engine)
+
+    def put_away(delivery: Delivery, decision: Decision) -> None:
+        calls.append(delivery.attempt)
+        if len(calls) < 3:
+            raise Fault("nowhere to put it")
+
+    topics.put(topic, "poison", "b")
+    handler = applying(engine, before=give_up)
+    with running(consumer(topics.address, topic, handler, dead_letter=put_away)):
+        wait_until(lambda: applied(engine))
+    assert (applied(engine), calls) == (["b"], [1, 2, 3])
+
+
+def test_without_dead_letters_it_blocks(
+    topics: Topics, postgres: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a place for dead letters none is lost: the partition waits, each attempt is reported, and once
+    the cause is mended all are applied."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    is_mended = threading.Event()
+
+    def give_up(delivery: Delivery) -> None:
+        if delivery.payload == b"poison" and not is_mended.is_set():
+            raise GiveUp("cannot be")
+
+    topics.put(topic, "a", "poison", "c")
+    with running(consumer(topics.address, topic, applying(engine, before=give_up))):
+        wait_until(lambda: "blocks" in caplog.text)
+        assert applied(engine) == ["a"]
+        is_mended.set()
+        wait_until(lambda: len(applied(engine)) >= 3)
+    assert applied(engine) == ["a", "poison", "c"]
+
+
+def test_failing_too_often(topics: Topics, postgres: Database) -> None:
+    """A message that failed as often as it may becomes a dead letter; a broken connection to the database is
+    not its failure, however often that comes before one."""
+    engine, topic, letters = postgres.engine(), topics.new(), list[tuple[int, str]]()
+    make_table(engine)
+
+    def fail(delivery: Delivery) -> None:
+        if delivery.payload == b"poison":
+            raise Fault("again")
+        if delivery.payload == b"unlucky" and delivery.attempt < 6:
+            raise _broken_connection()
+        if delivery.payload == b"unlucky" and delivery.attempt < 8:
+            raise Fault("twice")
+
+    def put_away(delivery: Delivery, decision: Decision) -> None:
+        letters.append((delivery.attempt, decision.reason))
+
+    topics.put(topic, "poison", "unlucky")
+    handler = applying(engine, before=fail)
+    with running(consumer(topics.address, topic, handler, max_attempts=3, dead_letter=put_away)):
+        wait_until(lambda: applied(engine))
+    assert applied(engine) == ["unlucky"]
+    assert letters == [(3, "dead: GiveUp: it has failed 3 times: Fault: again")]
+
+
+@pytest.mark.parametrize("fault", [Fault("again"), asyncio.CancelledError()], ids=repr)
+def test_failing_too_often_in_status_table_mode(
+    topics: Topics, postgres: Database, fault: BaseException
+) -> None:
+    """The inbox counts what it has claimed; what it cannot, because its key is not to be had, the consumer
+    counts. Both become dead letters, and stop no other."""
+    topic, letters, taken = topics.new(), list[tuple[int, str]](), threading.Event()
+    inbox = StatusInbox("orders", store=SqlStore(postgres.engine()), lease=60, backoff=QUICK, max_attempts=4)
+
+    @inbox.handler(key=lambda delivery: json.loads(delivery.payload)["order"])
+    def handle(claim: Claim, _: Delivery) -> None:
+        if claim.key == "poison":
+            raise fault
+        taken.set()
+
+    def put_away(delivery: Delivery, decision: Decision) -> None:
+        letters.append((delivery.attempt, decision.reason))
+
+    topics.put(topic, *('{"order": "poison"}', "{}", '{"order": "a"}'))
+    with running(consumer(topics.address, topic, handle, max_attempts=2, dead_letter=put_away)):
+        wait_until(taken.is_set)
+    cancelled = "Uncalled: the handler waited for something that was cancelled"
+    assert letters == [
+        (4, f"dead: {'Fault: again' if isinstance(fault, Fault) else cancelled}"),
+        (2, "dead: GiveUp: it has failed 2 times: KeyError: 'order'"),
+    ]
+
+
+def _broken_connection() -> Exception:
+    lost = ConnectionClosed("the connection is closed")
+    return OperationalError("SELECT", {}, lost, connection_invalidated=True)

@@ -1,0 +1,183 @@
+"""Kafka and its connections fail while messages are published: what is said of each stays true."""
+
+import threading
+import time
+
+import pytest
+
+from inbox import Delivery, Verdict
+from inbox import Outcome as Taken
+from outbox import Accepted, Outcome, Unavailable, Unknown
+from outbox.kafka import KafkaPublisher
+from tests.servers.kafka import LocalKafka
+from tests.support.kafka_consumers import consumer
+from tests.support.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
+from tests.support.proxy import TcpProxy
+
+pytest_plugins = ["tests.support.kafka_fixtures"]
+
+ONCE = {"enable.idempotence": False, "max.in.flight": 1, "retries": 0}
+"""Settings with which the client sends everything once."""
+
+
+def publisher(address: str, timeout: float = 10, **settings: object) -> KafkaPublisher:
+    config = {name.replace("_", "."): value for name, value in settings.items()}
+    return KafkaPublisher({"bootstrap.servers": address, **config}, timeout=timeout)
+
+
+def kinds(outcomes: list[Outcome]) -> set[type[Outcome]]:
+    return {type(each) for each in outcomes}
+
+
+def test_the_broker_is_killed_while_messages_are_published(private_kafka: LocalKafka) -> None:
+    """Every accepted message is in the log after the broker was killed three times, and those of each key are
+    in their order; a message that was not accepted is sent again before the next one of its key."""
+    with Topics(private_kafka.address) as topics:
+        topic, sender, is_over = (
+            topics.new(partitions=2),
+            publisher(private_kafka.address, 3),
+            threading.Event(),
+        )
+        published: dict[str, list[str]] = {f"key-{number}": [] for number in range(6)}
+
+        def publish() -> None:
+            waiting = {key: envelope(topic, "0", key) for key in published}
+            while not is_over.is_set():
+                for key, outcome in zip(waiting, sender.send(list(waiting.values())), strict=True):
+                    assert isinstance(outcome, Accepted | Unavailable | Unknown)
+                    if isinstance(outcome, Accepted):
+                        published[key].append(waiting[key].id)
+                        waiting[key] = envelope(topic, f"{len(published[key])}", key)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        for _ in range(3):
+            before = len(published["key-0"])
+            wait_until(lambda: len(published["key-0"]) > before + 100)  # noqa: B023 - ends within the turn
+            private_kafka.restart()
+        before = len(published["key-0"])
+        wait_until(lambda: len(published["key-0"]) > before + 10)
+        is_over.set()
+        thread.join()
+        written: dict[str, list[str]] = {}
+        for record in topics.log(topic):
+            ids = written.setdefault((record.key() or b"").decode(), [])
+            if id_of(record) not in ids:
+                ids.append(id_of(record))
+    for key, ids in published.items():
+        assert written[key][: len(ids)] == ids
+        assert len(written[key]) <= len(ids) + 1  # the last one may be there without an answer
+
+
+def test_the_broker_is_away_when_a_relay_starts(private_kafka: LocalKafka) -> None:
+    """What was sent while no broker answered is never written; once one answers, messages are accepted."""
+    with Topics(private_kafka.address) as topics:
+        topic = topics.new()
+        private_kafka.crash()
+        sender = publisher(private_kafka.address, 2)
+        sender.check(30)
+        for value in "ab":
+            assert kinds(sender.send([envelope(topic, value)])) == {Unavailable}
+        private_kafka.start()
+        wait_until(lambda: sender.send([envelope(topic, "c")]) == [Accepted()])
+        assert values(topics.log(topic)) == ["c"]
+
+
+def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
+    """While the broker hangs, `send` ends: what was on its way is unknown, and what comes later certainly not
+    written. Once the broker goes on, nothing more is sent of what had been given up."""
+    with Topics(private_kafka.address) as topics:
+        topic = topics.new()
+        # One message a request, and one request at a time: the others wait inside the client, which would
+        # keep them for longer than the send takes.
+        waiting = {"max_in_flight": 1, "batch_num_messages": 1, "message_timeout_ms": 60_000}
+        sender = publisher(private_kafka.address, 2, **waiting)
+        assert sender.send([envelope(topic, "before")]) == [Accepted()]
+        private_kafka.freeze()
+        try:
+            outcomes = [
+                sender.send([envelope(topic, f"{n}-{i}", f"{i}") for i in range(9)]) for n in range(3)
+            ]
+        finally:
+            private_kafka.thaw()
+        assert [kinds(each) for each in outcomes] == [{Unknown}, {Unavailable}, {Unavailable}]
+        wait_until(lambda: sender.send([envelope(topic, "after")]) == [Accepted()])
+        written = values(topics.log(topic))
+        assert {"before", "after"} <= set(written) <= {"before", "0-0", "after"}
+
+
+@pytest.mark.parametrize("timeout", [0.5, 3])
+def test_how_long_a_send_takes(private_kafka: LocalKafka, timeout: float) -> None:
+    """`send` ends within its time limit whatever the broker does, so that a lease can be longer."""
+    with Topics(private_kafka.address) as topics:
+        topic, sender = topics.new(), publisher(private_kafka.address, timeout)
+        wait_until(lambda: sender.send([envelope(topic, "before")]) == [Accepted()])
+        private_kafka.freeze()
+        try:
+            for _ in range(2):
+                send = threading.Thread(target=sender.send, args=([envelope(topic, "a")],))
+                send.start()
+                send.join(timeout + 2)  # two seconds for a machine that is busy
+                assert not send.is_alive()
+        finally:
+            private_kafka.thaw()
+
+
+@pytest.mark.parametrize(
+    ("settings", "forward", "outcome", "copies"),
+    [
+        ({}, True, Accepted, 1),
+        ({}, False, Accepted, 1),
+        (ONCE, True, Unknown, 1),
+        (ONCE, False, Unknown, 0),
+    ],
+)
+def test_the_answer_gets_lost(
+    proxied_kafka: tuple[Topics, TcpProxy],
+    settings: dict[str, object],
+    forward: bool,
+    outcome: type[Outcome],
+    copies: int,
+) -> None:
+    """When the connection breaks under a message, the idempotent producer sends it again and has it written
+    once; a client that sends once does not know, and says so. Sent again, it is accepted."""
+    topics, proxy = proxied_kafka
+    topic, sender = topics.new(), publisher(topics.address, 5, **settings)
+    wait_until(lambda: sender.send([envelope(topic, "before")]) == [Accepted()])
+    message = envelope(topic, "the message")
+    proxy.cut_on(lambda chunk: message.id.encode() in chunk, forward=forward)
+    assert kinds(sender.send([message])) == {outcome}
+    assert proxy.was_cut.is_set()
+    assert _ids(topics, topic).count(message.id) == copies
+    wait_until(lambda: sender.send([message]) == [Accepted()])
+    assert _ids(topics, topic).count(message.id) == copies + 1
+
+
+def test_a_consumer_is_stopped_while_the_broker_hangs(private_kafka: LocalKafka) -> None:
+    """It stops after `grace`, and does not wait for a broker that answers no commit."""
+    with Topics(private_kafka.address) as topics:
+        topic, taken = topics.new(), threading.Event()
+        topics.put(topic, *map(str, range(1_000)))
+
+        def take(delivery: Delivery) -> Taken:
+            time.sleep(0.01)
+            taken.set()
+            return Taken(Verdict.NEW)
+
+        stopping = consumer(private_kafka.address, topic, take, batch=2, grace=1)
+        thread = threading.Thread(target=stopping.run)
+        thread.start()
+        assert taken.wait(WAIT)
+        private_kafka.freeze()
+        try:
+            time.sleep(0.5)  # for commits that stay without an answer
+            stopping.stop()
+            thread.join(WAIT)
+            assert not thread.is_alive()
+        finally:
+            private_kafka.thaw()
+        wait_until(lambda: "inbox kafka leaves" not in [each.name for each in threading.enumerate()])
+
+
+def _ids(topics: Topics, topic: str) -> list[str]:
+    return [id_of(record) for record in topics.log(topic)]

@@ -1,0 +1,270 @@
+"""What a KafkaPublisher hands to Kafka, and what it says of each message."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+
+from inbox_outbox_base.brokers.kafka.record import delivery_of
+from outbox import Accepted, AsyncPublisher, Envelope, Publisher, Refused, Unavailable
+from outbox.errors import InvalidOption, UnsafeBroker
+from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
+from tests.support.kafka_topics import Topics, envelope, values, wait_until
+
+pytest_plugins = ["tests.support.kafka_fixtures"]
+
+LEASE = 30
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def publisher(topics: Topics, **settings: Any) -> KafkaPublisher:
+    """Settings with underscores for dots."""
+    config = {name.replace("_", "."): value for name, value in settings.items()}
+    return KafkaPublisher({"bootstrap.servers": topics.address, **config})
+
+
+def test_what_is_written(topics: Topics) -> None:
+    """An accepted message is in the topic, with its key, its payload byte for byte, its id, its type, when it
+    was published, and the user's headers as they are."""
+    topic, created = topics.new(), datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    message = Envelope(
+        id="018f-id",
+        topic=topic,
+        key="Größe 1",
+        payload=b"\x00\xff{}",
+        content_type="application/json",
+        headers={"ce_type": "order.paid", "traceparent": "00-ab-cd-01", "note": "größer"},
+        attempt=3,
+        created_at=created,
+    )
+    assert list(publisher(topics).send([message])) == [Accepted()]
+    (record,) = topics.log(topic)
+    assert (record.key(), record.value()) == ("Größe 1".encode(), b"\x00\xff{}")
+    assert dict(record.headers() or []) == {
+        "outbox-id": b"018f-id",
+        "content-type": b"application/json",
+        "outbox-created-at": created.isoformat().encode(),
+        "ce_type": b"order.paid",
+        "traceparent": b"00-ab-cd-01",
+        "note": "größer".encode(),
+    }
+
+
+def test_without_a_key(topics: Topics) -> None:
+    """A message without a key has none in Kafka either."""
+    topic = topics.new()
+    publisher(topics).send([envelope(topic, "a")])
+    (record,) = topics.log(topic)
+    assert record.key() is None
+
+
+def test_tombstones(topics: Topics) -> None:
+    """A message without a payload has the value null, which deletes its key from a compacted topic; one of no
+    bytes does not. A consumer is told the same."""
+    topic = topics.new()
+    batch = [envelope(topic, "", "a"), envelope(topic, "", "a")]
+    batch[0] = replace(batch[0], payload=None, content_type="")
+    assert list(publisher(topics).send(batch)) == [Accepted()] * 2
+    records = topics.log(topic)
+    assert [record.value() for record in records] == [None, b""]
+    assert "content-type" not in dict(records[0].headers() or [])
+    told = [delivery_of(record, attempt=1) for record in records]
+    assert [(each.payload, each.content_type) for each in told] == [(None, ""), (b"", "text/plain")]
+    assert [each.id for each in told] == [each.id for each in batch]
+
+
+def test_a_waiting_message_is_not_old(topics: Topics) -> None:
+    """A message that was published long ago counts as new for the topic's retention."""
+    topic = topics.new()
+    before = datetime.now(UTC)
+    publisher(topics).send([envelope(topic, "a", created_at=before - timedelta(days=900))])
+    (record,) = topics.log(topic)
+    assert record.timestamp()[1] >= int(before.timestamp() * 1_000)
+
+
+def test_order_of_a_key(topics: Topics) -> None:
+    """Messages of one key are in one partition, in the order in which they were sent."""
+    topic, sender = topics.new(partitions=3), publisher(topics)
+    for number in range(30):
+        batch = [envelope(topic, f"{number}", f"key-{key}") for key in range(10)]
+        assert list(sender.send(batch)) == [Accepted()] * 10
+    by_key: dict[bytes | None, list[str]] = {}
+    for record in topics.log(topic):
+        by_key.setdefault(record.key(), []).append((record.value() or b"").decode())
+    assert len(by_key) == 10
+    assert all(written == [str(number) for number in range(30)] for written in by_key.values())
+
+
+def test_each_message_has_its_own_outcome(topics: Topics) -> None:
+    """Outcome i belongs to message i: a topic that is missing may come, one that no topic can be called is
+    refused, and both hold up nobody else."""
+    topic = topics.new()
+    batch = [
+        envelope(topic, "a", "1"),
+        envelope("missing-" + topic, "b", "2"),
+        envelope("no topic: name", "c", "3"),
+        envelope("long" * 200, "d", "4"),
+        envelope(topic, "e", "5"),
+    ]
+    outcomes = publisher(topics).send(batch)
+    assert [type(each) for each in outcomes] == [Accepted, Unavailable, Refused, Refused, Accepted]
+    assert values(topics.log(topic)) == ["a", "e"]
+
+
+def test_a_missing_topic_is_made(topics: Topics) -> None:
+    """Once a topic that was missing is there, the same publisher writes to it."""
+    sender = publisher(topics, topic_metadata_propagation_max_ms=500)
+    first = topics.new()
+    missing = [envelope(f"{first}-later", "a")]
+    assert [type(each) for each in sender.send(missing)] == [Unavailable]
+    topics.make(f"{first}-later")
+    wait_until(lambda: sender.send(missing) == [Accepted()])
+    assert values(topics.log(f"{first}-later")) == ["a"]
+
+
+def test_too_large_for_its_own_sake(topics: Topics) -> None:
+    """Kafka refuses a whole request because of one message, or of their sum; only the message that it refuses
+    alone becomes a dead letter, and all others are written once."""
+    topic = topics.new(max_message_bytes="2000")
+    batch = [envelope(topic, f"{number}" * 900, f"{number}") for number in range(8)]
+    batch[3] = envelope(topic, "x" * 5_000, "3")
+    outcomes = publisher(topics, linger_ms=50).send(batch)
+    assert [type(each) for each in outcomes] == [Refused if i == 3 else Accepted for i in range(8)]
+    assert "MSG_SIZE_TOO_LARGE" in outcomes[3].reason  # type: ignore[union-attr]
+    assert sorted(value[0] for value in values(topics.log(topic))) == list("0124567")
+
+
+def test_too_large_for_the_client(topics: Topics) -> None:
+    """A message beyond the client's own limit is refused, and the others are written."""
+    topic = topics.new()
+    batch = [envelope(topic, "x" * 2_000_000, "1"), envelope(topic, "b", "2")]
+    assert [type(each) for each in publisher(topics).send(batch)] == [Refused, Accepted]
+    assert values(topics.log(topic)) == ["b"]
+
+
+def test_a_record_that_the_topic_cannot_have(topics: Topics) -> None:
+    """A compacted topic takes no message without a key; those of the same request are written."""
+    topic = topics.new(cleanup_policy="compact")
+    batch = [envelope(topic, "a", "1"), envelope(topic, "b"), envelope(topic, "c", "3")]
+    outcomes = publisher(topics, linger_ms=50).send(batch)
+    assert [type(each) for each in outcomes] == [Accepted, Refused, Accepted]
+    assert values(topics.log(topic)) == ["a", "c"]
+
+
+def test_the_client_s_queue_is_full(topics: Topics) -> None:
+    """What the client cannot hold has certainly not been sent, and may be later."""
+    topic = topics.new()
+    sender = publisher(topics, queue_buffering_max_messages=2, linger_ms=500)
+    outcomes = sender.send([envelope(topic, f"{number}", f"{number}") for number in range(3)])
+    assert [type(each) for each in outcomes] == [Accepted, Accepted, Unavailable]
+    assert values(topics.log(topic)) == ["0", "1"]
+
+
+def test_nothing_to_send(topics: Topics) -> None:
+    """An empty batch has no outcomes."""
+    assert list(publisher(topics).send([])) == []
+
+
+def test_after_close(topics: Topics) -> None:
+    """A publisher that was closed opens new connections when it has to send; closing twice does nothing."""
+    topic, sender = topics.new(), publisher(topics)
+    for value in "ab":
+        assert sender.send([envelope(topic, value, "1")]) == [Accepted()]
+        sender.close()
+        sender.close()
+    assert values(topics.log(topic)) == ["a", "b"]
+
+
+def test_from_an_event_loop(topics: Topics) -> None:
+    """An asynchronous relay's publisher says and writes the same; a send that is cancelled ends first."""
+    topic = topics.new()
+
+    async def scenario() -> None:
+        sender = AsyncKafkaPublisher({"bootstrap.servers": topics.address})
+        assert isinstance(sender, AsyncPublisher)
+        sender.check(LEASE)
+        outcomes = await sender.send([envelope(topic, "a"), envelope("no topic: name", "b")])
+        assert [type(each) for each in outcomes] == [Accepted, Refused]
+        cancelled = asyncio.create_task(sender.send([envelope(topic, "c")]))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
+        assert values(topics.log(topic)) == ["a", "c"]
+        await sender.close()
+
+    asyncio.run(scenario())
+
+
+def test_it_is_a_publisher() -> None:
+    """It keeps the contract of publishers, with a time limit."""
+    sender = KafkaPublisher(NOWHERE, timeout=timedelta(seconds=3))
+    assert isinstance(sender, Publisher)
+    assert sender.timeout == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"acks": "all"},
+        {"acks": -1},
+        {"request.required.acks": "-1"},
+        {"enable.idempotence": "true"},
+        {"enable.idempotence": False, "max.in.flight": 1},
+        {"enable.idempotence": "false", "max.in.flight.requests.per.connection": "1"},
+        {"delivery.timeout.ms": 29_999},
+        {"partitioner": "murmur2_random"},
+    ],
+    ids=str,
+)
+def test_settings_that_keep_the_promise(settings: dict[str, Any]) -> None:
+    """A start is allowed with them, and although no broker answers."""
+    KafkaPublisher({**NOWHERE, **settings}).check(LEASE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"acks": 1}, "acks=1"),
+        ({"acks": "0"}, "acks='0'"),
+        ({"request.required.acks": 1}, "acks=1"),
+        ({"default.topic.config": {"acks": 1}}, "acks=1"),
+        ({"enable.idempotence": False}, "enable.idempotence=False"),
+        ({"enable.idempotence": "false", "max.in.flight": 5}, "enable.idempotence='false'"),
+        ({"message.timeout.ms": 30_000}, "message.timeout.ms=30000"),
+        ({"delivery.timeout.ms": 120_000}, "message.timeout.ms=120000"),
+        ({"message.timeout.ms": 0}, "message.timeout.ms=0"),
+        ({"message.timeout.ms": "abc"}, "message.timeout.ms='abc'"),
+        ({"delivery.report.only.error": True}, "delivery.report.only.error=True"),
+        ({"partitioner": "random"}, "partitioner='random'"),
+        ({"transactional.id": "relay"}, "transactional.id='relay'"),
+    ],
+    ids=str,
+)
+def test_settings_that_break_the_promise(settings: dict[str, Any], named: str) -> None:
+    """A start is refused, with the setting's name and value."""
+    with pytest.raises(UnsafeBroker, match=named):
+        KafkaPublisher({**NOWHERE, **settings}).check(LEASE)
+
+
+@pytest.mark.parametrize("lease", [10, 9.5])
+def test_a_lease_that_is_too_short(lease: float) -> None:
+    """A send may not take longer than the lease."""
+    with pytest.raises(UnsafeBroker, match="timeout=10"):
+        KafkaPublisher(NOWHERE, timeout=10).check(lease)
+
+
+def test_settings_that_the_client_does_not_know() -> None:
+    """They are reported when the relay starts, not when it sends."""
+    with pytest.raises(KafkaException, match="lingering"):
+        KafkaPublisher({**NOWHERE, "lingering.ms": 1}).check(LEASE)
+
+
+def test_a_time_limit_that_is_none() -> None:
+    """The time limit is a number of seconds or a timedelta."""
+    with pytest.raises(InvalidOption, match="timeout="):
+        KafkaPublisher(NOWHERE, timeout=-1)

@@ -1,0 +1,190 @@
+"""Consumers of Kafka come, go and fail: each message is applied once, those of a key in order."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import URL
+
+from inbox import Delivery, Outcome, Verdict
+from inbox_outbox_base.brokers.kafka import lane as _kafka_lane
+from tests.support.database import Database
+from tests.support.kafka_consumers import (
+    Handler,
+    applied,
+    applied_by_key,
+    applying,
+    consumer,
+    make_table,
+    running,
+)
+from tests.support.kafka_topics import Topics, wait_until
+from tests.support.program import ROOT, command
+
+pytest_plugins = ["tests.support.kafka_fixtures"]
+
+KEYS = "abcdefgh"
+PROTOCOLS = {
+    "eager": {"partition.assignment.strategy": "roundrobin"},
+    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+}
+
+
+@contextmanager
+def worker(
+    topics: Topics, topic: str, url: URL, pause: float, *options: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that consumes, killed in the end if it still runs."""
+    program = "tests.support.kafka_consumers"
+    arguments = command(program, topics.address, topic, "payments", f"{pause}", *options)
+    with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        process.stdin.write(url.render_as_string(hide_password=False) + "\n")
+        process.stdin.flush()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("leaves", ["first", "second"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_partitions_move(
+    topics: Topics, postgres: Database, protocol: str, leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While messages are applied a second consumer joins, and then one of both leaves. What a consumer has
+    acknowledged it commits before it gives a partition away: nothing is even delivered twice."""
+    monkeypatch.setattr(_kafka_lane, "MOST", 10)  # so that partitions are paused while they move
+    engine, topic = postgres.engine(pool_size=10), topics.new(partitions=4)
+    make_table(engine)
+    written = topics.put_by_key(topic, KEYS, each=40)
+    taken_by = {name: Counter[Verdict]() for name in ("first", "second")}
+
+    def noting(name: str) -> Handler:
+        handle = applying(engine, before=lambda _: time.sleep(0.01))
+
+        def note(delivery: Delivery) -> Outcome:
+            outcome = handle(delivery)
+            taken_by[name][outcome.verdict] += 1
+            return outcome
+
+        return note
+
+    both = {
+        name: consumer(topics.address, topic, noting(name), batch=2, config=PROTOCOLS[protocol])
+        for name in taken_by
+    }
+    with running(both["first"]):
+        wait_until(lambda: len(applied(engine)) >= 30)
+        with running(both["second"]):
+            wait_until(lambda: taken_by["second"][Verdict.NEW] >= 30)
+            both[leaves].stop()
+            wait_until(lambda: len(applied(engine)) >= len(KEYS) * 40)
+    assert applied_by_key(engine) == written
+    assert not any(taken[Verdict.DUPLICATE] for taken in taken_by.values())
+    assert sum(topics.committed("payments", topic).values()) == len(KEYS) * 40
+
+
+@pytest.mark.parametrize("fate", ["killed", "held up"])
+def test_a_process_fails(topics: Topics, postgres: Database, fate: str) -> None:
+    """Of two processes one is killed, or held up until its partitions are somebody else's and then continued:
+    each message is applied once, those of a key in order."""
+    engine, topic = postgres.engine(), topics.new(partitions=4)
+    make_table(engine)
+    written = topics.put_by_key(topic, KEYS, each=60)
+    with worker(topics, topic, postgres.url, 0.02) as one, worker(topics, topic, postgres.url, 0.02):
+        wait_until(lambda: topics.members("payments") == 2 and len(applied(engine)) >= 40)
+        os.kill(one.pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+        wait_until(lambda: topics.members("payments") == 1)
+        os.kill(one.pid, signal.SIGCONT)
+        wait_until(lambda: len(applied(engine)) >= len(KEYS) * 60)
+    assert applied_by_key(engine) == written
+
+
+def test_a_partition_is_lost_while_it_is_paused(topics: Topics, postgres: Database) -> None:
+    """A process that holds all it may is held up until its group has forgotten it: the partition that comes
+    back to it is fetched again."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    written = [str(number) for number in range(12)]
+    topics.put(topic, *written)
+    with worker(topics, topic, postgres.url, 0.12, "10") as process:
+        wait_until(lambda: applied(engine))
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: topics.members("payments") == 0)
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: len(applied(engine)) >= len(written))
+    assert applied(engine) == written
+
+
+def test_a_partition_goes_whose_batch_waits_for_a_worker(topics: Topics) -> None:
+    """A partition whose messages have not begun is given away at once, though the only worker is busy with
+    another one for as long as that takes."""
+    topic, taken, has_begun, may_end = topics.new(4), set[int](), threading.Event(), threading.Event()
+    topics.put_raw(topic, b"a", partition=3)
+
+    def hang(delivery: Delivery) -> Outcome:
+        has_begun.set()
+        assert may_end.wait(60)
+        return Outcome(Verdict.NEW)
+
+    def take(delivery: Delivery) -> Outcome:
+        taken.add(delivery.raw.partition())
+        return Outcome(Verdict.NEW)
+
+    options: dict[str, Any] = {"grace": 0.2, "config": PROTOCOLS["cooperative"]}
+    with running(consumer(topics.address, topic, hang, partitions=1, **options)):
+        try:
+            assert has_begun.wait(30)
+            for partition in range(3):
+                topics.put_raw(topic, b"a", partition=partition)
+            with running(consumer(topics.address, topic, take, **options)):
+                wait_until(lambda: len(taken) >= 2)
+        finally:
+            may_end.set()
+
+
+def test_sigterm(topics: Topics, postgres: Database) -> None:
+    """SIGTERM ends a process after its running message, with all that was applied committed."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    topics.put(topic, *map(str, range(500)))
+    with worker(topics, topic, postgres.url, 0.05) as process:
+        wait_until(lambda: len(applied(engine)) >= 5)
+        process.terminate()
+        assert process.wait(60) == 0
+    assert topics.committed("payments", topic) == {0: len(applied(engine))}
+    assert len(applied(engine)) < 500
+
+
+def test_a_partition_goes_while_its_message_runs(topics: Topics, postgres: Database) -> None:
+    """A message that runs longer than `grace` when its partition is given away is not committed; the new
+    owner gets it, and it is applied once."""
+    engine, topic = postgres.engine(), topics.new()
+    make_table(engine)
+    topics.put(topic, "long", "b")
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def hang(delivery: Delivery) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+
+    first = consumer(topics.address, topic, applying(engine, before=hang), grace=0.2)
+    with running(first):
+        assert has_begun.wait(30)
+        first.stop()
+    assert topics.committed("payments", topic) == {}
+    with running(consumer(topics.address, topic, applying(engine))):
+        # The first one still holds its transaction: the message is in flight.
+        time.sleep(0.5)
+        may_end.set()
+        wait_until(lambda: len(applied(engine)) >= 2)
+    assert applied(engine) == ["long", "b"]
+    assert topics.committed("payments", topic) == {0: 2}

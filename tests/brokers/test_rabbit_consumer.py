@@ -1,0 +1,326 @@
+"""The consumer for RabbitMQ: what takes effect, and what RabbitMQ is told."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import Connection
+
+from examples.embedded_postgres import free_port
+from inbox import Claim, Delivery, Inbox, Outcome, SqlStore, Status, StatusInbox, Verdict, message_key
+from inbox.errors import GiveUp, InvalidOption
+from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
+from inbox_outbox_base.brokers.rabbitmq.delivery import delivery_of
+from outbox import Accepted, Envelope, Outbox, Relay
+from outbox.rabbitmq import RabbitPublisher
+from tests.servers.rabbitmq import RabbitServer
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.listeners import Fault
+from tests.support.rabbit_consumers import SOON, Counted, bookkeeping, consuming, consuming_async
+from tests.support.rabbit_queues import Queues, envelope
+from tests.support.status_workers import wait_until
+
+pytest_plugins = ["tests.support.rabbit_fixtures"]
+
+NAMES = [f"account-{number}" for number in range(6)]
+NEW = Outcome(Verdict.NEW)
+
+
+def send(queues: Queues, *batch: Envelope) -> None:
+    """Publish a batch as a relay does."""
+    publisher = RabbitPublisher(queues.url)
+    assert publisher.send(batch) == [Accepted()] * len(batch)
+    publisher.close()
+
+
+def test_from_commit_to_commit(queues: Queues, postgres: Database) -> None:
+    """What one transaction publishes another one takes once per key; what was rolled back never comes."""
+    engine, queue = postgres.engine(), queues.new()
+    accounts.make(engine, NAMES)
+    for number, name in enumerate(NAMES):
+        with engine.connect() as connection:
+            Outbox().publish(connection, topic=queue, payload={"name": name}, key=f"order-{number % 5}")
+            connection.rollback() if number == 4 else connection.commit()
+    publisher = RabbitPublisher(queues.url)
+    assert Relay(engine, publisher).run_once() == 5
+    publisher.close()
+
+    @Inbox("bookkeeping").handler(engine, key=message_key)
+    def book(connection: Connection, message: Delivery) -> None:
+        accounts.add(connection, json.loads(message.payload)["name"])
+
+    handler = Counted(book)
+    with consuming(queues.url, queue, handler):
+        wait_until(lambda: handler.count == 5)
+    assert accounts.totals(engine) == dict(zip(NAMES, [1, 1, 1, 1, 0, 0], strict=True))
+
+
+def test_what_is_published_takes_effect_once(queues: Queues, postgres: Database) -> None:
+    """Messages through the publisher, each sent three times, add to each account exactly what they should."""
+    engine, queue = postgres.engine(), queues.new()
+    accounts.make(engine, NAMES)
+    batch = [envelope(queue, NAMES[number % 6], key=str(number % 10)) for number in range(120)]
+    for _ in range(3):
+        send(queues, *batch)
+    handler = Counted(bookkeeping(engine))
+    with consuming(queues.url, queue, handler, concurrency=4, prefetch=50):
+        wait_until(lambda: handler.count == 360)
+    assert accounts.totals(engine) == dict.fromkeys(NAMES, 20)
+    assert queues.count(queue) == 0
+
+
+def test_what_is_published_takes_effect_once_in_tasks(queues: Queues, postgres: Database) -> None:
+    """The same for an asynchronous handler."""
+    engine, queue = postgres.engine(), queues.new()
+    accounts.make(engine, NAMES)
+    for _ in range(3):
+        queues.put(queue, *NAMES)
+    with consuming_async(postgres.async_url, queues.url, queue, concurrency=4):
+        wait_until(lambda: set(accounts.totals(engine).values()) == {1} and queues.count(queue) == 0)
+    assert accounts.totals(engine) == dict.fromkeys(NAMES, 1)
+
+
+def test_a_message_that_fails_comes_again(queues: Queues, postgres: Database) -> None:
+    """A handler that fails twice and then succeeds: it sees the attempts counted and the message unchanged,
+    and its writes take effect once."""
+    engine, queue, seen = postgres.engine(), queues.new(), list[Delivery]()
+    accounts.make(engine)
+
+    def fail_twice(message: Delivery) -> None:
+        seen.append(message)
+        if len(seen) < 3:
+            raise Fault("not yet")
+
+    sent = envelope(queue, "cash", key="k", colour="blue", ce_type="made")
+    send(queues, sent)
+    with consuming(queues.url, queue, bookkeeping(engine, fail_twice)):
+        wait_until(lambda: accounts.total(engine) == 1)
+    assert [message.attempt for message in seen] == [1, 2, 3]
+    for message in seen:
+        assert message.id == sent.id
+        assert message.topic == queue
+        assert message.key == "k"
+        assert message.payload == b"cash"
+        assert message.content_type == "text/plain"
+        assert message.headers == {"colour": "blue", "ce_type": "made"}
+        assert message.created_at == sent.created_at
+    assert queues.everything(queue) == []
+
+
+def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for its next attempt takes no place: messages behind it are handled meanwhile, even with a
+    prefetch of one, and one that waits shorter comes back earlier."""
+    # Otherwise the first message of a new queue does take a place, until a crash would not forget the queue.
+    monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.companions._AGE", 0)
+    queue, seen = queues.new(), list[str]()
+    delays = {"long": 1.9, "short": 0.2}
+
+    def handle(message: Delivery) -> Outcome:
+        name = message.payload.decode()
+        seen.append(name)
+        again = message.attempt == 1 and name in delays
+        return Outcome(Verdict.IN_FLIGHT, retry_after=delays[name]) if again else NEW
+
+    queues.put(queue, "long", "short", "other")
+    with consuming(queues.url, queue, handle, prefetch=1):
+        wait_until(lambda: len(seen) == 5)
+    assert seen == ["long", "short", "other", "short", "long"]
+
+
+def test_status_table_mode(queues: Queues, postgres: Database) -> None:
+    """A handler of status-table mode that fails twice: the record says three attempts and consumed,
+    duplicates are dropped, and what is given up is dead in the store and in the dead-letter queue."""
+    engine, queue = postgres.engine(), queues.new()
+    store = SqlStore(engine)
+    inbox = StatusInbox("orders", store=store, lease=60, backoff=SOON)
+    runs: Counter[str] = Counter()
+
+    @inbox.handler(key=message_key)
+    def handle(claim: Claim, message: Delivery) -> None:
+        runs[message.id] += 1
+        if message.payload == b"poison":
+            raise GiveUp("never")
+        if runs[message.id] < 3:
+            raise Fault("not yet")
+
+    for _ in range(2):
+        queues.put(queue, "slow", "poison")
+    with consuming(queues.url, queue, handle, concurrency=2):
+        wait_until(lambda: runs["slow"] == 3 and queues.count(f"{queue}.dead") >= 2)
+    assert runs == {"slow": 3, "poison": 1}
+    slow, poison = store.find("orders", "slow"), store.find("orders", "poison")
+    assert slow is not None
+    assert poison is not None
+    assert (slow.status, slow.attempts_started) == (Status.CONSUMED, 3)
+    assert poison.status is Status.DEAD
+    assert set(queues.bodies(f"{queue}.dead")) == {"poison"}
+
+
+def test_messages_of_a_key_keep_their_order(queues: Queues) -> None:
+    """However many run at once, those of one key run one after the other, as they were published."""
+    queue, seen, running = queues.new(), list[tuple[str, str]](), Counter[str]()
+    together, lock = list[int](), threading.Lock()
+
+    def handle(message: Delivery) -> Outcome:
+        key = message_key(message)
+        with lock:
+            running[key] += 1
+            together.append(running[key])
+            seen.append((key, message.payload.decode()))
+        threading.Event().wait(0.001)
+        with lock:
+            running[key] -= 1
+        return NEW
+
+    send(queues, *(envelope(queue, str(number), key=str(number % 3)) for number in range(90)))
+    with consuming(queues.url, queue, handle, concurrency=8, prefetch=60):
+        wait_until(lambda: len(seen) == 90)
+    assert max(together) == 1
+    for key in "012":
+        assert [int(name) for each, name in seen if each == key] == list(range(int(key), 90, 3))
+
+
+@pytest.mark.parametrize(("options", "held"), [({"prefetch": 3}, 3), ({"concurrency": 2}, 4), ({}, 2)])
+def test_prefetch(queues: Queues, options: dict[str, Any], held: int) -> None:
+    """RabbitMQ hands over as many messages as `prefetch` says, by default two for each that runs at once."""
+    queue, go = queues.new(), threading.Event()
+
+    def handle(_: Delivery) -> Outcome:
+        go.wait(60)
+        return NEW
+
+    queues.put(queue, *map(str, range(12)))
+    with consuming(queues.url, queue, handle, **options):
+        wait_until(lambda: queues.count(queue) == 12 - held)
+        threading.Event().wait(0.3)
+        assert queues.count(queue) == 12 - held
+        go.set()
+        wait_until(lambda: queues.count(queue) == 0)
+
+
+def test_messages_of_others(queues: Queues) -> None:
+    """What no outbox has sent is taken as far as it goes: headers become text, what is missing is empty, and
+    a time that is none is left out."""
+    queue, seen = queues.new(), list[Delivery]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message)
+        return NEW
+
+    odd = {
+        "number": 7,
+        "bytes": bytearray(b"\xff"),
+        "outbox-created-at": "yesterday",
+        "cloudEvents:id": "1",
+        "inbox-attempt": "x",
+    }
+    queues.put(queue, "odd", headers=odd)
+    queues.put(
+        queue,
+        "naive",
+        headers={"outbox-created-at": "2026-01-02T03:04:05", "outbox-key": bytearray(b"k\xff")},
+    )
+    queues.do(lambda channel: channel.basic_publish(b"bare", routing_key=queue))
+    with consuming(queues.url, queue, handle):
+        wait_until(lambda: len(seen) == 3)
+    first, second, bare = seen
+    assert first.headers == {"number": "7", "bytes": "\\xff", "ce_id": "1"}
+    assert (first.created_at, first.key, first.attempt) == (None, None, 1)
+    assert second.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert second.key == "k\\xff"
+    assert (bare.headers, bare.content_type, bare.payload) == ({}, "", b"bare")
+
+
+def test_events_of_other_producers(queues: Queues) -> None:
+    """A CloudEvent without a message id is known by its source and id."""
+    queue = queues.new()
+    event = {"cloudEvents:specversion": "1.0", "cloudEvents:id": "1", "cloudEvents:source": "/shop"}
+    queues.put(queue, "event", headers=event)
+    (message,) = queues.take(queue)
+    message.header.properties.message_id = None  # the client that published it has drawn one
+    assert delivery_of(message).id == '["/shop","1"]'
+
+
+def test_a_handler_that_is_none(queues: Queues) -> None:
+    """A function that returns no outcome never looked into an inbox: the consumer ends with an error, and the
+    message is still in its queue."""
+    queue = queues.new()
+    queues.put(queue, "1")
+    consumer = RabbitConsumer(queues.url, queue, lambda _: "done")  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidOption, match=r"expected an inbox\.Outcome"):
+        consumer.run()
+    assert queues.bodies(queue) == ["1"]
+
+
+def test_the_queue_can_be_declared(queues: Queues) -> None:
+    """A queue that is not there is an error, unless the consumer is to make it; then it is durable. One that
+    is there stays as it is."""
+    queue, seen = f"{queues.new()}.new", list[Delivery]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message)
+        return NEW
+
+    with pytest.raises(InvalidOption, match=f"queue='{queue}': there is no such queue"):
+        RabbitConsumer(queues.url, queue, handle).run()
+    with consuming(queues.url, queue, handle, declare=True):
+        wait_until(lambda: queues.has(queue))
+        queues.put(queue, "1")
+        wait_until(lambda: len(seen) == 1)
+    queues.do(lambda channel: channel.queue_declare(queue, durable=True))
+    queues.do(lambda channel: channel.queue_delete(queue))
+    quorum = queues.new(x_queue_type="quorum")
+    queues.put(quorum, "2")
+    with consuming(queues.url, quorum, handle, declare=True):
+        wait_until(lambda: len(seen) == 2)
+
+
+def test_nobody_there(rabbitmq: RabbitServer) -> None:
+    """A wrong address and a wrong password each are one error that names the place and no password."""
+    place, port = urlsplit(rabbitmq.url), free_port()
+    nobody = RabbitConsumer(f"amqp://me:secret@127.0.0.1:{port}/", "q", lambda _: NEW)
+    with pytest.raises(ConnectionError, match=f"amqp://me@127.0.0.1:{port}/ does not answer") as away:
+        nobody.run()
+    stranger = RabbitConsumer(f"amqp://guest:secret@{place.hostname}:{place.port}/", "q", lambda _: NEW)
+    with pytest.raises(
+        InvalidOption, match=f"guest@{place.hostname}:{place.port}/': .*ACCESS_REFUSED"
+    ) as refused:
+        stranger.run()
+    elsewhere = RabbitConsumer(f"amqp://guest:guest@{place.hostname}:{place.port}/none", "q", lambda _: NEW)
+    with pytest.raises(InvalidOption, match=r"/none': RabbitMQ refuses .*no such virtual host"):
+        elsewhere.run()
+    for error in (away.value, refused.value):
+        assert "secret" not in str(error)
+        assert error.__cause__ is None
+
+
+def test_options_that_cannot_be_used() -> None:
+    """Each is named where the consumer is made."""
+
+    async def asynchronous(_: Delivery) -> Outcome:
+        return NEW
+
+    def make(**options: Any) -> Callable[[], RabbitConsumer]:
+        given = {"url": "amqp://localhost", "queue": "q", "handler": lambda _: NEW, **options}
+        return lambda: RabbitConsumer(**given)
+
+    wrong = {
+        "url": make(url="localhost"),
+        "queue": make(queue=""),
+        "handler": make(handler=asynchronous),
+        "prefetch": make(prefetch=0),
+        "max_attempts": make(max_attempts=0),
+        "declare": make(declare=1),
+        "reject_dead_letters": make(reject_dead_letters="yes"),
+        "concurrency": make(concurrency=0),
+    }
+    for option, mistake in wrong.items():
+        with pytest.raises(InvalidOption, match=f"^{option}"):
+            mistake()
+    assert AsyncRabbitConsumer("amqp://localhost", "q", asynchronous, concurrency=5).prefetch == 10

@@ -1,0 +1,275 @@
+"""RabbitMQ and what breaks: killed consumers, a killed broker, answers that get lost."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from inbox import Backoff, Delivery, Outcome, Verdict
+from outbox import Accepted, Envelope, Unavailable, Unknown
+from outbox import Outcome as Published
+from outbox.rabbitmq import RabbitPublisher
+from tests.servers.rabbitmq import LocalRabbit
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.program import ROOT
+from tests.support.proxy import TcpProxy
+from tests.support.rabbit_alarm import lacking_memory
+from tests.support.rabbit_consumers import Counted, bookkeeping, consuming
+from tests.support.rabbit_queues import Queues, envelope
+from tests.support.status_workers import wait_until
+from tests.support.together import Task
+
+pytest_plugins = ["tests.support.rabbit_fixtures"]
+
+NAMES = [f"account-{number}" for number in range(6)]
+KINDS = (Accepted, Unavailable, Unknown)
+SETTLED = 3.0
+"""Seconds after which a broker that crashes still has a queue that it had just made, and can use it."""
+
+
+@contextmanager
+def worker(
+    database: Database, queues: Queues, queue: str, point: str = "never"
+) -> Iterator[subprocess.Popen[str]]:
+    """A consumer in a process of its own, which is gone at the end of the block."""
+    program = [sys.executable, "-W", "error", "-m", "tests.support.rabbit_worker", queues.url, queue, point]
+    process = subprocess.Popen(program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    try:
+        print(database.url.render_as_string(hide_password=False), file=process.stdin, flush=True)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line that the worker prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def consume_the_rest(database: Database, queues: Queues, queue: str, expected: int) -> None:
+    """Take messages until the accounts add up; one that is left over would make them too much."""
+    engine = database.engine()
+    with consuming(queues.url, queue, bookkeeping(engine), concurrency=2, prefetch=20):
+        wait_until(lambda: sum(accounts.totals(engine).values()) >= expected and queues.count(queue) == 0)
+
+
+@pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
+def test_a_consumer_that_is_killed(queues: Queues, postgres: Database, point: str) -> None:
+    """kill -9 between the inbox row and the handler, before COMMIT, or after it and before the message is
+    acknowledged: another consumer takes what was not, and every message took effect once."""
+    queue, ids = queues.new(), [str(number) for number in range(18)]
+    accounts.make(postgres.engine(), NAMES)
+    for number in ids:
+        queues.put(queue, NAMES[int(number) % 6], id=number)
+    with worker(postgres, queues, queue, point) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    consume_the_rest(postgres, queues, queue, len(ids))
+    assert accounts.totals(postgres.engine()) == dict.fromkeys(NAMES, 3)
+
+
+def test_a_consumer_that_is_killed_again_and_again(queues: Queues, postgres: Database) -> None:
+    """kill -9 at whatever moment, three times under load: the accounts are exact in the end."""
+    queue, count = queues.new(), 1_200
+    accounts.make(postgres.engine(), NAMES)
+    send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
+    for _ in range(3):
+        with worker(postgres, queues, queue) as process:
+            assert said(process) == "running"
+            threading.Event().wait(0.2)
+    consume_the_rest(postgres, queues, queue, count)
+    assert accounts.totals(postgres.engine()) == dict.fromkeys(NAMES, count // 6)
+
+
+def test_a_consumer_that_is_stopped_under_load(queues: Queues, postgres: Database) -> None:
+    """SIGTERM: the consumer ends by itself, what it has taken is committed and acknowledged, and all the rest
+    is back in the queue, each message once."""
+    engine, queue, count = postgres.engine(), queues.new(), 3_000
+    accounts.make(engine, NAMES)
+    send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
+    with worker(postgres, queues, queue) as process:
+        assert said(process) == "running"
+        process.terminate()
+        assert said(process) == "stopped"
+        assert process.wait(60) == 0
+    taken = sum(accounts.totals(engine).values())
+    assert 0 < taken < count
+    assert queues.count(queue) == count - taken
+
+
+def test_what_was_accepted_outlives_the_broker(private_rabbitmq: LocalRabbit) -> None:
+    """kill -9 of the broker while batches are published, and a restart: the same publisher goes on by itself,
+    every message called accepted is in the queue, and none that was called unavailable."""
+    with Queues(private_rabbitmq.url) as queues:
+        queue, enough = queues.new(), threading.Event()
+        publisher = RabbitPublisher(private_rabbitmq.url, timeout=5)
+        outcomes: dict[str, Published] = {}
+        latest: deque[Published] = deque(maxlen=1)
+
+        def publish() -> None:
+            while not enough.is_set():
+                batch = [envelope(queue) for _ in range(100)]
+                answers = publisher.send(batch)
+                outcomes.update(zip((each.id for each in batch), answers, strict=True))
+                latest.append(answers[-1])
+                if answers[-1] != Accepted():
+                    enough.wait(0.01)
+
+        publishing = Task(publish)
+        try:
+            for _ in range(2):
+                before = len(outcomes)
+                wait_until(lambda before=before: len(outcomes) > before + 1_000)  # type: ignore[misc]
+                threading.Event().wait(SETTLED)
+                private_rabbitmq.restart()
+                wait_until(lambda: latest[-1] == Accepted())
+        finally:
+            enough.set()
+            publishing.result()
+        publisher.close()
+        there = {message.header.properties.message_id for message in queues.take(queue)}
+    sent = {kind: {name for name, each in outcomes.items() if isinstance(each, kind)} for kind in KINDS}
+    assert sum(map(len, sent.values())) == len(outcomes)
+    assert sent[Unavailable]
+    assert sent[Accepted] <= there
+    assert not sent[Unavailable] & there
+
+
+def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres: Database) -> None:
+    """kill -9 of the broker while messages are taken: the consumer connects again by itself, and every
+    message took effect once; those that wait for their next attempt are not forgotten either."""
+    engine, count, few, failures = postgres.engine(), 1_200, 60, Counter[str]()
+    accounts.make(engine, NAMES)
+
+    def fail_now_and_then(message: Delivery) -> None:
+        failures[message.id] += 1
+        if int(message.id[-2:], 16) < 32 and failures[message.id] == 1:
+            raise ValueError("not yet")
+
+    with Queues(private_rabbitmq.url) as queues:
+        queue = queues.new()
+        send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(few)])
+        handler = bookkeeping(engine, fail_now_and_then)
+        with consuming(queues.url, queue, handler, concurrency=2, prefetch=20):
+            wait_until(lambda: len(failures) > 10 and max(failures.values()) > 1)
+            threading.Event().wait(SETTLED)
+            send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count - few)])
+            wait_until(lambda: sum(accounts.totals(engine).values()) > 60)
+            private_rabbitmq.restart()
+            wait_until(lambda: sum(accounts.totals(engine).values()) >= count)
+            wait_until(lambda: queues.count(queue) == 0)
+        assert queues.everything(queue) == []
+    assert accounts.totals(engine) == dict.fromkeys(NAMES, count // 6)
+    assert any(runs > 1 for runs in failures.values())
+
+
+def test_a_broker_that_crashes_when_a_message_is_first_delayed(
+    private_rabbitmq: LocalRabbit, postgres: Database
+) -> None:
+    """RabbitMQ may forget a queue that it has just made: a message that was put into one is not lost."""
+    engine, failures = postgres.engine(), list[str]()
+    accounts.make(engine)
+
+    def fail_once(message: Delivery) -> None:
+        if not failures:
+            failures.append(message.id)
+            raise ValueError("not yet")
+
+    with Queues(private_rabbitmq.url) as queues:
+        queue = queues.new()
+        queues.put(queue, "cash")
+        threading.Event().wait(1)
+        handler = bookkeeping(engine, fail_once)
+        with consuming(queues.url, queue, handler, backoff=Backoff(first=128)):
+            wait_until(lambda: queues.count(f"{queue}.retry.128s") == 1)
+            # Time enough to write down an acknowledgement, and too little for a queue.
+            threading.Event().wait(0.3)
+            private_rabbitmq.restart()
+            wait_until(lambda: accounts.total(engine) == 1, timeout=40)
+    assert accounts.total(engine) == 1
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_answer_that_gets_lost(queues: Queues, postgres: Database, arrives: bool) -> None:
+    """When the connection breaks between the message and its confirm nobody knows whether it was taken. The
+    same publisher sends it again, with the same id; it is taken once."""
+    engine, queue = postgres.engine(), queues.new()
+    accounts.make(engine)
+    place = urlsplit(queues.url)
+    assert place.hostname is not None
+    assert place.port is not None
+    message = envelope(queue, "cash")
+    with TcpProxy(place.hostname, place.port) as proxy:
+        publisher = RabbitPublisher(f"amqp://guest:guest@127.0.0.1:{proxy.port}/")
+        proxy.cut_on(lambda chunk: b"cash" in chunk, forward=arrives)
+        (first,) = publisher.send([message])
+        assert proxy.was_cut.is_set()
+        assert isinstance(first, Unknown)
+        assert publisher.send([message]) == [Accepted()]
+        publisher.close()
+    wait_until(lambda: queues.count(queue) == 1 + arrives)
+    handler = Counted(bookkeeping(engine))
+    with consuming(queues.url, queue, handler):
+        wait_until(lambda: handler.count == 1 + arrives)
+    assert accounts.total(engine) == 1
+
+
+def test_a_broker_that_hangs_or_lacks_memory(private_rabbitmq: LocalRabbit) -> None:
+    """A broker that answers nothing leaves it unknown whether a message on an open connection was taken, and
+    takes nothing on a new one; once it goes on, so does the publisher. While one lacks memory only the first
+    message is unknown; the others were certainly not taken."""
+    with Queues(private_rabbitmq.url) as queues:
+        queue = queues.new()
+        publisher = RabbitPublisher(private_rabbitmq.url, timeout=1)
+        assert publisher.send([envelope(queue)]) == [Accepted()]
+        private_rabbitmq.freeze()
+        outcomes = publisher.send([envelope(queue), envelope(queue)])
+        assert [type(each) for each in outcomes] == [Unknown] * 2
+        (later,) = publisher.send([envelope(queue, "never")])
+        assert isinstance(later, Unavailable)
+        private_rabbitmq.thaw()
+        wait_until(lambda: publisher.send([envelope(queue, "last")]) == [Accepted()])
+        with lacking_memory(private_rabbitmq):
+            wait_until(lambda: isinstance(publisher.send([envelope(queue, "unknown")])[0], Unknown))
+            for _ in range(2):
+                (later,) = publisher.send([envelope(queue, "never")])
+                assert isinstance(later, Unavailable)
+                assert "blocks publishers" in later.reason
+        wait_until(lambda: publisher.send([envelope(queue, "afterwards")]) == [Accepted()])
+        publisher.close()
+        bodies = queues.bodies(queue)
+    assert {"last", "unknown", "afterwards"} <= set(bodies)
+    assert "never" not in bodies
+
+
+def test_a_queue_that_is_deleted(queues: Queues) -> None:
+    """A consumer whose queue is deleted waits until it is there again."""
+    queue, seen = queues.new(), list[str]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload.decode())
+        return Outcome(Verdict.NEW)
+
+    with consuming(queues.url, queue, handle):
+        queues.put(queue, "before")
+        wait_until(lambda: seen == ["before"])
+        queues.do(lambda channel: channel.queue_delete(queue))
+        queues.do(lambda channel: channel.queue_declare(queue, durable=True))
+        queues.put(queue, "after")
+        wait_until(lambda: seen == ["before", "after"])
+
+
+def send(url: str, batch: list[Envelope]) -> None:
+    """Publish, each message surely."""
+    publisher = RabbitPublisher(url)
+    assert publisher.send(batch) == [Accepted()] * len(batch)
+    publisher.close()

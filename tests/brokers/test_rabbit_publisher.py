@@ -1,0 +1,321 @@
+"""The publisher for RabbitMQ: what arrives, and what it says about what does not."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from outbox import Accepted, AsyncPublisher, Envelope, Outcome, Publisher, Refused, Unavailable, Unknown
+from outbox.errors import InvalidOption, UnsafeBroker
+from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
+from tests.support.rabbit_queues import Queues, envelope
+
+pytest_plugins = ["tests.support.rabbit_fixtures"]
+
+Send = Callable[..., list[Outcome]]
+
+
+def send_once(url: str, batch: Sequence[Envelope], **options: Any) -> list[Outcome]:
+    """Through a publisher of its own."""
+    publisher = RabbitPublisher(url, **options)
+    try:
+        return publisher.send(batch)
+    finally:
+        publisher.close()
+
+
+def send_once_awaited(url: str, batch: Sequence[Envelope], **options: Any) -> list[Outcome]:
+    """The same through an asynchronous one."""
+
+    async def scenario() -> list[Outcome]:
+        publisher = AsyncRabbitPublisher(url, **options)
+        try:
+            return await publisher.send(batch)
+        finally:
+            await publisher.close()
+
+    return asyncio.run(scenario())
+
+
+both_kinds = pytest.mark.parametrize("send", [send_once, send_once_awaited])
+
+
+def kinds(outcomes: Sequence[Outcome]) -> list[type[Outcome]]:
+    """What became of each message, without the reasons."""
+    return [type(outcome) for outcome in outcomes]
+
+
+def reason(outcome: Outcome) -> str:
+    """Why a message was not accepted."""
+    assert not isinstance(outcome, Accepted)
+    return outcome.reason
+
+
+@both_kinds
+def test_all_of_a_message_arrives(queues: Queues, send: Send) -> None:
+    """The id, the key, the time, the type and the user's headers are where consumers look for them, and the
+    broker is asked to keep the message."""
+    queue = queues.new()
+    sent = envelope(queue, "ä", key="order-42", colour="blue", ce_type="made")
+    assert send(queues.url, [sent]) == [Accepted()]
+    (message,) = queues.take(queue)
+    properties = message.header.properties
+    assert message.body == "ä".encode()
+    assert properties.message_id == sent.id
+    assert properties.content_type == "text/plain"
+    assert properties.delivery_mode == 2
+    assert properties.timestamp == sent.created_at.replace(microsecond=0)
+    assert properties.headers == {
+        "colour": "blue",
+        "ce_type": "made",
+        "outbox-key": "order-42",
+        "outbox-created-at": sent.created_at.isoformat(),
+        "x-deduplication-header": sent.id,
+    }
+
+
+def test_events_have_the_names_of_their_binding(queues: Queues) -> None:
+    """CloudEvents' attributes are called as AMQP's binding does; a header that only looks like one stays."""
+    queue = queues.new()
+    send_once(queues.url, [envelope(queue, "1", ce_specversion="1.0", ce_type="made", colour="blue")])
+    (message,) = queues.take(queue)
+    given = message.header.properties.headers or {}
+    headers = {name: text for name, text in given.items() if "-" not in name}
+    assert headers == {"cloudEvents_specversion": "1.0", "cloudEvents_type": "made", "colour": "blue"}
+
+
+def test_a_message_without_a_key_has_no_key_header(queues: Queues) -> None:
+    """An empty payload and no key are an empty payload and no key."""
+    queue = queues.new()
+    assert send_once(queues.url, [envelope(queue, "")]) == [Accepted()]
+    (message,) = queues.take(queue)
+    assert message.body == b""
+    assert "outbox-key" not in (message.header.properties.headers or {})
+
+
+@both_kinds
+def test_a_batch_keeps_its_order(queues: Queues, send: Send) -> None:
+    """Hundreds of messages are all accepted, and are in the queue in the batch's order."""
+    queue = queues.new()
+    names = [str(number) for number in range(500)]
+    outcomes = send(queues.url, [envelope(queue, name) for name in names])
+    assert outcomes == [Accepted()] * 500
+    assert queues.bodies(queue) == names
+
+
+@both_kinds
+def test_nothing_to_send(queues: Queues, send: Send) -> None:
+    """An empty batch has no outcomes."""
+    assert send(queues.url, []) == []
+
+
+@both_kinds
+def test_an_unroutable_message_waits(queues: Queues, send: Send) -> None:
+    """Where no queue is bound the message has to wait, with a reason that names the exchange and the routing
+    key; others go on, and once there is a queue it is taken."""
+    queue, nowhere = queues.new(), f"nowhere-{uuid4()}"
+    outcomes = send(queues.url, [envelope(queue, "1"), envelope(nowhere), envelope(queue, "2")])
+    assert kinds(outcomes) == [Accepted, Unavailable, Accepted]
+    assert reason(outcomes[1]) == f"exchange '', routing key {nowhere!r}: no queue is bound there"
+    assert queues.bodies(queue) == ["1", "2"]
+    queues.do(lambda channel: channel.queue_declare(nowhere, exclusive=False, auto_delete=True))
+    try:
+        assert send(queues.url, [envelope(nowhere)]) == [Accepted()]
+    finally:
+        queues.do(lambda channel: channel.queue_delete(nowhere))
+
+
+def test_an_exchange_routes_by_topic(queues: Queues) -> None:
+    """With an exchange the topic is the routing key."""
+    queue, exchange = queues.new(), f"test-{uuid4()}"
+    queues.do(lambda channel: channel.exchange_declare(exchange, exchange_type="topic"))
+    try:
+        queues.do(lambda channel: channel.queue_bind(queue, exchange, "orders.*"))
+        batch = [envelope("orders.made"), envelope("bills.made")]
+        assert kinds(send_once(queues.url, batch, exchange=exchange)) == [Accepted, Unavailable]
+        assert queues.count(queue) == 1
+    finally:
+        queues.do(lambda channel: channel.exchange_delete(exchange))
+
+
+def test_a_full_queue_makes_messages_wait(queues: Queues) -> None:
+    """What a full queue says no to (basic.nack) has not been taken, but may be later."""
+    queue = queues.new(x_max_length=2, x_overflow="reject-publish")
+    outcomes = send_once(queues.url, [envelope(queue, str(number)) for number in range(8)])
+    assert kinds(outcomes) == [Accepted] * 2 + [Unavailable] * 6
+    assert queues.bodies(queue) == ["0", "1"]
+
+
+def test_a_missing_exchange(queues: Queues) -> None:
+    """The check names it. Without the check nothing is called accepted or refused, and once the exchange is
+    there the same publisher goes on."""
+    queue, exchange = queues.new(), f"test-{uuid4()}"
+    publisher = RabbitPublisher(queues.url, exchange=exchange)
+    try:
+        with pytest.raises(UnsafeBroker, match=f"exchange='{exchange}': there is no such exchange"):
+            publisher.check(60)
+        assert kinds(publisher.send([envelope("a")])) == [Unavailable]
+        assert kinds(publisher.send([envelope("a"), envelope("b")])) == [Unknown] * 2
+        queues.do(lambda channel: channel.exchange_declare(exchange))
+        queues.do(lambda channel: channel.queue_bind(queue, exchange, "a"))
+        publisher.check(60)
+        assert publisher.send([envelope("a")]) == [Accepted()]
+    finally:
+        publisher.close()
+        queues.do(lambda channel: channel.exchange_delete(exchange))
+    assert queues.count(queue) == 1
+
+
+@both_kinds
+def test_a_message_that_rabbitmq_never_takes_harms_no_other(queues: Queues, send: Send) -> None:
+    """A header that RabbitMQ reads as a routing list closes the channel: that message is refused with
+    RabbitMQ's words, the others of the batch are accepted."""
+    queue = queues.new()
+    batch = [
+        envelope(queue, "1"),
+        envelope(queue, "bad", CC="x"),
+        *(envelope(queue, str(i)) for i in range(2, 9)),
+    ]
+    outcomes = send(queues.url, batch)
+    assert kinds(outcomes) == [Accepted, Refused] + [Accepted] * 7
+    assert "PRECONDITION_FAILED" in reason(outcomes[1])
+    assert set(queues.bodies(queue)) == {str(number) for number in range(1, 9)}
+
+
+def test_what_amqp_cannot_say_is_refused(queues: Queues) -> None:
+    """A header's name that is too long for the protocol refuses its message, and no other."""
+    queue = queues.new()
+    outcomes = send_once(queues.url, [envelope(queue, "1", **{"x" * 300: ""}), envelope(queue, "2")])
+    assert kinds(outcomes) == [Refused, Accepted]
+    assert queues.bodies(queue) == ["2"]
+
+
+def test_a_tombstone_is_refused(queues: Queues) -> None:
+    """RabbitMQ has none, so such a message is a dead letter, and says why."""
+    queue = queues.new()
+    tombstone = replace(envelope(queue, "1"), payload=None, content_type="")
+    outcomes = send_once(queues.url, [tombstone, envelope(queue, "2")])
+    assert kinds(outcomes) == [Refused, Accepted]
+    assert "tombstone" in reason(outcomes[0])
+    assert queues.bodies(queue) == ["2"]
+
+
+@both_kinds
+def test_nobody_there(send: Send) -> None:
+    """Without a server nothing has been taken, and the reason names the place but no password."""
+    port = free_port()
+    outcomes = send(f"amqp://user:secret@127.0.0.1:{port}/", [envelope("a"), envelope("b")])
+    assert kinds(outcomes) == [Unavailable] * 2
+    for outcome in outcomes:
+        assert str(port) in reason(outcome)
+        assert "secret" not in reason(outcome)
+
+
+def test_a_wrong_password(queues: Queues) -> None:
+    """The check names the address without the password; a send says that nothing has been taken. The same for
+    a virtual host that is not there."""
+    place = urlsplit(queues.url)
+    publisher = RabbitPublisher(f"amqp://guest:secret@{place.hostname}:{place.port}/")
+    try:
+        with pytest.raises(
+            UnsafeBroker, match=f"url='amqp://guest@127.0.0.1:{place.port}/': .*ACCESS_REFUSED"
+        ) as told:
+            publisher.check(60)
+        (outcome,) = publisher.send([envelope("a")])
+        assert isinstance(outcome, Unavailable)
+        for text in (repr(publisher), str(told.value), outcome.reason):
+            assert "secret" not in text
+    finally:
+        publisher.close()
+    elsewhere = RabbitPublisher(f"amqp://guest:guest@{place.hostname}:{place.port}/none")
+    with pytest.raises(UnsafeBroker, match=r"/none': RabbitMQ refuses .*no such virtual host"):
+        elsewhere.check(60)
+    elsewhere.close()
+
+
+def test_the_check_and_the_lease(queues: Queues) -> None:
+    """A send that could outlast the lease is unsafe; that a broker is away keeps no relay from starting."""
+    publisher = RabbitPublisher(queues.url, timeout=timedelta(seconds=5))
+    away = RabbitPublisher(f"amqp://127.0.0.1:{free_port()}/")
+    try:
+        assert publisher.timeout == 5
+        publisher.check(5.1)
+        with pytest.raises(UnsafeBroker, match="timeout=5: expected less than the lease of 5 s"):
+            publisher.check(5)
+        away.check(60)
+    finally:
+        publisher.close()
+        away.close()
+
+
+def test_the_checks_of_the_asynchronous_publisher(queues: Queues) -> None:
+    """They say the same, about the lease and about the exchange; a relay awaits them."""
+    exchange = f"test-{uuid4()}"
+
+    async def scenario() -> None:
+        publisher = AsyncRabbitPublisher(queues.url, exchange=exchange, timeout=5)
+        with pytest.raises(UnsafeBroker, match="timeout=5"):
+            await publisher.check(5)
+        with pytest.raises(UnsafeBroker, match=f"exchange='{exchange}'"):
+            await publisher.check(6)
+        await publisher.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_publisher_is_used_again_after_close(queues: Queues) -> None:
+    """Closing twice, or before the first send, does nothing; sending again opens a new connection."""
+    queue = queues.new()
+    publisher = RabbitPublisher(queues.url)
+    publisher.close()
+    for _ in range(2):
+        assert publisher.send([envelope(queue)]) == [Accepted()]
+        publisher.close()
+        publisher.close()
+    assert queues.count(queue) == 2
+
+
+def test_a_fork_has_a_connection_of_its_own(queues: Queues) -> None:
+    """A process that was forked off sends, and its parent still does afterwards."""
+    queue = queues.new()
+    publisher = RabbitPublisher(queues.url)
+    assert publisher.send([envelope(queue, "before")]) == [Accepted()]
+    child = os.fork()
+    if child == 0:
+        accepted = publisher.send([envelope(queue, "child")]) == [Accepted()]
+        os._exit(0 if accepted else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert publisher.send([envelope(queue, "after")]) == [Accepted()]
+    publisher.close()
+    assert queues.bodies(queue) == ["before", "child", "after"]
+
+
+def test_what_a_publisher_is_made_of() -> None:
+    """Both are publishers; addresses and options that cannot be used are named, passwords are not."""
+    assert isinstance(RabbitPublisher("amqp://localhost"), Publisher)
+    assert isinstance(AsyncRabbitPublisher("amqp://localhost"), AsyncPublisher)
+    shown = repr(RabbitPublisher("amqp://me:secret@there:1/v?name=x", exchange="e"))
+    assert shown == "RabbitPublisher('amqp://me@there:1/v', exchange='e')"
+    for url in ("http://me:secret@there", "", "amqp://", "amqp://me:secret@there:notaport", None):
+        with pytest.raises(InvalidOption, match="url: expected") as told:
+            RabbitPublisher(url)  # type: ignore[arg-type]
+        assert "secret" not in str(told.value)
+    for url in ("amqp://me:1/secret@there", "amqp://me:1#secret@there", "amqp://me:1?secret@there/v"):
+        with pytest.raises(InvalidOption, match="url: write / ") as told:
+            RabbitPublisher(url)
+        assert "secret" not in str(told.value)
+    escaped = RabbitPublisher("amqp://me:1%2Fsec%23ret%40@there/v%40#secret")
+    assert "sec" not in repr(escaped)
+    assert "me@there/v" in repr(escaped)
+    with pytest.raises(InvalidOption, match="exchange=None"):
+        RabbitPublisher("amqp://localhost", exchange=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="timeout=-1"):
+        RabbitPublisher("amqp://localhost", timeout=-1)

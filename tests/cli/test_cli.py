@@ -1,0 +1,255 @@
+"""What the commands do, on every database."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, inspect, select
+
+import inbox
+from inbox import Inbox
+from inbox.schema import REVISION, metadata, tables
+from tests.support.cli import as_json, error, fill, inbox_outbox, line, succeeded
+from tests.support.database import Database
+from tests.support.inspection import snapshot
+from tests.support.program import ROOT
+from tests.support.script import run_script
+
+MESSAGE = tables().message
+TWO_WEEKS = timedelta(days=14)
+
+
+def count(database: Database) -> int:
+    """How many rows the inbox has."""
+    with database.engine().connect() as connection:
+        return connection.execute(select(func.count()).select_from(MESSAGE)).scalar_one()
+
+
+def test_migrate(database: Database) -> None:
+    """`migrate` makes the tables, says where they are, and `--to base` takes them back."""
+    up = inbox_outbox("migrate", url=database.url)
+    assert succeeded(up) == f"tables are at revision {REVISION}\n"
+    assert inspect(database.engine()).has_table("inbox_message")
+    down = inbox_outbox("migrate", "--to", "base", url=database.url)
+    assert succeeded(down) == "tables are at revision base\n"
+    assert inspect(database.engine()).get_table_names() == []
+
+
+def test_migrate_prints_sql(database: Database) -> None:
+    """`migrate --sql` changes nothing; what it prints makes the tables as they are declared."""
+    script = succeeded(inbox_outbox("migrate", "--sql", url=database.url))
+    engine = database.engine()
+    assert inspect(engine).get_table_names() == []
+    run_script(database, script)
+    made = snapshot(engine)
+    assert succeeded(inbox_outbox("migrate", url=database.url)).endswith(f"{REVISION}\n")
+    metadata.drop_all(engine)
+    metadata.create_all(engine)
+    assert made == snapshot(engine)
+
+
+@pytest.mark.parametrize("way", [[], ["--sql"]])
+def test_a_schema(database: Database, way: list[str]) -> None:
+    """`--schema` places the tables in a schema on PostgreSQL, and all commands find them there; elsewhere it
+    is wrong usage."""
+    done = inbox_outbox("migrate", *way, "--schema", "my app", url=database.url)
+    if database.name != "postgresql":
+        assert error(done) == "schema='my app': only PostgreSQL has schemas inside a database"
+        assert done.returncode == 2
+        return
+    output = succeeded(done)
+    if way:
+        run_script(database, output)
+    engine = database.engine()
+    assert set(inspect(engine).get_table_names("my app")) == set(metadata.tables)
+    with engine.begin() as connection:
+        Inbox("billing", schema="my app").accept(connection, "order-1")
+    for command in (["status"], ["show", "billing", "order-1"], ["purge"]):
+        succeeded(inbox_outbox("inbox", *command, "--schema", "my app", url=database.url))
+
+
+def test_status(migrated: Database) -> None:
+    """`inbox status` prints a line a consumer: rows, rate, age and size."""
+    fill(migrated.engine(), 3, TWO_WEEKS)
+    fill(migrated.engine(), 1234, consumer="shipping")
+    lines = succeeded(inbox_outbox("inbox", "status", url=migrated.url)).splitlines()
+    billing, shipping = ([cell.strip() for cell in each.split("│")[1:-1]] for each in lines[3:5])
+    assert billing[:5] == ["billing", "3", "0", "14 d ago", "14 d ago"]
+    assert shipping[:3] == ["shipping", "1,234", "1,234"]
+
+
+def test_status_as_json(migrated: Database) -> None:
+    """`inbox status --json` prints objects with the names of `ConsumerStatus`, times in ISO 8601."""
+    assert as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url)) == []
+    fill(migrated.engine(), 3, TWO_WEEKS)
+    (only,) = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
+    assert only["consumer"] == "billing"
+    assert (only["rows"], only["rows_last_hour"]) == (3, 0)
+    assert only["bytes"] > 0
+    age = datetime.now(UTC) - datetime.fromisoformat(only["oldest"])
+    assert abs(age - TWO_WEEKS) < timedelta(minutes=5)
+
+
+def test_show(migrated: Database) -> None:
+    """`inbox show` prints what is stored of one message, whole however long it is and whatever is in it."""
+    consumer, key = "bill[b]ing", "[red]" + "long-" * 100 + "\x1b[2J"
+    with Inbox(consumer).transaction(migrated.engine(), key, payload=b"1") as work:
+        work.result = {"invoice": 7}
+    output = succeeded(inbox_outbox("inbox", "show", consumer, key, url=migrated.url))
+    for value in (consumer, key.replace("\x1b", "\\x1b"), '{"invoice":7}'):
+        assert f" {value} " in output
+    stored = as_json(inbox_outbox("inbox", "show", consumer, key, "--json", url=migrated.url))
+    assert (stored["consumer"], stored["key"]) == (consumer, key)
+    assert json.loads(stored["result"]) == {"invoice": 7}
+    assert len(stored["claim"]) == len(stored["digest"]) == 32
+
+
+def test_show_finds_a_key_of_parts(migrated: Database) -> None:
+    """A tuple is shown by its stored form, a JSON array."""
+    with migrated.engine().begin() as connection:
+        Inbox("billing").accept(connection, ("order", 1))
+    stored = as_json(inbox_outbox("inbox", "show", "billing", '["order",1]', "--json", url=migrated.url))
+    assert stored["key"] == '["order",1]'
+
+
+def test_show_an_unknown_message(migrated: Database) -> None:
+    """A message that the inbox does not know is exit code 3, with `--json` as well."""
+    for options in ([], ["--json"]):
+        done = inbox_outbox("inbox", "show", "billing", "order-1", *options, url=migrated.url)
+        assert done.returncode == 3
+        assert error(done) == "consumer 'billing' has not taken 'order-1'"
+
+
+def test_purge(migrated: Database) -> None:
+    """`inbox purge` deletes what is older than the retention, and says how much that was."""
+    fill(migrated.engine(), 7, TWO_WEEKS)
+    fill(migrated.engine(), 2, timedelta(days=2), "shipping")
+    output = succeeded(inbox_outbox("inbox", "purge", "--batch", "3", url=migrated.url))
+    assert output.startswith("7 rows deleted in 3 batches, ")
+    options = ["--older-than", "1d", "--consumer", "billing"]
+    assert as_json(inbox_outbox("inbox", "purge", *options, "--json", url=migrated.url))["rows"] == 0
+    done = as_json(inbox_outbox("inbox", "purge", "--older-than", "36h", "--json", url=migrated.url))
+    assert (done["rows"], done["batches"], done["finished"]) == (2, 1, True)
+    assert count(migrated) == 0
+
+
+def test_policies(postgres: Database) -> None:
+    """`inbox set-policy` stores a consumer's mode and retention, `inbox status` shows them, and `inbox purge`
+    keeps to them: a shorter time has to be overridden, and a consumer without a policy is named."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return inbox_outbox("inbox", *arguments, url=postgres.url)
+
+    fill(postgres.engine(), 3, TWO_WEEKS)
+    fill(postgres.engine(), 2, TWO_WEEKS, "shipping")
+    stored = as_json(run("set-policy", "billing", "--mode", "exactly-once", "--retention", "30d", "--json"))
+    assert (stored["mode"], stored["retention"], stored["dead_retention"]) == (
+        "exactly-once",
+        30 * 86_400,
+        None,
+    )
+    assert " │ exactly-once │ 30d " in succeeded(run("status"))
+    assert as_json(run("status", "--json"))[0]["policy"]["retention"] == 30 * 86_400
+    done = run("purge", "--older-than", "36h")
+    assert (done.returncode, count(postgres)) == (2, 5)
+    assert error(done).startswith("retention=36h: 'billing' has asked for 30d")
+    assert "no retention is stored of 'shipping': it was 7d" in succeeded(run("purge"))
+    assert count(postgres) == 3
+    assert succeeded(run("purge", "--older-than", "36h", "--override")).startswith("3 rows deleted")
+    assert run("set-policy", "orders", "--retention", "1d").returncode == 2
+
+
+@pytest.mark.parametrize("zone", [UTC, None])
+def test_purge_up_to_the_oldest_unconsumed(postgres: Database, zone: object) -> None:
+    """`--oldest-unconsumed` takes ISO 8601 with an offset, or without one for UTC."""
+    fill(postgres.engine(), 2, timedelta(hours=3))
+    fill(postgres.engine(), 2, timedelta(hours=1), "shipping")
+    oldest = datetime.now(UTC) - timedelta(hours=2)
+    text = (oldest if zone else oldest.replace(tzinfo=None)).isoformat()
+    output = inbox_outbox("inbox", "purge", "--oldest-unconsumed", text, "--json", url=postgres.url)
+    assert as_json(output)["rows"] == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_purge_out_of_budget(migrated: Database, options: list[str]) -> None:
+    """A budget that ends before the work does is exit code 4; the report is printed nevertheless."""
+    fill(migrated.engine(), 7, TWO_WEEKS)
+    done = inbox_outbox("inbox", "purge", "--budget", "0s", *options, url=migrated.url)
+    assert (done.returncode, done.stderr) == (4, "")
+    assert "0 rows deleted" in done.stdout or json.loads(done.stdout)["finished"] is False
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_progress_is_for_terminals(postgres: Database, options: list[str]) -> None:
+    """On a terminal, a purge shows its progress on stderr; stdout has the report, and nothing else."""
+    fill(postgres.engine(), 50, TWO_WEEKS)
+    ours, theirs = pty.openpty()
+    with open(ours, "rb") as terminal:  # noqa: PTH123 - a descriptor, not a path
+        command = line("inbox", "purge", "--batch", "5", *options, url=postgres.url)
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=60
+        )
+        os.close(theirs)
+        shown = os.read(terminal.fileno(), 65_536).decode()
+    assert "purging" in shown
+    assert "\x1b" not in done.stdout
+    assert json.loads(done.stdout)["rows"] == 50 if options else done.stdout.startswith("50 rows deleted")
+
+
+def test_ctrl_c(postgres: Database) -> None:
+    """Ctrl-C ends a purge in one line with exit code 130; what was deleted until then stays deleted."""
+    fill(postgres.engine(), 3_000, TWO_WEEKS)
+    command = line("inbox", "purge", "--batch", "1", url=postgres.url)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while count(postgres) == 3_000:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    # The driver may add that a connection was open, when the signal came while it was making one.
+    assert process.communicate(timeout=60)[1].splitlines()[0] == "inbox-outbox: interrupted"
+    assert process.returncode == 130
+    assert 0 < count(postgres) < 3_000
+
+
+def test_the_environment_names_the_database(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """INBOX_OUTBOX_URL is used where `--url` is not given; `--url` comes first."""
+    url = migrated.url.render_as_string(hide_password=False)
+    monkeypatch.setenv("INBOX_OUTBOX_URL", url)
+    assert as_json(inbox_outbox("inbox", "status", "--json")) == []
+    monkeypatch.setenv("INBOX_OUTBOX_URL", "sqlite:////nowhere/at-all.db")
+    assert as_json(inbox_outbox("inbox", "status", "--json", url=url)) == []
+
+
+def test_the_console_script(postgres: Database) -> None:
+    """The command `inbox-outbox` is the same program."""
+    script = Path(sys.executable).with_name("inbox-outbox")
+    url = postgres.url.render_as_string(hide_password=False)
+    done = subprocess.run(
+        [script, "inbox", "status", "--json", "--url", url], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["inbox"], ["migrate"], ["inbox", "purge"]])
+def test_help(arguments: list[str]) -> None:
+    """Every command explains itself; the first page names the exit codes."""
+    output = succeeded(inbox_outbox(*arguments, "--help"))
+    assert "Usage" in output
+    assert "Exit codes" in output or arguments
+
+
+def test_library_and_command_agree(migrated: Database) -> None:
+    """The commands print what `inbox.status` and `inbox.show` return."""
+    fill(migrated.engine(), 2)
+    (row,) = inbox.status(migrated.engine())
+    (printed,) = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
+    assert row.newest is not None
+    assert (printed["newest"], printed["bytes"]) == (row.newest.isoformat(), row.bytes)

@@ -1,0 +1,226 @@
+"""Errors of the command line: one line, an exit code, and never a password."""
+
+import os
+import subprocess
+from urllib.parse import quote
+
+import pytest
+from sqlalchemy import URL, make_url
+
+from examples.embedded_postgres import free_port
+from inbox_outbox_base.errors import secrets
+from tests.support.cli import Done, error, in_this_process, inbox_outbox, line
+from tests.support.database import Database
+from tests.support.program import ROOT
+
+SECRET = "s3cr3t-P@ss/w:ord%"  # noqa: S105 - of nobody
+QUOTED = quote(SECRET, safe="")
+COMMANDS = (
+    ["migrate"],
+    ["inbox", "status"],
+    ["inbox", "show", "billing", "1"],
+    ["inbox", "purge"],
+    ["outbox", "status"],
+    ["outbox", "relay", "--to", "amqp://127.0.0.1:1"],
+)
+
+
+def refused(*arguments: str, url: URL | str | None = None, code: int) -> str:
+    """Run a command that has to fail with this exit code; its one line, without our password in any form."""
+    return judged(inbox_outbox(*arguments, url=url), code)
+
+
+def misused(*arguments: str, url: str | None = "sqlite://") -> str:
+    """Use a command wrongly; its one line, without our password in any form."""
+    return judged(in_this_process(*arguments, url=url), code=2)
+
+
+def judged(done: Done, code: int) -> str:
+    """The one line of a failed command."""
+    message = error(done)
+    assert done.returncode == code, message
+    for form in (SECRET, QUOTED, "P@ss", "s3cr3t"):
+        assert form not in message
+    return message
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_password(database: Database, command: list[str]) -> None:
+    """A server that refuses the login is exit code 1, in the server's words, and which server that was."""
+    if database.name == "sqlite":
+        pytest.skip("SQLite has no passwords")
+    url = database.url.set(username="nobody_here", password=SECRET)
+    message = refused(*command, url=url, code=1)
+    assert "nobody_here" in message
+    assert str(url.host) in message
+    assert str(url.port) in message
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mariadb"])
+def test_an_unreachable_host(scheme: str) -> None:
+    """A server that is not there is exit code 1."""
+    url = f"{scheme}://user:{QUOTED}@127.0.0.1:{free_port()}/shop"
+    assert "127.0.0.1" in refused("inbox", "status", url=url, code=1)
+
+
+def test_a_file_that_cannot_be_opened() -> None:
+    """The same for a file."""
+    assert "unable to open" in refused("migrate", url="sqlite:////nowhere/at-all.db", code=1)
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:-1])
+def test_missing_tables(database: Database, command: list[str]) -> None:
+    """Without tables the error says which command makes them; exit code 1. (A relay logs before.)"""
+    message = refused(*command, url=database.url, code=1)
+    assert "`inbox-outbox migrate --url URL` makes it" in message
+
+
+@pytest.mark.parametrize("extra", [[], ["--sql"]])
+@pytest.mark.parametrize("scheme", ["oracle", "mssql+pyodbc", "nonsense"])
+def test_an_unknown_dialect(scheme: str, extra: list[str]) -> None:
+    """A database that the tables are not made for is refused by name; exit code 1."""
+    done = in_this_process("migrate", *extra, url=f"{scheme}://user:{QUOTED}@host/shop")
+    message = judged(done, code=1)
+    assert message.startswith(f"dialect={scheme.split('+')[0]!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        ("postgresql+pg8000", "cannot load the driver of postgresql+pg8000"),
+        ("mysql+mysqldb", "cannot load the driver of mysql+mysqldb"),
+    ],
+)
+def test_a_missing_driver(scheme: str, said: str) -> None:
+    """A driver that is not installed is named; exit code 1."""
+    assert said in refused("migrate", url=f"{scheme}://user:{QUOTED}@host/shop", code=1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "shop",
+        f"user:{QUOTED}@host/shop",
+        f"postgresql:/user:{QUOTED}@host/shop",
+        f"postgresql://user:{SECRET}@host/shop",
+        "postgresql://user:s3cr3t@P@ss@host/shop",
+        f"postgresql://user:{QUOTED}@host:port/shop",
+        f"mysql://user:{QUOTED}@127.0.0.1/shop?no_such_option=1",
+        f"mysql://user:{QUOTED}@127.0.0.1/shop?connect_timeout=soon",
+        f"postgresql+nonsense://user:{QUOTED}@host/shop",
+        f"sqlite+aiosqlite://user:{QUOTED}@/shop",
+        f"postgresql+psycopg_async://user:{QUOTED}@host/shop",
+    ],
+)
+def test_a_bad_address(url: str) -> None:
+    """An address that cannot be used is wrong usage, exit code 2, and is not repeated."""
+    assert misused("inbox", "status", url=url).startswith("url: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["migrate", f"postgresql://user:{SECRET}@host/shop"],
+        ["inbox", "show", f"postgresql://user:{QUOTED}@host/shop"],
+        ["inbox", "purge", "--batch", f"postgresql://user:{SECRET}@host/shop"],
+        ["inbox", "purge", "--older-than", f"postgresql://user:{QUOTED}@host/shop"],
+        ["inbox", "purge", "--budget", f"postgresql://host/shop?password={QUOTED}"],
+        ["migrate", "--to", f"postgresql://user:{SECRET}@host/shop"],
+        [f"postgresql://user:{SECRET}@host/shop"],
+    ],
+)
+def test_an_address_in_the_wrong_place(arguments: list[str]) -> None:
+    """An address that went where it does not belong is wrong usage; its password is struck out as well."""
+    misused(*arguments, url=None if len(arguments) == 1 else "sqlite://")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["purge", "--batch", "0"], "batch=0: expected a whole number, one or more"),
+        (["purge", "--batch", "-5"], "batch=-5: expected a whole number, one or more"),
+        (["purge", "--batch", "many"], "--batch"),
+        (["purge", "--older-than", "7"], "--older-than='7': expected a time such as 30s"),
+        (["purge", "--older-than", ""], "--older-than='': expected a time such as 30s"),
+        (["purge", "--older-than", "-1d"], "--older-than='-1d': expected"),
+        (["purge", "--older-than", f"{'9' * 5_000}d"], "expected at most 36500d"),
+        (["purge", "--older-than", "9999999d"], "--older-than='9999999d': expected at most 36500d"),
+        (["purge", "--budget", "1w"], "--budget='1w': expected a time such as 30s"),
+        (["purge", "--oldest-unconsumed", "yesterday"], "--oldest-unconsumed='yesterday': expected"),
+        (["purge", "--consumer", ""], "consumer='': expected 1 to 128 bytes"),
+        (["purge", "--nonsense"], "No such option"),
+        (["show", "billing"], "Missing argument"),
+        (["show", "billing", ""], "expected 1 to 512 bytes"),
+        (["show", "billing", "k" * 513], "expected 1 to 512 bytes"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], said: str) -> None:
+    """Wrong options are exit code 2, in one line that names them."""
+    assert said in misused("inbox", *arguments, url=None if arguments == ["nonsense"] else "sqlite://")
+
+
+def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any address the error names the option and the variable."""
+    monkeypatch.delenv("INBOX_OUTBOX_URL", raising=False)
+    message = misused("inbox", "status", url=None)
+    assert "--url" in message
+    assert "INBOX_OUTBOX_URL" in message
+
+
+def test_an_unknown_revision() -> None:
+    """A revision that does not exist is wrong usage; the error lists those that do."""
+    for options in ([], ["--sql"]):
+        assert "one of base, 0001" in misused("migrate", "--to", "0815", *options)
+
+
+def test_nobody_reads_the_output() -> None:
+    """When the reader of a pipe has gone the program ends quietly."""
+    process = subprocess.Popen(
+        line("migrate", "--sql", url="sqlite://"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")  # noqa: PTH110
+def test_output_that_cannot_be_written() -> None:
+    """A full disk is one line and exit code 1."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            line("migrate", "--sql", url="sqlite://"),
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("password", ["a", "pass word", SECRET, "YES", "\\d(+", "ünï"])
+def test_striking_out(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
+    """A password is struck out as it is and as URLs write it; a short one does not spoil the message."""
+    monkeypatch.setattr(secrets, "_known", set())
+    secrets.remember(URL.create("postgresql", "user", password, "host"))
+    forms = (password, quote(password, safe=""), repr(password))
+    shown = secrets.strike_out(f"Access denied at table: {', '.join(forms)}; password={password}")
+    assert shown.startswith("Access denied at table: ***, ***, '***'; ")
+    assert not shown.endswith(password)
+
+
+def test_striking_out_what_the_query_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passwords in the query of an address are known as well."""
+    monkeypatch.setattr(secrets, "_known", set())
+    secrets.remember(make_url("postgresql://host/shop?password=hunter2"))
+    assert secrets.strike_out("is it hunter2?") == "is it ***?"

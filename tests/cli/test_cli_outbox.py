@@ -1,0 +1,246 @@
+"""The commands about the outbox: `inbox-outbox outbox ...` and `inbox-outbox audit`."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine, update
+
+import outbox
+from inbox import Inbox
+from outbox import Envelope, Outcome, Refused, Unavailable
+from tests.support.cli import Done, as_json, error, in_this_process, inbox_outbox, succeeded
+from tests.support.database import Database
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, dead, publish, relay
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+@pytest.fixture
+def run(migrated: Database) -> Run:
+    """Runs a command on the database of this test."""
+    url = migrated.url.render_as_string(hide_password=False)
+    return lambda *arguments: in_this_process(*arguments, url=url)
+
+
+def rows(printed: str) -> list[list[str]]:
+    """The cells of what is printed, without headings and lines."""
+    printed_rows = [each for each in printed.splitlines() if each.startswith("│")]
+    return [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed_rows]
+
+
+def in_three_states(engine: Engine) -> tuple[str, str, str]:
+    """The ids of a waiting, a delayed and a dead message."""
+    waiting, refused = publish(engine, "w1", "x1")
+    relay(engine, Recorder({"w1": [Unavailable("full", 7_200.0)], "x1": [Refused("[no]")]}), keep_sent=60)
+    (delayed,) = publish(engine, "d1", delay=7_200)
+    return waiting, delayed, refused
+
+
+def test_status(engine: Engine, run: Run) -> None:
+    """`status` prints a count for each state, and what is paused; with `--json` the fields of
+    `OutboxStatus`."""
+    in_three_states(engine)
+    publish(engine, *(f"-{number}" for number in range(1_234)))
+    outbox.pause(engine, "mail")
+    (row,) = rows(succeeded(run("outbox", "status")))
+    assert row[:6] == ["1,234", "1", "0", "0", "1", "1"]
+    assert row[6].endswith(" s")
+    assert row[7:] == ["64", "64", "mail"]
+    found = as_json(run("outbox", "status", "--json"))
+    assert (found["pending"], found["paused"], found["relays"]) == (1_234, ["mail"], [])
+    assert as_json(run("outbox", "status", "--exact", "--json"))["estimated"] == []
+
+
+def test_status_of_relays(engine: Engine, run: Run) -> None:
+    """A relay at work is a line with its buckets, the rest of its lease, and what it is sending."""
+    publish(engine, "a1", "b1")
+    printed: list[str] = []
+
+    def answer(_: Envelope) -> Outcome:
+        printed.append(succeeded(run("outbox", "status")))
+        return ACCEPTED
+
+    relay(engine, Recorder(answer), name="one", lease=300)
+    _, (name, _, buckets, lease, sending) = rows(printed[0])
+    assert (name, buckets, sending) == ("one", "64", "2")
+    assert lease.endswith(" s left")
+
+
+def test_peek(engine: Engine, run: Run) -> None:
+    """`peek` prints a line a message: what waits for a relay, or what is asked for; texts as they are."""
+    waiting, delayed, refused = in_three_states(engine)
+    (row,) = rows(succeeded(run("outbox", "peek")))
+    assert row[:3] + row[4:6] + row[7:] == [waiting, "orders", "w", "1", "2 B", "full"]
+    assert row[3].startswith("waiting, again in ")
+    (row,) = rows(succeeded(run("outbox", "peek", "--state", "delayed")))
+    assert row[0] == delayed
+    assert row[3].startswith("delayed for ")
+    (row,) = rows(succeeded(run("outbox", "peek", "--dead")))
+    assert (row[0], row[3], row[7]) == (refused, "dead", "[no]")
+    (found,) = as_json(run("outbox", "peek", "--dead", "--topic", "orders", "--key", "x", "--json"))
+    assert (found["id"], found["state"], found["attempts"]) == (refused, "dead", 1)
+    assert as_json(run("outbox", "peek", "--dead", "--topic", "mail", "--json")) == []
+
+
+def test_pause_and_resume(engine: Engine, run: Run) -> None:
+    """Both say what they have done, and whether that changed anything."""
+    assert succeeded(run("outbox", "pause")) == "all topics: paused\n"
+    assert succeeded(run("outbox", "pause", "orders")) == "orders: paused\n"
+    assert succeeded(run("outbox", "pause", "orders")) == "orders: paused before\n"
+    assert as_json(run("outbox", "resume", "--json")) == {"topic": "*", "changed": True}
+    assert outbox.status(engine).paused == ("orders",)
+
+
+def test_retry(engine: Engine, run: Run) -> None:
+    """`retry` takes an id, or a state and filters, and says what it has done."""
+    waiting, _, refused = in_three_states(engine)
+    assert succeeded(run("outbox", "retry", waiting)) == f"{waiting} was waiting and is sent again\n"
+    assert as_json(run("outbox", "retry", refused, "--json")) == {"id": refused, "was": "dead"}
+    relay(engine, Recorder(lambda _: Refused("no")))
+    assert as_json(run("outbox", "retry", "--all", "dead", "--key", "w", "--json")) == {"messages": 1}
+    assert list(dead(engine)) == ["x1"]
+    assert succeeded(run("outbox", "retry", "--all", "dead")).startswith("1 messages were dead")
+
+
+def test_drop(engine: Engine, run: Run) -> None:
+    """`drop` takes an id, or an age of dead letters, and says what is gone."""
+    waiting, delayed, _ = in_three_states(engine)
+    assert succeeded(run("outbox", "drop", waiting)) == f"{waiting} was waiting and is gone\n"
+    assert as_json(run("outbox", "drop", delayed, "--json")) == {"id": delayed, "was": "delayed"}
+    assert as_json(run("outbox", "drop", "--dead-older-than", "1h", "--json")) == {"messages": 0}
+    done = run("outbox", "drop", "--dead-older-than", "0s", "--topic", "orders")
+    assert succeeded(done) == "1 dead letters dropped\n"
+    for table in (TABLES.message, TABLES.delayed, TABLES.dead):
+        assert count(engine, table) == 0
+
+
+@pytest.mark.parametrize("command", ["retry", "drop"])
+def test_an_unknown_message(run: Run, command: str) -> None:
+    """A message that is not there is exit code 3."""
+    done = run("outbox", command, "nobody")
+    assert error(done) == "the outbox has no message 'nobody'; it may have left"
+    assert done.returncode == 3
+
+
+def test_a_message_in_another_state(engine: Engine, run: Run) -> None:
+    """What does not fit the message's state is exit code 5."""
+    _, delayed, _ = in_three_states(engine)
+    done = run("outbox", "retry", delayed)
+    assert "it is delayed, expected dead, held, waiting or unknown" in error(done)
+    assert done.returncode == 5
+
+
+def test_audit(engine: Engine, run: Run) -> None:
+    """`audit` prints the counts and what is missing, with exit code 6; 0 if nothing is."""
+    waiting, _, refused = in_three_states(engine)
+    (sent,) = publish(engine, "s1")
+    relay(engine, Recorder(), keep_sent=60)
+    command = "audit", "--topic", "orders", "--consumer", "billing", "--grace", "0s"
+    done = run(*command)
+    assert (done.returncode, done.stderr) == (6, "")
+    counts, *missing = rows(done.stdout)
+    assert counts == ["4", "0", "0", "1", "1", "1", "1"]
+    assert [(row[0], row[2]) for row in missing] == [(waiting, "waiting"), (refused, "dead"), (sent, "sent")]
+    found = json.loads(run(*command, "--limit", "1", "--json").stdout)
+    assert (found["is_complete"], found["not_taken"], len(found["missing"])) == (False, 1, 3)
+    outbox.drop(engine, waiting)
+    outbox.drop(engine, refused)
+    with engine.begin() as connection:
+        Inbox("billing").accept(connection, "s")
+    assert as_json(run(*command, "--json"))["is_complete"] is True
+    assert rows(succeeded(run(*command))) == [["2", "1", "0", "1", "0", "0", "0"]]
+    assert as_json(run(*command, "--json", "--since", "2999-01-01"))["committed"] == 0
+
+
+def test_audit_without_a_record(engine: Engine, run: Run) -> None:
+    """Where no relay keeps a record of what was sent, the audit says that it cannot know."""
+    publish(engine, "a1")
+    relay(engine, Recorder())
+    assert "No relay has kept a record" in succeeded(
+        run("audit", "--topic", "orders", "--consumer", "billing")
+    )
+
+
+def test_audit_of_an_inbox_elsewhere(engine: Engine, run: Run, migrated: Database) -> None:
+    """`--inbox-url` names the consumer's database."""
+    publish(engine, "a1")
+    relay(engine, Recorder(), keep_sent=60)
+    with engine.begin() as connection:
+        Inbox("billing").accept(connection, "a")
+    there = migrated.url.render_as_string(hide_password=False)
+    found = as_json(
+        run("audit", "--topic", "orders", "--consumer", "billing", "--inbox-url", there, "--json")
+    )
+    assert found["taken"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["peek", "--limit", "0"], "limit=0: expected a whole number"),
+        (["peek", "--state", "lost"], "--state"),
+        (["peek", "--dead", "--state", "held"], "--dead, --state='held': expected one of the two"),
+        (["retry"], "expected the id of a message, or --all"),
+        (["retry", "1", "--all", "dead"], "expected the id of a message, or --all"),
+        (["retry", "1", "--topic", "a"], "--topic, --key: expected only with --all"),
+        (["retry", "--all", "pending"], "state='pending': expected dead, held"),
+        (["drop"], "expected the id of a message, or --dead-older-than"),
+        (["drop", "1", "--topic", "a"], "--topic: expected only with --dead-older-than"),
+        (["drop", "--dead-older-than", "1w"], "--dead-older-than='1w': expected a time such as 30s"),
+        (["pause", ""], "topic='': 0 bytes"),
+        (["relay"], "Missing option '--to'"),
+        (["relay", "--to", "nats://user:s3cr3t@host"], "--to: expected amqp://user@host/vhost"),
+        (["relay", "--to", "amqp://"], "--to: expected amqp://"),
+        (["relay", "--to", "amqp://host", "--lease", "0s"], "lease="),
+        (["relay", "--to", "amqp://host", "--after-dead", "stop"], "--after-dead"),
+        (["relay", "--to", "kafka://host:1", "--exchange", "e"], "only RabbitMQ has exchanges"),
+        (["relay", "--to", "kafka://host:1?no.such.setting=s3cr3t"], "no.such.setting"),
+    ],
+)
+def test_wrong_usage(postgres: Database, arguments: list[str], said: str) -> None:
+    """Wrong options are exit code 2, in one line that names them and no password."""
+    done = in_this_process("outbox", *arguments, url=postgres.url.render_as_string(hide_password=False))
+    message = error(done)
+    assert said in message
+    assert "s3cr3t" not in message
+    assert done.returncode == 2
+
+
+def test_settings_that_break_the_promise(postgres: Database) -> None:
+    """A relay does not start with them, and names the setting; exit code 1."""
+    url = postgres.url.render_as_string(hide_password=False)
+    for options, said in (
+        (["--to", "kafka://127.0.0.1:1?acks=1"], "acks="),
+        (["--to", "amqp://127.0.0.1:1", "--lease", "10s"], "could outlast the relay's lease"),
+    ):
+        done = in_this_process("outbox", "relay", *options, url=url)
+        assert said in error(done)
+        assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["status", "peek", "pause", "retry"])
+def test_missing_tables(database: Database, command: str) -> None:
+    """Without tables the error says which command makes them; exit code 1."""
+    arguments = ["1"] if command == "retry" else []
+    done = inbox_outbox("outbox", command, *arguments, url=database.url)
+    assert done.returncode == 1
+    assert "`inbox-outbox migrate --url URL` makes it" in error(done)
+
+
+def test_status_as_a_probe(engine: Engine, run: Run) -> None:
+    """With `--max-age` the exit code is 7 once a message has waited for longer, and 0 before and without
+    one; messages in buckets that do not exist are in a line of their own."""
+    assert succeeded(run("outbox", "status", "--max-age", "0s"))
+    publish(engine, "a1", "a2")
+    assert succeeded(run("outbox", "status", "--max-age", "1h"))
+    late = run("outbox", "status", "--max-age", "0s", "--json")
+    assert (late.returncode, json.loads(late.stdout)["pending"]) == (7, 2)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(bucket=64))
+    assert "2 of them are in buckets that do not exist" in succeeded(run("outbox", "status"))

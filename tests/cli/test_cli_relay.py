@@ -1,0 +1,151 @@
+"""`inbox-outbox outbox relay` and `drain` with a real RabbitMQ, and a real Kafka."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine
+
+import outbox
+from examples.embedded_postgres import free_port
+from tests.support.cli import inbox_outbox, line
+from tests.support.database import Database
+from tests.support.kafka_topics import Topics, values
+from tests.support.outbox_publishers import TABLES, count, dead, publish
+from tests.support.program import ROOT, complaints
+from tests.support.proxy import TcpProxy
+from tests.support.rabbit_queues import Queues
+
+pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
+
+REFUSED = {"ce_specversion": "1.0", "ce_" + "x" * 120: "with RabbitMQ's prefix the name is too long"}
+"""Headers of a message that is never taken."""
+LIFE = ["starts:", "is", "owns", "has"]
+"""How the lines begin that a relay writes to stderr about itself."""
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
+    """`drain` takes everything to the broker that can leave, and ends; the report counts it."""
+    queue = queues.new()
+    publish(engine, "a1", "a2", "b1", "-1", topic=queue)
+    publish(engine, "c1", topic=queue, headers=REFUSED)
+    arguments = "--to", queues.url, "--keep-sent", "1h", "--json"
+    done = inbox_outbox("outbox", "drain", *arguments, url=migrated.url)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["sent"], found["refused"], found["left"]) == (4, 1, 0)
+    assert "is dead after 1 attempts" in done.stderr
+    bodies = queues.bodies(queue)
+    assert sorted(bodies) == ["-1", "a1", "a2", "b1"]
+    assert bodies.index("a1") < bodies.index("a2")
+    assert list(dead(engine)) == ["c1"]
+    assert count(engine, TABLES.sent) == 4
+
+
+def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queues: Queues) -> None:
+    """What is held or paused stays, and is exit code 4; `drain` does not wait for it."""
+    queue = queues.new()
+    publish(engine, "a1", topic=queue, headers=REFUSED)
+    publish(engine, "a2", "b1", topic=queue)
+    publish(engine, "c1", topic="paused")
+    outbox.pause(engine, "paused")
+    options = "--to", queues.url, "--after-dead", "hold"
+    done = inbox_outbox("outbox", "drain", *options, url=migrated.url)
+    assert done.returncode == 4
+    assert done.stdout.startswith("1 messages sent, 1 refused, 0 failed sends, in ")
+    assert done.stdout.endswith("; 3 left\n")
+    assert queues.bodies(queue) == ["b1"]
+
+
+def test_drain_gives_up(engine: Engine, migrated: Database) -> None:
+    """Where no broker answers it stops when the time is over, with exit code 4 and no password."""
+    publish(engine, "a1")
+    to = f"amqp://guest:s3cr3t@127.0.0.1:{free_port()}"
+    done = inbox_outbox("outbox", "drain", "--to", to, "--timeout", "1s", url=migrated.url)
+    assert done.returncode == 4
+    assert done.stdout.endswith("; 1 left\n")
+    assert "s3cr3t" not in done.stdout + done.stderr
+    assert count(engine, TABLES.message) == 1
+
+
+def test_drain_to_kafka(postgres: Database, topics: Topics) -> None:
+    """A kafka:// address names the servers, and in its query settings of the client."""
+    topic = topics.new()
+    publish(postgres.engine(), "a1", "a2", topic=topic)
+    to = f"kafka://{topics.address}?compression.type=gzip"
+    done = inbox_outbox("outbox", "drain", "--to", to, "--json", url=postgres.url)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["sent"], found["left"]) == (2, 0)
+    assert values(topics.log(topic)) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signal.Signals) -> None:
+    """`relay` takes messages to the broker as they are published, and ends in good order when it is told to:
+    its buckets are free at once."""
+    queue = queues.new()
+    command = line("outbox", "relay", "--to", queues.url, "--name", "one", "--poll", "1s", url=migrated.url)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        publish(engine, "a1", topic=queue)
+        _until(lambda: queues.count(queue) == 1)
+        publish(engine, "a2", topic=queue)
+        _until(lambda: queues.count(queue) == 2)
+        assert [each.name for each in outbox.status(engine).relays] == ["one"]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert [each.split(" relay one ")[1].split()[0] for each in complaints(err).splitlines()] == LIFE
+    assert out.startswith("2 messages sent, 0 refused")
+    assert outbox.status(engine).relays == ()
+    assert queues.bodies(queue) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("command", ["relay", "drain"])
+def test_told_to_end_while_the_database_is_away(engine: Engine, migrated: Database, command: str) -> None:
+    """SIGTERM ends `relay` with exit code 0; `drain` says with 4 that nobody knows whether something is
+    left."""
+    if migrated.name == "sqlite":
+        pytest.skip("a file is always there")
+    to = f"amqp://guest@127.0.0.1:{free_port()}"
+    publish(engine, "a1")
+    with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
+        url = migrated.url.set(host="127.0.0.1", port=proxy.port)
+        arguments = line("outbox", command, "--to", to, url=url)
+        process = subprocess.Popen(
+            arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            _until(lambda: outbox.status(engine).relays)
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        assert process.stderr is not None
+        said = ""
+        while "does not answer" not in said:
+            said = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (0 if command == "relay" else 4)
+    assert ("not known" in out) is (command == "drain")
+
+
+def _until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

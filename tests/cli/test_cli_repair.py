@@ -1,0 +1,298 @@
+"""The commands about messages of status-table mode, on every store."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from inbox import Inbox, SqlStore, Status
+from inbox._status_mode.stores import Store, remember
+from inbox.schema import tables
+from tests.support.cli import Done, as_json, error, in_this_process, inbox_outbox, line, succeeded
+from tests.support.database import Database
+from tests.support.program import ROOT
+from tests.support.status_stores import CONSUMER, ENDS, PAYLOAD, Place, change, end, held, request, stored
+
+KEY = "order-1"
+SECRET = "s3cr3t-P@ss"  # noqa: S105 - of nobody
+
+
+@pytest.fixture
+def run(place: Place) -> Callable[..., Done]:
+    """Runs an `inbox` command on the store of this test."""
+
+    def run(*arguments: str) -> Done:
+        prefix = ["--prefix", place.prefix] if place.name == "redis" else []
+        return in_this_process("inbox", *arguments, *prefix, url=place.url)
+
+    return run
+
+
+def rows(printed: str) -> list[list[str]]:
+    """The cells of what is printed, without headings and lines."""
+    printed_rows = [each for each in printed.splitlines() if each.startswith("│")]
+    return [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed_rows]
+
+
+def test_list(store: Store, run: Callable[..., Done]) -> None:
+    """`list` prints a line a message, filtered by status and consumer, up to a limit."""
+    for status in (Status.DEAD, Status.HALTED):
+        end(store, store.claim(request(f"order-{status}")), status)
+    store.claim(request("parcel", consumer="shipping"))
+    (dead,) = rows(succeeded(run("list", "--status", "dead")))
+    assert dead == [CONSUMER, "order-dead", "dead", "1", dead[4], "no"]
+    assert dead[4].endswith(" s ago")
+    assert [row[1] for row in rows(succeeded(run("list", "--consumer", CONSUMER)))] == [
+        "order-dead",
+        "order-halted",
+    ]
+    assert [row[1] for row in rows(succeeded(run("list", "--limit", "1")))] == ["order-dead"]
+    (found,) = as_json(run("list", "--status", "halted", "--json"))
+    assert (found["key"], found["pending_step"], found["error"]) == ("order-halted", "charge", "unknown")
+    assert as_json(run("list", "--consumer", "nobody", "--json")) == []
+
+
+def is_dead_after_a_step(store: Store) -> None:
+    """A message that died with everything a record can have but a result."""
+    claimed = store.claim(request(KEY, digest=b"1" * 16))
+    steps = '{"lock":{"state":"done","result":[7]},"charge":{"state":"begun"}}'
+    history = remember(claimed.record, "\x1b[31mno", claimed.now)
+    fields: dict[str, Any] = {"steps": steps, "history": history, "payload": PAYLOAD}
+    assert store.write(held(claimed), change(status=Status.DEAD, **ENDS[Status.DEAD] | fields))
+
+
+def test_show(store: Store, run: Callable[..., Done]) -> None:
+    """`show` prints a record whole, with its steps and history, and how long its payload is; bytes in
+    hexadecimal, control characters escaped."""
+    is_dead_after_a_step(store)
+    printed = rows(succeeded(run("show", CONSUMER, KEY)))
+    columns = {row[0]: row[1] for row in printed if len(row) == 2}
+    assert (columns["status"], columns["error"], columns["result"]) == ("dead", "no", "-")
+    assert (columns["digest"], columns["payload"]) == ((b"1" * 16).hex(), f"{len(PAYLOAD)} B")
+    assert [row for row in printed if len(row) == 3] == [["lock", "done", "[7]"], ["charge", "begun", "null"]]
+    ((_, attempt, owner, said),) = [row for row in printed if len(row) == 4]
+    assert (attempt, owner, said) == ("1", "worker", "\\x1b[31mno")
+
+
+def test_show_as_json(store: Store, run: Callable[..., Done]) -> None:
+    """`show --json` prints the fields of `Record`, steps and history as JSON, the payload's length."""
+    is_dead_after_a_step(store)
+    found = as_json(run("show", CONSUMER, KEY, "--json"))
+    assert (found["consumer"], found["key"], found["status"]) == (CONSUMER, KEY, "dead")
+    assert found["payload_bytes"] == len(PAYLOAD)
+    assert "payload" not in found
+    assert found["steps"]["lock"] == {"state": "done", "result": [7]}
+    assert found["history"][0]["error"] == "\x1b[31mno"
+    assert datetime.fromisoformat(found["updated_at"]) == stored(store, KEY).updated_at
+
+
+def test_show_the_payload(migrated: Database) -> None:
+    """`show --payload` writes the payload as it is; exit code 3 if none is kept."""
+    store = SqlStore(migrated.engine())
+    end(store, store.claim(request("without")), Status.DEAD)
+    done = inbox_outbox("inbox", "show", CONSUMER, "without", "--payload", url=migrated.url)
+    assert done.returncode == 3
+    assert error(done) == "no payload of this message is kept"
+    is_dead_after_a_step(store)
+    command = line("inbox", "show", CONSUMER, KEY, "--payload", url=migrated.url)
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout == PAYLOAD
+
+
+def test_show_of_both_modes(migrated: Database) -> None:
+    """A key that a consumer has taken in both modes is shown twice; as JSON, one inside the other."""
+    engine = migrated.engine()
+    end(SqlStore(engine), SqlStore(engine).claim(request(KEY)), Status.CONSUMED)
+    with engine.begin() as connection:
+        Inbox(CONSUMER).accept(connection, KEY)
+    printed = succeeded(inbox_outbox("inbox", "show", CONSUMER, KEY, url=migrated.url))
+    assert printed.count(KEY) == 2
+    found = as_json(inbox_outbox("inbox", "show", CONSUMER, KEY, "--json", url=migrated.url))
+    assert "accepted_at" in found
+    assert found["record"]["status"] == "consumed"
+
+
+@pytest.mark.parametrize("command", ["retry", "discard"])
+def test_retry_and_discard(store: Store, run: Callable[..., Done], command: str) -> None:
+    """`retry` and `discard` print the message as it is now; the history says who has done it."""
+    end(store, store.claim(request(KEY)), Status.DEAD)
+    status, did = {"retry": ("failed", "to be retried"), "discard": ("consumed", "discarded")}[command]
+    ((*_, printed, attempts, _, said),) = rows(succeeded(run(command, CONSUMER, KEY, "--by", "ann")))
+    assert (printed, said) == (status, f"{did} by ann")
+    assert attempts == ("0" if command == "retry" else "1")
+    (entry,) = json.loads(stored(store, KEY).history or "")
+    assert (entry["owner"], entry["error"]) == ("ann", did)
+
+
+def test_who_decides(store: Store, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless told otherwise it is the user who is logged in."""
+    monkeypatch.setenv("USER", "bob")
+    end(store, store.claim(request(KEY)), Status.DEAD)
+    assert as_json(run("retry", CONSUMER, KEY, "--json"))["error"] == "to be retried by bob"
+
+
+def test_release(store: Store, run: Callable[..., Done]) -> None:
+    """`release` takes a message away from its handler, whose next write is refused."""
+    claimed = store.claim(request(KEY))
+    assert as_json(run("release", CONSUMER, KEY, "--json"))["status"] == "failed"
+    assert not store.write(held(claimed), change(status=Status.CONSUMED))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "options", "steps"),
+    [
+        ("done", ["--result", '{"id": 7}'], {"charge": {"state": "done", "result": {"id": 7}}}),
+        ("done", [], {"charge": {"state": "done", "result": None}}),
+        ("not_done", [], {}),
+    ],
+)
+def test_resolve_step(
+    store: Store, run: Callable[..., Done], outcome: str, options: list[str], steps: dict[str, Any]
+) -> None:
+    """`resolve-step` records what came of the step; the message is failed then, and may run again."""
+    claimed = store.claim(request(KEY))
+    begun = change(status=Status.HALTED, steps='{"charge":{"state":"begun"}}', **ENDS[Status.HALTED])
+    assert store.write(held(claimed), begun)
+    found = as_json(run("resolve-step", CONSUMER, KEY, "charge", outcome, *options, "--json"))
+    assert (found["status"], found["pending_step"], found["steps"]) == ("failed", None, steps)
+
+
+COMMANDS = (["retry"], ["discard"], ["release"], ["resolve-step", "charge", "done"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_an_unknown_message(store: Store, run: Callable[..., Done], command: list[str]) -> None:
+    """A message that the store does not know is exit code 3."""
+    name, *rest = command
+    done = run(name, CONSUMER, KEY, *rest)
+    assert done.returncode == 3
+    assert error(done) == f"consumer '{CONSUMER}' has no message '{KEY}' in status-table mode"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_message_in_another_status(store: Store, run: Callable[..., Done], command: list[str]) -> None:
+    """What does not fit the message's status is exit code 5, and changes nothing."""
+    end(store, store.claim(request(KEY)), Status.CONSUMED)
+    before = stored(store, KEY)
+    name, *rest = command
+    done = run(name, CONSUMER, KEY, *rest)
+    assert done.returncode == 5
+    assert error(done).startswith(f"key='{KEY}': it is consumed, expected ")
+    assert stored(store, KEY) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "--status", "lost"], "--status"),
+        (["list", "--limit", "0"], "limit=0: expected a whole number"),
+        (["list", "--consumer", ""], "consumer='': expected 1 to 128 bytes"),
+        (["retry", CONSUMER], "Missing argument"),
+        (["retry", CONSUMER, ""], "expected 1 to 512 bytes"),
+        (["resolve-step", CONSUMER, KEY, "charge", "maybe"], "maybe"),
+        (["resolve-step", CONSUMER, KEY, "charge", "done", "--result", "{"], "--result='{': expected JSON"),
+        (["resolve-step", CONSUMER, KEY, "charge", "not_done", "--result", "1"], "was not done has none"),
+        (["purge", "--dead-older-than", "1w"], "--dead-older-than='1w': expected a time such as 30s"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], said: str) -> None:
+    """Wrong options are exit code 2, in one line that names them."""
+    done = in_this_process("inbox", *arguments, url="sqlite://")
+    assert said in error(done)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", CONSUMER, KEY], ["retry", CONSUMER, KEY]], ids=str)
+def test_missing_tables(database: Database, command: list[str]) -> None:
+    """Without tables the error says which command makes them; exit code 1."""
+    done = inbox_outbox("inbox", *command, url=database.url)
+    assert done.returncode == 1
+    assert "`inbox-outbox migrate --url URL` makes it" in error(done)
+
+
+def test_status(migrated: Database) -> None:
+    """`status` counts the messages in each status, beside the rows of the exactly-once path, or alone, and
+    shows what each consumer asked for."""
+    store = SqlStore(migrated.engine())
+    for number, status in enumerate((Status.DEAD, Status.DEAD, Status.HALTED)):
+        end(store, store.claim(request(str(number))), status)
+    (only,) = rows(succeeded(inbox_outbox("inbox", "status", url=migrated.url)))
+    assert only == [CONSUMER, "0", "0", "0", "2", "1"]
+    with migrated.engine().begin() as connection:
+        Inbox("billing").accept(connection, KEY)
+    first, second, third = rows(succeeded(inbox_outbox("inbox", "status", url=migrated.url)))
+    assert first[:3] == ["billing", "1", "1"]
+    assert second == only
+    assert third[:4] == ["billing", "exactly-once", "7d", "-"]
+    billing, orders = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
+    assert (billing["consumer"], billing["rows"], billing["messages"]) == ("billing", 1, {})
+    assert (orders["rows"], orders["oldest"], orders["messages"]) == (0, None, {"dead": 2, "halted": 1})
+
+
+def test_purge(migrated: Database) -> None:
+    """`purge` deletes messages of status-table mode too; dead and halted ones by `--dead-older-than`."""
+    engine, status = migrated.engine(), tables().status
+    store = SqlStore(engine)
+    for each in (Status.CONSUMED, Status.DEAD):
+        end(store, store.claim(request(each)), each)
+    with engine.begin() as connection:
+        connection.execute(update(status).values(updated_at=datetime.now(UTC) - timedelta(days=20)))
+    assert as_json(inbox_outbox("inbox", "purge", "--json", url=migrated.url))["rows"] == 1
+    options = ["--dead-older-than", "19d", "--json"]
+    assert as_json(inbox_outbox("inbox", "purge", *options, url=migrated.url))["rows"] == 1
+    assert store.list(None, None, 10) == []
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", CONSUMER, KEY], ["retry", CONSUMER, KEY]], ids=str)
+def test_a_redis_that_does_not_answer(command: list[str]) -> None:
+    """A Redis that is not there is exit code 1, in one line without the password."""
+    done = in_this_process("inbox", *command, url="redis://user:s3cr3t-P%40ss@127.0.0.1:1/0")
+    assert done.returncode == 1
+    message = error(done)
+    assert message.startswith("redis: ")
+    assert "s3cr3t" not in message
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_what_redis_has_not(place: Place) -> None:
+    """What asks for tables is refused by name."""
+    for command in (["status"], ["purge"]):
+        done = in_this_process("inbox", *command, url=place.url)
+        assert done.returncode == 1
+        assert error(done).startswith("dialect='redis': the inbox is proven on ")
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--schema", "app"], "schema='app': only PostgreSQL has schemas inside a database"),
+        (["--prefix", ""], "prefix='': expected some text"),
+        (["--limit", "0"], "limit=0: expected a whole number, one or more"),
+    ],
+)
+def test_wrong_usage_with_redis(place: Place, options: list[str], said: str) -> None:
+    """The same for a Redis."""
+    done = in_this_process("inbox", "list", *options, url=place.url)
+    assert (done.returncode, error(done)) == (2, said)
+
+
+def test_a_bad_address_of_a_redis() -> None:
+    """An address that redis-py cannot use is wrong usage."""
+    done = in_this_process("inbox", "list", url="redis://127.0.0.1/0?socket_timeout=soon")
+    assert done.returncode == 2
+    assert error(done).startswith("url: ")
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_a_redis_that_refuses(place: Place) -> None:
+    """A wrong password is exit code 1, and is not repeated."""
+    url = place.url.replace("redis://", f"redis://nobody:{SECRET.replace('@', '%40')}@")
+    done = in_this_process("inbox", "list", url=url)
+    assert done.returncode == 1
+    message = error(done)
+    assert message.startswith("redis: ")
+    assert "s3cr3t" not in message

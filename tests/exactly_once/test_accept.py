@@ -1,0 +1,225 @@
+"""What `accept` and `accept_many` say, inside the caller's own transaction, on every database."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, create_engine, event, insert, select
+from sqlalchemy.orm import Session
+
+from inbox import Inbox, Retention, Verdict, migration
+from inbox.errors import InvalidOption, UnusableConnection
+from inbox.schema import tables
+from tests.support.database import Database
+
+NEW, DUPLICATE, MISMATCH = Verdict.NEW, Verdict.DUPLICATE, Verdict.MISMATCH
+MESSAGE = tables().message
+
+
+def backdate(connection: Connection, consumer: str, key: str, age: timedelta) -> None:
+    """A row that was accepted so long ago."""
+    row = {"consumer": consumer, "key": key, "claim": bytes(16), "accepted_at": datetime.now(UTC) - age}
+    connection.execute(insert(MESSAGE), row)
+
+
+def test_a_message_is_new_once(migrated: Database) -> None:
+    """The first delivery is NEW, all later ones are DUPLICATE, in this transaction and in others."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with engine.begin() as connection:
+        assert [inbox.accept(connection, "a") for _ in range(2)] == [NEW, DUPLICATE]
+    with engine.begin() as connection:
+        assert inbox.accept(connection, "a") is DUPLICATE
+
+
+def test_the_row_goes_with_the_callers_transaction(migrated: Database) -> None:
+    """After a rollback of the caller's transaction the message was never taken."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with engine.connect() as connection:
+        assert inbox.accept(connection, "a") is NEW
+        assert inbox.accept_many(connection, ["b", "c"]) == [NEW, NEW]
+        connection.rollback()
+        assert inbox.accept_many(connection, ["a", "b", "c"]) == [NEW, NEW, NEW]
+
+
+def test_a_savepoint_takes_its_rows_with_it(migrated: Database) -> None:
+    """A message accepted inside a savepoint is forgotten with it, and the transaction goes on."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with engine.begin() as connection:
+        inbox.accept(connection, "kept")
+        savepoint = connection.begin_nested()
+        inbox.accept(connection, "dropped")
+        savepoint.rollback()
+    with engine.begin() as connection:
+        assert inbox.accept_many(connection, ["kept", "dropped"]) == [DUPLICATE, NEW]
+
+
+def test_a_key_belongs_to_its_consumer(migrated: Database) -> None:
+    """Two consumers in one database can both take the same message."""
+    with migrated.engine().begin() as connection:
+        for consumer in ("billing", "shipping", "Billing", "billing "):
+            assert Inbox(consumer).accept(connection, "a") is NEW
+            assert Inbox(consumer).accept_many(connection, ["a", "b"]) == [DUPLICATE, NEW]
+
+
+def test_many_keys_get_a_verdict_each(migrated: Database) -> None:
+    """Verdict i belongs to key i; a key that repeats in the batch is NEW the first time only."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with engine.begin() as connection:
+        inbox.accept(connection, "known")
+    with engine.begin() as connection:
+        verdicts = inbox.accept_many(connection, ["z", "known", "a", "z", ("t", 1), "a"])
+        assert verdicts == [NEW, DUPLICATE, NEW, DUPLICATE, NEW, DUPLICATE]
+        assert inbox.accept_many(connection, []) == []
+
+
+def test_a_batch_may_be_large(migrated: Database) -> None:
+    """Twelve thousand keys in one call are taken, in spite of what a statement can hold."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    keys = [f"key-{number}" for number in range(12_000)]
+    with engine.begin() as connection:
+        assert set(inbox.accept_many(connection, keys[:7_000])) == {NEW}
+        verdicts = inbox.accept_many(connection, keys)
+    assert verdicts == [DUPLICATE] * 7_000 + [NEW] * 5_000
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        (b"abc", b"abc", DUPLICATE),
+        (b"abc", b"abd", MISMATCH),
+        ("abc", b"abc", DUPLICATE),
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, DUPLICATE),
+        ({"a": 1}, {"a": 2}, MISMATCH),
+        (None, b"abc", DUPLICATE),
+        (b"abc", None, DUPLICATE),
+    ],
+)
+def test_the_same_key_with_another_payload(
+    migrated: Database, first: object, second: object, verdict: Verdict
+) -> None:
+    """The same key with another payload is MISMATCH, never run and never silently dropped."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with engine.begin() as connection:
+        assert inbox.accept(connection, "a", first) is NEW
+    with engine.begin() as connection:
+        assert inbox.accept(connection, "a", second) is verdict
+
+
+def test_a_payload_that_is_no_json_is_refused(migrated: Database) -> None:
+    """A payload without a defined digest is an error before anything is written."""
+    with migrated.engine().begin() as connection:
+        with pytest.raises(InvalidOption, match="payload"):
+            Inbox("billing").accept(connection, "a", {"when": datetime.now(UTC)})
+        assert connection.execute(select(MESSAGE)).all() == []
+
+
+def test_with_a_session(migrated: Database) -> None:
+    """A Session's transaction is joined: what is pending in it is not flushed, and both commit together."""
+    inbox = Inbox("billing")
+    with Session(migrated.engine()) as session:
+        assert inbox.accept(session, "a") is NEW
+        assert inbox.accept_many(session, ["a", "b"]) == [DUPLICATE, NEW]
+        session.rollback()
+        assert inbox.accept(session, "a") is NEW
+        session.commit()
+        assert inbox.accept(session, "a") is DUPLICATE
+
+
+def test_an_old_message_is_too_old(migrated: Database) -> None:
+    """A message from before the retention is TOO_OLD and is not stored, unless its row is still there."""
+    inbox, engine = Inbox("billing", retention=timedelta(hours=1)), migrated.engine()
+    now = datetime.now(UTC)
+    with engine.begin() as connection:
+        backdate(connection, "billing", "still there", timedelta(hours=2))
+        for age, key, verdict in (
+            (timedelta(hours=2), "a", Verdict.TOO_OLD),
+            (timedelta(hours=2), "still there", DUPLICATE),
+            (timedelta(minutes=59), "a", NEW),
+            (timedelta(minutes=-5), "b", NEW),
+        ):
+            assert inbox.accept(connection, key, message_time=now - age) is verdict
+
+
+def test_old_is_by_the_databases_clock(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose clock is behind by a third of the retention judges as the others do."""
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> "Behind":
+            return super().now(UTC) - timedelta(hours=1)
+
+    message_time = datetime.now(UTC) - timedelta(hours=3, minutes=1)
+    inbox = Inbox("billing", retention=Retention(broker=timedelta(hours=2), network=timedelta(hours=1)))
+    monkeypatch.setattr("inbox._exactly_once.accept.datetime", Behind)
+    with migrated.engine().begin() as connection:
+        assert inbox.accept(connection, "a", message_time=message_time) is Verdict.TOO_OLD
+
+
+def test_at_most_one_statement_for_a_new_message(migrated: Database) -> None:
+    """A new message costs one statement, without a savepoint (MySQL, SQLite: plus setting the wait)."""
+    engine, seen = migrated.engine(), list[str]()
+    with engine.connect() as connection:
+        Inbox("billing").accept(connection, "warm")
+        event.listen(engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
+        assert Inbox("billing").accept(connection, "a") is NEW
+    working = [sql for sql in seen if not sql.startswith(("PRAGMA busy_timeout", "SET "))]
+    working += [sql for sql in seen if sql.startswith("SET STATEMENT")]
+    assert len(working) == 1, seen
+    assert "INSERT" in working[0]
+
+
+def test_read_uncommitted_is_refused_where_it_matters(migrated: Database) -> None:
+    """Where a transaction could see a row that is never committed, it is not told that it is a duplicate."""
+    if migrated.name not in ("mariadb", "mysql"):
+        pytest.skip("only MySQL and MariaDB read what has not been committed")
+    dirty = migrated.engine(isolation_level="READ UNCOMMITTED")
+    inbox = Inbox("billing", wait=0)
+    with migrated.engine().connect() as other, dirty.connect() as connection:
+        inbox.accept(other, "a")
+        with pytest.raises(UnusableConnection, match="READ UNCOMMITTED"):
+            inbox.accept(connection, "a")
+        with pytest.raises(UnusableConnection, match="READ UNCOMMITTED"):
+            inbox.accept_many(connection, ["a", "b"])
+
+
+def test_the_outermost_savepoint_of_sqlite(tmp_path: Path) -> None:
+    """Python's driver would commit with the release of an outermost savepoint, so `accept` refuses to be the
+    first in one; after BEGIN by the application's own listener it does not."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'app.db'}")
+    tables().metadata.create_all(engine)
+    with (
+        engine.begin() as connection,
+        connection.begin_nested(),
+        pytest.raises(UnusableConnection, match="savepoint"),
+    ):
+        Inbox("billing").accept(connection, "a")
+    engine.dispose()
+    event.listen(engine, "connect", lambda driver, _: setattr(driver, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    with engine.connect() as connection:
+        with connection.begin_nested():
+            assert Inbox("billing").accept(connection, "a") is NEW
+        connection.rollback()
+        assert Inbox("billing").accept(connection, "a") is NEW
+    engine.dispose()
+
+
+def test_schemas_leave_each_other_alone(postgres: Database) -> None:
+    """The same consumer and key in two schemas of one database are two messages, also while in flight."""
+    engine = postgres.engine()
+    for schema in ("one", "two"):
+        migration.migrate(engine, schema=schema)
+    with engine.connect() as first, engine.connect() as second:
+        assert Inbox("billing", wait=0, schema="one").accept(first, "a") is NEW
+        assert Inbox("billing", wait=0, schema="two").accept(second, "a") is NEW
+
+
+def test_a_row_is_as_old_as_its_insert(migrated: Database) -> None:
+    """A key taken late in a long transaction is kept from then on, and not from when that began."""
+    with migrated.engine().begin() as connection:
+        connection.execute(select(MESSAGE))
+        time.sleep(0.2)
+        later = datetime.now(UTC) - timedelta(milliseconds=100)
+        Inbox("billing").accept(connection, "a")
+        assert connection.execute(select(MESSAGE.c.accepted_at)).scalar_one() > later

@@ -1,0 +1,147 @@
+"""Batches with payloads and times: every verdict that a single message can have, on every database."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, select
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import AsyncInbox, Inbox, Verdict
+from inbox.errors import InvalidKey, InvalidOption
+from inbox.schema import tables
+from tests.support.database import Database
+from tests.support.status_async import in_loop
+
+NEW, DUPLICATE, MISMATCH, TOO_OLD, IN_FLIGHT = (
+    Verdict.NEW,
+    Verdict.DUPLICATE,
+    Verdict.MISMATCH,
+    Verdict.TOO_OLD,
+    Verdict.IN_FLIGHT,
+)
+INBOX = Inbox("billing", wait=0, retention=timedelta(hours=1))
+OLD, RECENT = datetime.now(UTC) - timedelta(days=1), datetime.now(UTC)
+
+
+@contextmanager
+def statements(engine: Engine) -> Iterator[list[str]]:
+    """What is sent to the server."""
+    sent: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        sent.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(engine, "before_cursor_execute", note)
+
+
+def test_payloads_of_a_batch(migrated: Database) -> None:
+    """Payload i belongs to key i: the first of a key is stored with it, and another one under the same key is
+    a MISMATCH, inside the batch, in a later batch and for a single message."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        assert INBOX.accept_many(
+            connection, ["b", "a", "b", "b", "c"], [{"n": 1}, b"x", {"n": 1.0}, {"n": 2}, None]
+        ) == [NEW, NEW, DUPLICATE, MISMATCH, NEW]
+    with engine.begin() as connection:
+        assert INBOX.accept_many(connection, ["a", "b", "c", "d"], [b"y", {"n": 1}, "z", "w"]) == [
+            MISMATCH,
+            DUPLICATE,
+            DUPLICATE,
+            NEW,
+        ]
+        assert INBOX.accept_many(connection, ["a", "b", "d"]) == [DUPLICATE] * 3
+        assert INBOX.accept(connection, "b", {"n": 3}) is MISMATCH
+        assert INBOX.accept(connection, "d", "w") is DUPLICATE
+
+
+def test_times_of_a_batch(migrated: Database) -> None:
+    """A message that is older than the retention is TOO_OLD and leaves nothing, unless its key was taken
+    before; the same key of a recent message is taken."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        assert INBOX.accept(connection, "known", "x") is NEW
+    with engine.begin() as connection:
+        verdicts = INBOX.accept_many(
+            connection,
+            ["known", "old", "new", "old too", "known", "both", "both", "both", "timeless"],
+            ["x", "x", "x", "x", "y", "x", "x", "y", "x"],
+            message_times=[OLD, OLD, RECENT, OLD, OLD, OLD, RECENT, OLD, None],
+        )
+        assert verdicts == [DUPLICATE, TOO_OLD, NEW, TOO_OLD, MISMATCH, TOO_OLD, NEW, MISMATCH, NEW]
+        found = connection.execute(select(tables().message.c.key)).scalars()
+        assert set(found) == {"known", "new", "both", "timeless"}
+        assert INBOX.accept_many(connection, ["old", "older"], message_times=[OLD, OLD]) == [TOO_OLD] * 2
+
+
+def test_a_key_in_flight_beside_the_others(postgres: Database) -> None:
+    """While another transaction has a key, the others of the batch have their verdicts, payloads and all."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        INBOX.accept(connection, "taken", "x")
+    with engine.connect() as other, engine.begin() as connection:
+        other.begin()
+        INBOX.accept(other, "held", "x")
+        keys = ["new", "held", "taken", "held", "old"]
+        times = [RECENT, RECENT, RECENT, None, OLD]
+        assert INBOX.accept_many(connection, keys, ["x", "y", "y", "x", "x"], message_times=times) == [
+            NEW,
+            IN_FLIGHT,
+            MISMATCH,
+            IN_FLIGHT,
+            TOO_OLD,
+        ]
+
+
+def test_it_is_still_one_statement(migrated: Database) -> None:
+    """Payloads and recent times cost no statement more than keys alone."""
+    engine, inbox = migrated.engine(), Inbox("billing")
+    for _ in range(2):  # by then the retention is stored, and known to be
+        with engine.begin() as connection:
+            inbox.accept_many(connection, ["warm"])
+    counts = []
+    for turn, given in enumerate(({}, {"payloads": ["x"] * 50, "message_times": [RECENT] * 50})):
+        with engine.begin() as connection, statements(engine) as sent:
+            keys = [f"{turn} {number}" for number in range(50)]
+            assert inbox.accept_many(connection, keys, **given) == [NEW] * 50  # type: ignore[arg-type]
+            counts.append(len(sent))
+    assert counts[0] == counts[1]
+
+
+@in_loop
+async def test_the_same_asynchronously(postgres: Database) -> None:
+    """`AsyncInbox.accept_many` takes the same."""
+    engine = create_async_engine(postgres.async_url)
+    inbox = AsyncInbox("billing", retention=timedelta(hours=1))
+    async with engine.begin() as connection:
+        assert await inbox.accept_many(
+            connection, ["a", "a", "b"], ["x", "y", "x"], message_times=[None, RECENT, OLD]
+        ) == [NEW, MISMATCH, TOO_OLD]
+    await engine.dispose()
+
+
+def test_what_does_not_belong_together_is_refused(postgres: Database) -> None:
+    """Another number of payloads or times than keys, or one that cannot be used, is refused before anything
+    is taken."""
+    with postgres.engine().begin() as connection:
+        with pytest.raises(InvalidOption, match="payloads: 1 for 2 keys"):
+            INBOX.accept_many(connection, ["a", "b"], ["x"])
+        for single in ("order-1", b"ab", {"a": 1}):
+            with pytest.raises(InvalidOption, match=f"keys={type(single).__name__}"):
+                INBOX.accept_many(connection, single)  # type: ignore[arg-type]
+            with pytest.raises(InvalidOption, match=f"payloads={type(single).__name__}"):
+                INBOX.accept_many(connection, ["a"], single)  # type: ignore[arg-type]
+        with pytest.raises(InvalidOption, match="message_times: 3 for 2 keys"):
+            INBOX.accept_many(connection, ["a", "b"], message_times=[None] * 3)
+        with pytest.raises(InvalidOption, match="message_time"):
+            INBOX.accept_many(connection, ["a"], message_times=[datetime(2026, 1, 1)])  # noqa: DTZ001
+        with pytest.raises(InvalidOption, match="payload"):
+            INBOX.accept_many(connection, ["a", "b"], ["x", object()])
+        with pytest.raises(InvalidKey):
+            INBOX.accept_many(connection, ["a", ""], ["x", "y"])
+        assert INBOX.accept_many(connection, [], []) == []
+        assert INBOX.accept_many(connection, ["a", "b"]) == [NEW, NEW]

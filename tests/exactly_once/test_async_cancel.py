@@ -1,0 +1,117 @@
+"""A task that is cancelled, wherever it waits, leaves no connection open, and nothing else of its work."""
+
+import asyncio
+import gc
+import warnings
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from inbox import AsyncInbox, AsyncStatusInbox, SqlStore
+from outbox import AsyncRelay, Outbox
+from outbox._waking.async_ears import AsyncEars, TaskBell
+from outbox._waking.line import Line
+from tests.support.cancelled import Cancelling
+from tests.support.database import Database
+from tests.support.outbox_publishers import TABLES, AsyncRecorder, count
+from tests.support.relay_servers import server
+
+__all__ = ["server"]
+
+Work = Callable[[AsyncEngine], Coroutine[Any, Any, Any]]
+
+SESSIONS = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    "mysql": "SELECT count(*) FROM information_schema.processlist"
+    " WHERE db = database() AND id <> connection_id()",
+}
+
+
+async def relay(engine: AsyncEngine) -> None:
+    await AsyncRelay(engine, AsyncRecorder()).run_once()
+
+
+async def listen(engine: AsyncEngine) -> None:
+    if engine.dialect.name == "postgresql":
+        bell = TaskBell()
+        bell.listen()
+        ears = AsyncEars(engine, None, bell, Line(engine.sync_engine, None))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ears._listen(), 0.1)
+
+
+async def take(engine: AsyncEngine) -> None:
+    async with AsyncInbox("billing", wait=0).transaction(engine, "a"):
+        pass
+
+
+async def claim(engine: AsyncEngine) -> None:
+    async with AsyncStatusInbox("orders", store=SqlStore(engine)).claim("a"):
+        pass
+
+
+async def purge(engine: AsyncEngine) -> None:
+    await AsyncInbox("billing").purge(engine)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("work", [relay, listen, take, claim, purge])
+def test_no_connection_is_left(migrated: Database, work: Work, *, after: bool) -> None:
+    """It is cancelled at each place where it waits in turn, on a new engine each time, right before or right
+    after what it waits for has ended: the pool has all of its connections back, and when it is disposed of
+    none is open on the server."""
+    engine = migrated.engine(pool_size=1)
+    place, reached = 0, True
+    while reached and place < 40:
+        place += 1
+        if work is relay:
+            with engine.begin() as connection:
+                Outbox(wake=False).publish(connection, "orders", b"a1", "a")
+        cancelling = Cancelling(place, after=after)
+
+        async def scenario(cancelling: Cancelling = cancelling) -> None:
+            asynchronous = create_async_engine(migrated.async_url)
+            try:
+                await cancelling.run(lambda: work(asynchronous))
+                gc.collect()
+                assert asynchronous.pool.checkedout() == 0, f"place {cancelling.place}"  # type: ignore[attr-defined]
+            finally:
+                await asynchronous.dispose()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            asyncio.run(scenario())
+            gc.collect()
+        assert sessions(migrated, engine) == 0, f"place {place}"
+        reached = cancelling.was_reached
+    assert work is listen or place > 2
+    assert count(engine, TABLES.relay) == 0
+
+
+def sessions(database: Database, engine: Engine) -> int:
+    """How many connections are open besides the one that asks."""
+    name = database.url.get_backend_name()
+    if name == "sqlite":
+        engine.dispose()
+        return sum(map(_is_open(str(database.url.database)), Path("/proc/self/fd").iterdir()))
+    for _ in range(100):  # the server may be a moment behind
+        with engine.connect() as connection:
+            found = int(connection.exec_driver_sql(SESSIONS[name]).scalar_one())
+        if found == 0:
+            break
+    return found
+
+
+def _is_open(path: str) -> Callable[[Path], bool]:
+    def leads_there(link: Path) -> bool:
+        with suppress(OSError):
+            return str(link.readlink()).startswith(path)
+        return False
+
+    return leads_there

@@ -1,0 +1,399 @@
+"""What cannot work is refused with an error that names the option and the value, and never a password."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, func, inspect, select
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.exc import InvalidRequestError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import AsyncInbox, Inbox, Retention, Verdict, purge
+from inbox.errors import InvalidOption, TablesMissing, UnsupportedDatabase, UnusableConnection
+from inbox.schema import tables
+from tests.support.database import Database
+
+INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
+SECRET = "hunter2"  # noqa: S105 - it opens nothing
+ADDRESS = f"postgresql+psycopg://user:{SECRET}@127.0.0.1:1/app"
+
+Ways = dict[str, Callable[[Engine], object]]
+
+
+def _transaction(engine: Engine) -> None:
+    with INBOX.transaction(engine, "a"):
+        pytest.fail("ran")
+
+
+def _transaction_in_session(engine: Engine) -> None:
+    with INBOX.transaction(sessionmaker(engine), "a"):
+        pytest.fail("ran")
+
+
+def _handler(engine: Engine) -> None:
+    INBOX.handler(engine, key=str)(lambda *_: pytest.fail("ran"))("a")
+
+
+def _accept(engine: Engine) -> None:
+    with engine.connect() as connection:
+        INBOX.accept(connection, "a")
+
+
+def _accept_old(engine: Engine) -> None:
+    with engine.connect() as connection:
+        INBOX.accept(connection, "a", message_time=datetime(2001, 1, 1, tzinfo=UTC))
+
+
+def _accept_in_session(engine: Engine) -> None:
+    with Session(engine) as session:
+        INBOX.accept(session, "a")
+
+
+def _accept_many(engine: Engine) -> None:
+    with engine.connect() as connection:
+        INBOX.accept_many(connection, ["a", "b"])
+
+
+TAKING: Ways = {
+    "transaction": _transaction,
+    "transaction in a session": _transaction_in_session,
+    "handler": _handler,
+    "accept": _accept,
+    "accept in a session": _accept_in_session,
+    "accept_many": _accept_many,
+}
+EVERY_WAY: Ways = TAKING | {"accept an old one": _accept_old, "purge": INBOX.purge, "purge of all": purge}
+taking = pytest.mark.parametrize("way", TAKING.values(), ids=TAKING)
+every_way = pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
+
+
+class OtherDialect(SQLiteDialect_pysqlite):
+    """A database that compiles everything, and that nobody has proven."""
+
+    name = "other"
+    supports_statement_cache = True
+
+
+class OtherDriver(PGDialect_psycopg):
+    """PostgreSQL through a driver whose state the inbox does not know how to read."""
+
+    driver = "other"
+    supports_statement_cache = True
+
+
+registry.register("other", __name__, "OtherDialect")
+registry.register("postgresql.other", __name__, "OtherDriver")
+
+
+@every_way
+def test_an_unknown_dialect_is_refused(way: Callable[[Engine], object]) -> None:
+    """Whatever is asked of it: the error names the dialect and those that are proven."""
+    engine = create_engine("other://")
+    with pytest.raises(UnsupportedDatabase, match=r"dialect='other'.*postgresql.*sqlite") as caught:
+        way(engine)
+    assert isinstance(caught.value, NotImplementedError)
+    engine.dispose()
+
+
+@taking
+def test_an_unknown_driver_is_refused(postgres: Database, way: Callable[[Engine], object]) -> None:
+    """The commit guard reads the driver's state, so the driver has to be one that is known."""
+    engine = create_engine(postgres.url.set(drivername="postgresql+other"))
+    with pytest.raises(UnsupportedDatabase, match="driver='other'"):
+        way(engine)
+    engine.dispose()
+
+
+@every_way
+def test_missing_tables_name_the_command_that_makes_them(
+    database: Database, way: Callable[[Engine], object]
+) -> None:
+    """An empty database is `TablesMissing`, with the table's name and the command."""
+    engine = database.engine()
+    with pytest.raises(
+        TablesMissing, match=r"^table inbox_(message|consumer) .*inbox-outbox migrate"
+    ) as caught:
+        way(engine)
+    assert isinstance(caught.value, LookupError)
+    assert not inspect(engine).get_table_names()
+
+
+def test_missing_tables_in_a_schema(postgres: Database) -> None:
+    """The same for a schema that is not there; the tables elsewhere do not count."""
+    with (
+        postgres.engine().connect() as connection,
+        pytest.raises(TablesMissing, match=r"nowhere\.inbox_message"),
+    ):
+        Inbox("bookkeeping", schema="nowhere").accept(connection, "a")
+
+
+def test_a_missing_business_table_is_the_callers_error(migrated: Database) -> None:
+    """Only our own tables are explained: what the body runs into comes through as it is."""
+    with (
+        pytest.raises(Exception, match="no_such_table") as caught,
+        INBOX.transaction(migrated.engine(), "a") as work,
+    ):
+        work.connection.exec_driver_sql("SELECT * FROM no_such_table")
+    assert not isinstance(caught.value, TablesMissing)
+
+
+def test_a_closed_connection_is_refused(migrated: Database) -> None:
+    """`UnusableConnection`, which is an `InvalidRequestError` as SQLAlchemy raises it."""
+    connection = migrated.engine().connect()
+    connection.close()
+    for take in (INBOX.accept, lambda *args: INBOX.accept_many(args[0], [args[1]])):
+        with pytest.raises(UnusableConnection, match="closed") as caught:
+            take(connection, "a")
+        assert isinstance(caught.value, InvalidRequestError)
+
+
+def _by_engine_option(database: Database) -> Engine:
+    return database.engine(isolation_level="AUTOCOMMIT")
+
+
+def _by_execution_option(database: Database) -> Engine:
+    return database.engine().execution_options(isolation_level="AUTOCOMMIT")
+
+
+autocommit = pytest.mark.parametrize("make", [_by_engine_option, _by_execution_option])
+
+
+@taking
+@autocommit
+def test_autocommit_is_refused(
+    migrated: Database, make: Callable[[Database], Engine], way: Callable[[Engine], object]
+) -> None:
+    """There is no transaction that the row could join: refused before anything is written."""
+    with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+        way(make(migrated))
+    assert _rows(migrated) == 0
+
+
+def test_an_autocommit_connection_is_refused(migrated: Database) -> None:
+    """The same for one connection that was set so, and no longer when it is set back."""
+    with migrated.engine().connect() as connection:
+        before = connection.get_isolation_level()
+        connection.rollback()
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+            INBOX.accept(connection, "a")
+        connection.rollback()
+        connection.execution_options(isolation_level=before)
+        assert INBOX.accept(connection, "a") is Verdict.NEW
+
+
+def _rows(database: Database) -> int:
+    with database.engine().connect() as connection:
+        return connection.execute(select(func.count()).select_from(tables().message)).scalar_one()
+
+
+async def _accept_async(engine: AsyncEngine) -> None:
+    async with engine.connect() as connection:
+        await ASYNC_INBOX.accept(connection, "a")
+
+
+async def _accept_many_async(engine: AsyncEngine) -> None:
+    async with engine.connect() as connection:
+        await ASYNC_INBOX.accept_many(connection, ["a"])
+
+
+async def _transaction_async(engine: AsyncEngine) -> None:
+    async with ASYNC_INBOX.transaction(engine, "a"):
+        pytest.fail("ran")
+
+
+async def _transaction_in_async_session(engine: AsyncEngine) -> None:
+    async with ASYNC_INBOX.transaction(async_sessions(engine), "a"):
+        pytest.fail("ran")
+
+
+async def _purge_async(engine: AsyncEngine) -> None:
+    await ASYNC_INBOX.purge(engine)
+
+
+TAKING_ASYNC = [_accept_async, _accept_many_async, _transaction_async, _transaction_in_async_session]
+
+
+def _run(database: Database, work: Callable[[AsyncEngine], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        engine = create_async_engine(database.async_url, **options)
+        try:
+            await work(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", TAKING_ASYNC)
+def test_asynchronous_autocommit_is_refused(
+    migrated: Database, way: Callable[[AsyncEngine], Awaitable[None]]
+) -> None:
+    """Async: by the engine's option and by an execution option."""
+
+    async def by_execution_option(engine: AsyncEngine) -> None:
+        await way(engine.execution_options(isolation_level="AUTOCOMMIT"))
+
+    with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+        _run(migrated, way, isolation_level="AUTOCOMMIT")
+    with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+        _run(migrated, by_execution_option)
+    assert _rows(migrated) == 0
+
+
+@pytest.mark.parametrize("way", [*TAKING_ASYNC, _purge_async])
+def test_asynchronous_missing_tables(
+    database: Database, way: Callable[[AsyncEngine], Awaitable[None]]
+) -> None:
+    """Async: `TablesMissing` names the command."""
+    with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
+        _run(database, way)
+
+
+def test_an_asynchronous_closed_connection_is_refused(migrated: Database) -> None:
+    """Async: `UnusableConnection`."""
+
+    async def work(engine: AsyncEngine) -> None:
+        connection = await engine.connect()
+        await connection.close()
+        with pytest.raises(UnusableConnection, match="closed"):
+            await ASYNC_INBOX.accept(connection, "a")
+
+    _run(migrated, work)
+
+
+@pytest.fixture
+def secret_engine() -> Iterator[Engine]:
+    """An engine with a password, which nothing answers."""
+    engine = create_engine(ADDRESS)
+    yield engine
+    engine.dispose()
+
+
+def _wrong_handles(engine: Engine) -> list[Any]:
+    return [engine, ADDRESS, engine.url, sessionmaker(engine), None, create_async_engine(ADDRESS)]
+
+
+def test_what_is_no_connection_is_refused(secret_engine: Engine) -> None:
+    """An Engine, an address and other things have no transaction of the caller: the error says what is
+    expected, without a password."""
+    for handle in _wrong_handles(secret_engine):
+        for take in (INBOX.accept, lambda *args: INBOX.accept_many(args[0], [args[1]])):
+            with pytest.raises(
+                InvalidOption, match=r"connection.*expected a Connection, a Session"
+            ) as caught:
+                take(handle, "a")
+            assert SECRET not in str(caught.value)
+
+
+def test_what_is_no_engine_is_refused(secret_engine: Engine) -> None:
+    """`transaction` begins by itself, so that it needs an Engine or a sessionmaker; no password is told."""
+    for source in (ADDRESS, secret_engine.url, None, create_async_engine(ADDRESS), Session(secret_engine)):
+        with (
+            pytest.raises(InvalidOption, match=r"source.*expected an Engine, sessionmaker or") as caught,
+            INBOX.transaction(source, "a"),  # type: ignore[arg-type]
+        ):
+            pytest.fail("ran")
+        assert SECRET not in str(caught.value)
+
+
+def test_asynchronous_code_needs_asynchronous_handles(secret_engine: Engine) -> None:
+    """Async: what is synchronous, or an address, is refused without a password."""
+
+    async def accept(handle: Any) -> None:
+        await ASYNC_INBOX.accept(handle, "a")
+
+    async def transaction(source: Any) -> None:
+        async with ASYNC_INBOX.transaction(source, "a"):
+            pytest.fail("ran")
+
+    for use, name in ((accept, "connection"), (transaction, "source")):
+        for given in (secret_engine, ADDRESS, sessionmaker(secret_engine), None):
+            with pytest.raises(InvalidOption, match=f"{name}.*expected an Async") as caught:
+                asyncio.run(use(given))
+            assert SECRET not in str(caught.value)
+
+
+def test_no_password_is_told(secret_engine: Engine) -> None:
+    """Neither by what represents an inbox, nor by the error of a server that does not answer."""
+    handler = Inbox("bookkeeping").handler(secret_engine, key=str, attempts=2)(lambda *_: None)
+    with pytest.raises(OperationalError) as caught:
+        handler("a")
+    assert SECRET not in f"{caught.value!s}{caught.value!r}{INBOX!r}{ASYNC_INBOX!r}{handler!r}"
+
+
+NO_TIMES = [-1, -0.1, float("nan"), float("inf"), "5", True, timedelta(seconds=-1), 1e300, timedelta.max]
+
+
+@pytest.mark.parametrize("kind", [Inbox, AsyncInbox])
+@pytest.mark.parametrize("value", [*NO_TIMES, None, timedelta(days=30)], ids=repr)
+def test_a_wait_that_is_no_time_is_refused(kind: Any, value: Any) -> None:
+    """The error names `wait` and the value."""
+    with pytest.raises(InvalidOption, match=r"^wait=") as caught:
+        kind("bookkeeping", wait=value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", NO_TIMES, ids=repr)
+def test_a_retention_that_is_no_time_is_refused(value: Any) -> None:
+    """The error names `retention`, or the part of it, and the value."""
+    for name in ("broker", "producer", "network"):
+        with pytest.raises(InvalidOption, match=rf"^{name}=") as caught:
+            Retention(**{name: value})
+        assert repr(value) in str(caught.value)
+    with pytest.raises(InvalidOption, match=r"^retention=") as caught:
+        Inbox("bookkeeping", retention=value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None], ids=repr)
+def test_a_count_that_is_none_is_refused(migrated: Database, value: Any) -> None:
+    """The error names `attempts` or `batch`, and the value."""
+    engine = migrated.engine()
+    with pytest.raises(InvalidOption, match=rf"^attempts={value!r}"):
+        INBOX.handler(engine, key=str, attempts=value)
+    with pytest.raises(InvalidOption, match=rf"^attempts={value!r}"):
+        ASYNC_INBOX.handler(create_async_engine(migrated.async_url), key=str, attempts=value)
+    with pytest.raises(InvalidOption, match=rf"^batch={value!r}"):
+        INBOX.purge(engine, batch=value)
+
+
+@pytest.mark.parametrize("value", NO_TIMES, ids=repr)
+def test_a_budget_that_is_no_time_is_refused(migrated: Database, value: Any) -> None:
+    """The error names `budget` and the value."""
+    with pytest.raises(InvalidOption, match=r"^budget="):
+        INBOX.purge(migrated.engine(), budget=value)
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 1, 1), "2026-01-01", 0], ids=repr)  # noqa: DTZ001 - the mistake itself
+def test_a_message_time_without_a_zone_is_refused(migrated: Database, value: Any) -> None:
+    """The error names `message_time`, and nothing was begun."""
+    with migrated.engine().begin() as connection:
+        with pytest.raises(InvalidOption, match=r"^message_time="):
+            INBOX.accept(connection, "a", message_time=value)
+        assert INBOX.accept(connection, "a") is Verdict.NEW
+
+
+def test_a_payload_that_has_no_digest_is_refused(migrated: Database) -> None:
+    """The error names `payload`; the transaction goes on."""
+    with migrated.engine().begin() as connection:
+        for payload in (object(), {1, 2}, {"a": b"b"}):
+            with pytest.raises(InvalidOption, match=r"^payload"):
+                INBOX.accept(connection, "a", payload)
+        assert INBOX.accept(connection, "a") is Verdict.NEW
+
+
+@pytest.mark.parametrize("wait", [timedelta(days=1), 0.001], ids=str)
+def test_a_wait_that_is_taken_can_be_waited(migrated: Database, wait: Any) -> None:
+    """Any wait that an inbox does not refuse is one that the database can take, in a batch as well."""
+    inbox = Inbox("bookkeeping", wait=wait)
+    with migrated.engine().begin() as connection:
+        assert inbox.accept_many(connection, ["a", "b"]) == [Verdict.NEW, Verdict.NEW]
+        assert inbox.accept(connection, "a") is Verdict.DUPLICATE

@@ -1,0 +1,253 @@
+"""What a message meets while another transaction is taking the same key."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from inbox import Inbox, Verdict, is_transient
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.together import Task, wait_until_blocked
+
+KEY = "transfer-1"
+Take = Callable[[Inbox, Connection, str], Verdict]
+
+
+def single(inbox: Inbox, connection: Connection, key: str) -> Verdict:
+    """Take a message by itself."""
+    return inbox.accept(connection, key)
+
+
+def batch(inbox: Inbox, connection: Connection, key: str) -> Verdict:
+    """Take a message as a batch of one."""
+    return inbox.accept_many(connection, [key])[0]
+
+
+takes = pytest.mark.parametrize("take", [single, batch])
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """An engine at READ COMMITTED (SQLite has one level only), with an account to write to."""
+    level = {} if migrated.name == "sqlite" else {"isolation_level": "READ COMMITTED"}
+    engine = migrated.engine(pool_size=20, **level)
+    accounts.make(engine)
+    return engine
+
+
+@contextmanager
+def in_flight(engine: Engine, take: Take = single, key: str = KEY) -> Iterator[Connection]:
+    """A transaction that has taken the key and has not ended yet."""
+    with engine.connect() as connection:
+        assert take(Inbox("bookkeeping"), connection, key) is Verdict.NEW
+        yield connection
+
+
+@takes
+@pytest.mark.parametrize("wait", [0, 1])
+def test_past_the_wait_the_message_is_in_flight(engine: Engine, take: Take, wait: int) -> None:
+    """A key that another transaction is taking is IN_FLIGHT once the wait is over, and not before; the
+    transaction that was told so commits what it wrote before and after."""
+    writes_before = engine.dialect.name != "sqlite"  # there whoever writes keeps all others from writing
+    with in_flight(engine) as other, engine.connect() as connection:
+        if writes_before:
+            accounts.add(connection, amount=10)
+        began = time.monotonic()
+        assert take(Inbox("bookkeeping", wait=wait), connection, KEY) is Verdict.IN_FLIGHT
+        assert wait * 0.9 <= time.monotonic() - began < wait + 8
+        other.commit()
+        accounts.add(connection)
+        connection.commit()
+    assert accounts.total(engine) == (11 if writes_before else 1)
+
+
+@takes
+@pytest.mark.parametrize("holder", [single, batch])
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_the_wait_ends_with_the_other_transaction(
+    engine: Engine, holder: Take, take: Take, ending: str
+) -> None:
+    """When the other transaction commits while we wait, the message is a DUPLICATE; when it rolls back, it is
+    NEW, and what is written then commits."""
+    with in_flight(engine, holder) as other:
+        asked = threading.Event()
+        waiting = Task(lambda: _take_and_write(engine, take, asked))
+        assert asked.wait(30)
+        wait_until_blocked(engine)
+        getattr(other, ending)()
+        assert waiting.result() is (Verdict.DUPLICATE if ending == "commit" else Verdict.NEW)
+    assert accounts.total(engine) == (0 if ending == "commit" else 1)
+
+
+def _take_and_write(engine: Engine, take: Take, asked: threading.Event) -> Verdict:
+    with engine.begin() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *_: asked.set())
+        verdict = take(Inbox("bookkeeping", wait=30), connection, KEY)
+        if verdict is Verdict.NEW:
+            accounts.add(connection)
+    return verdict
+
+
+def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> None:
+    """Of a batch, only the keys that another transaction is taking are IN_FLIGHT; the others have their
+    verdicts, and the transaction commits."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer: a batch is in flight as a whole")
+    inbox = Inbox("bookkeeping", wait=0)
+    with engine.begin() as connection:
+        inbox.accept(connection, "old")
+    with in_flight(engine, key="taken-1"), in_flight(engine, key="taken-2"):
+        keys = ["new-1", "taken-1", "old", "new-2", "taken-2", "new-1"]
+        with engine.begin() as connection:
+            verdicts = inbox.accept_many(connection, keys)
+    new, flying, duplicate = Verdict.NEW, Verdict.IN_FLIGHT, Verdict.DUPLICATE
+    assert verdicts == [new, flying, duplicate, new, flying, duplicate]
+    with engine.begin() as connection:
+        assert inbox.accept_many(connection, keys) == [duplicate, new, duplicate, duplicate, new, duplicate]
+
+
+def test_a_batch_waits_for_each_transaction_in_its_way(engine: Engine) -> None:
+    """`wait` bounds each wait: a batch whose keys are let go one after the other, each soon enough, takes all
+    of them, although together that took longer."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer: there is nobody else to wait for")
+    with _all_in_flight(engine, [f"taken-{number}" for number in range(5)]) as others:
+
+        def release_one_by_one() -> None:
+            for other in others.values():
+                time.sleep(0.8)
+                other.rollback()
+
+        releasing = Task(release_one_by_one)
+        with engine.begin() as connection:
+            verdicts = Inbox("bookkeeping", wait=3).accept_many(connection, list(others))
+        releasing.result()
+    assert verdicts == [Verdict.NEW] * 5
+
+
+def test_a_batch_does_not_wait_for_each_key(migrated: Database, engine: Engine) -> None:
+    """A batch whose keys are all in flight is told so soon, not after a wait for each of them."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer: a batch is in flight as a whole")
+    if migrated.name == "mysql":
+        pytest.skip("MySQL waits for a second at least, at each statement that finds the keys in flight")
+    with _all_in_flight(engine, [f"taken-{number}" for number in range(16)]) as others:
+        with engine.begin() as connection:
+            began = time.monotonic()
+            verdicts = Inbox("bookkeeping", wait=0).accept_many(connection, list(others))
+        assert verdicts == [Verdict.IN_FLIGHT] * len(others)
+        assert time.monotonic() - began < 10
+
+
+@takes
+@pytest.mark.parametrize("holder", [single, batch])
+def test_to_be_told_in_flight_takes_nothing(engine: Engine, holder: Take, take: Take) -> None:
+    """A transaction that was told IN_FLIGHT does not hold the key itself: when the other one rolls back, the
+    message is NEW to whoever comes next, even while the first one is still open."""
+    with engine.connect() as told:
+        with in_flight(engine, holder):
+            assert take(Inbox("bookkeeping", wait=0), told, KEY) is Verdict.IN_FLIGHT
+        with engine.begin() as connection:
+            assert take(Inbox("bookkeeping", wait=0), connection, KEY) is Verdict.NEW
+
+
+@contextmanager
+def _all_in_flight(engine: Engine, keys: list[str]) -> Iterator[dict[str, Connection]]:
+    with ExitStack() as stack:
+        yield {key: stack.enter_context(in_flight(engine, key=key)) for key in keys}
+
+
+def test_at_serializable_the_wait_is_bounded_too(migrated: Database) -> None:
+    """Where every read takes locks, a key in flight is IN_FLIGHT within the wait all the same."""
+    engine = migrated.engine(isolation_level="SERIALIZABLE")
+    with in_flight(engine), engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+        began = time.monotonic()
+        for take in (single, batch):
+            assert take(Inbox("bookkeeping", wait=1), connection, KEY) is Verdict.IN_FLIGHT
+        assert time.monotonic() - began < 8
+
+
+@takes
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_race_with_an_older_snapshot_is_a_transient_error(
+    migrated: Database, take: Take, level: str, *, waits: bool
+) -> None:
+    """A transaction whose snapshot is older than the key's commit cannot know what it did: it gets an error
+    that `is_transient`, never DUPLICATE."""
+    if level == "SERIALIZABLE" and migrated.server.name in ("mariadb", "mysql"):
+        pytest.skip("at SERIALIZABLE they read with locks instead of a snapshot")
+    if migrated.name == "sqlite" and (waits or level == "REPEATABLE READ"):
+        pytest.skip("SQLite has one strict level, and answers at once when a snapshot is too old")
+    engine = migrated.engine(isolation_level=level)
+    accounts.make(engine)
+    if migrated.name == "sqlite":
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    with in_flight(engine) as other, engine.connect() as connection:
+        if migrated.name == "sqlite":
+            connection.exec_driver_sql("BEGIN")
+        assert connection.execute(text("SELECT total FROM account")).scalar_one() == 0
+        if not waits:
+            other.commit()
+        taking = Task(lambda: take(Inbox("bookkeeping", wait=30), connection, KEY))
+        if waits:
+            wait_until_blocked(engine)
+            other.commit()
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - which one it is depends on the database
+            taking.result()
+        assert is_transient(caught.value)
+
+
+SETTINGS = {
+    "postgresql": ("SET lock_timeout = '4321ms'", "SHOW lock_timeout", "4321ms"),
+    "mysql": ("SET SESSION innodb_lock_wait_timeout = 43", "SELECT @@innodb_lock_wait_timeout", 43),
+    "sqlite": ("PRAGMA busy_timeout = 4321", "PRAGMA busy_timeout", 4321),
+}
+
+
+@takes
+@pytest.mark.parametrize("path", ["new", "duplicate", "in flight"])
+@pytest.mark.parametrize("scope", ["before", "inside", "local"])
+def test_the_lock_timeout_stays_the_callers_own(engine: Engine, take: Take, path: str, scope: str) -> None:
+    """Whatever the verdict, the caller's lock timeout is afterwards what the caller had set, for the rest of
+    the transaction and of the session."""
+    if scope == "local" and engine.dialect.name != "postgresql":
+        pytest.skip("only PostgreSQL has settings for one transaction")
+    change, question, value = SETTINGS[engine.dialect.name]
+    if path == "duplicate":
+        with engine.begin() as connection:
+            take(Inbox("bookkeeping"), connection, KEY)
+    with in_flight(engine, key=KEY if path == "in flight" else "other") as other:
+        if engine.dialect.name == "sqlite" and path != "in flight":
+            other.rollback()
+        with engine.connect() as connection:
+            untouched = connection.exec_driver_sql(question).scalar_one()
+            connection.exec_driver_sql(change.replace("SET", "SET LOCAL") if scope == "local" else change)
+            if scope == "before":
+                connection.commit()
+            verdict = take(Inbox("bookkeeping", wait=0), connection, KEY)
+            assert verdict == Verdict(path.replace(" ", "_"))
+            assert connection.exec_driver_sql(question).scalar_one() == value
+            connection.commit()
+            after = untouched if scope == "local" else value
+            assert connection.exec_driver_sql(question).scalar_one() == after
+
+
+@takes
+def test_the_lock_timeout_is_the_callers_own_after_a_wait(engine: Engine, take: Take) -> None:
+    """The same after a wait that ended well."""
+    change, question, value = SETTINGS[engine.dialect.name]
+    with in_flight(engine) as other, engine.connect() as connection:
+        connection.exec_driver_sql(change)
+        connection.commit()
+        taking = Task(lambda: take(Inbox("bookkeeping", wait=30), connection, KEY))
+        wait_until_blocked(engine)
+        other.rollback()
+        assert taking.result() is Verdict.NEW
+        assert connection.exec_driver_sql(question).scalar_one() == value

@@ -1,0 +1,465 @@
+"""A body that swallowed an error, or ended the transaction by itself, is not taken for one that succeeded."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, insert, text
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker as async_sessions
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
+from inbox.errors import TransactionAborted, TransactionEnded
+from tests.support import accounts
+from tests.support.accounts import Account
+from tests.support.database import Database
+from tests.support.together import Task, wait_until_blocked
+
+KEY = "transfer-1"
+OTHERS = 20
+INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with an account."""
+    engine = migrated.engine()
+    accounts.make(engine, [f"account {number}" for number in range(OTHERS)] + ["cash"])
+    return engine
+
+
+def deliver(source: "Engine | sessionmaker[Session]", body: Callable[[Any], object]) -> Verdict:
+    """One delivery; its body is `body` if the message is new."""
+    with INBOX.transaction(source, KEY) as work:
+        if work.is_new:
+            body(work.session if isinstance(source, sessionmaker) else work.connection)
+    return work.verdict
+
+
+def swallow_integrity_error(connection: Connection) -> None:
+    """What a body must not do on a database where an error aborts the transaction."""
+    accounts.add(connection)
+    with suppress(IntegrityError):
+        accounts.open_account(connection)
+
+
+def test_a_swallowed_constraint_error(engine: Engine) -> None:
+    """On PostgreSQL it aborts the transaction: TransactionAborted, nothing written, and the redelivered
+    message runs. Elsewhere it undoes one statement: the rest commits."""
+    if engine.dialect.name == "postgresql":
+        with pytest.raises(TransactionAborted):
+            deliver(engine, swallow_integrity_error)
+        assert accounts.total(engine) == 0
+        assert deliver(engine, accounts.add) is Verdict.NEW
+    else:
+        assert deliver(engine, swallow_integrity_error) is Verdict.NEW
+    assert deliver(engine, swallow_integrity_error) is Verdict.DUPLICATE
+    assert accounts.total(engine) == 1
+
+
+def test_a_constraint_error_inside_a_savepoint_is_fine(engine: Engine) -> None:
+    """A body that expects an error takes a savepoint, and the rest commits on every database."""
+
+    def careful(connection: Connection) -> None:
+        accounts.add(connection)
+        with suppress(IntegrityError), connection.begin_nested():
+            accounts.open_account(connection)
+
+    assert deliver(engine, careful) is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+def test_a_handler_whose_transaction_aborted_is_not_retried(postgres: Database) -> None:
+    """A swallowed error is the body's mistake, which a retry would only repeat."""
+    engine, runs = postgres.engine(), []
+    accounts.make(engine)
+
+    @INBOX.handler(engine, key=str)
+    def book(connection: Connection, message: str) -> None:
+        runs.append(message)
+        swallow_integrity_error(connection)
+
+    with pytest.raises(TransactionAborted):
+        book(KEY)
+    assert runs == [KEY]
+    assert accounts.total(engine) == 0
+
+
+def test_a_swallowed_error_after_a_duplicate_is_told_too(postgres: Database) -> None:
+    """What the block wrote beside a duplicate would be lost just as silently."""
+    engine = postgres.engine()
+    accounts.make(engine)
+    deliver(engine, lambda _: None)
+    with pytest.raises(TransactionAborted), INBOX.transaction(engine, KEY) as work:  # noqa: PT012
+        assert work.verdict is Verdict.DUPLICATE
+        swallow_integrity_error(work.connection)
+
+
+@pytest.mark.parametrize("goes_on", ["stops", "reads", "writes"])
+def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
+    """MariaDB and MySQL undo the whole transaction and let the session go on as if nothing had been:
+    TransactionAborted, nothing written, and the redelivered message runs."""
+    if engine.dialect.name != "mysql":
+        pytest.skip("only MariaDB and MySQL hide that a deadlock has undone the transaction")
+    after = {
+        "stops": None,
+        "reads": "SELECT 1",
+        "writes": "UPDATE account SET total = 7 WHERE name = 'account 9'",
+    }
+
+    def swallow_deadlock(connection: Connection) -> None:
+        with heavier_transaction(engine, connection), pytest.raises(OperationalError, match="1213"):
+            accounts.add(connection, "account 1")
+        if statement := after[goes_on]:
+            connection.execute(text(statement))
+
+    with pytest.raises(TransactionAborted):
+        deliver(engine, swallow_deadlock)
+    assert accounts.totals(engine)["account 9"] == 100  # the other transaction's
+    assert accounts.total(engine) == 0
+    assert deliver(engine, accounts.add) is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+class heavier_transaction:  # noqa: N801 - reads as a function in the `with` that it is made for
+    """Another transaction, which has written so much more that a deadlock with it ends ours: it waits for
+    "cash", which we have, and has all the other accounts."""
+
+    def __init__(self, engine: Engine, connection: Connection) -> None:
+        self._engine = engine
+        accounts.add(connection)
+
+    def __enter__(self) -> None:
+        self._other = self._engine.connect()
+        for number in range(OTHERS):
+            accounts.add(self._other, f"account {number}", amount=100)
+        self._waiting = Task(lambda: accounts.add(self._other, amount=0))
+        wait_until_blocked(self._engine)
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.result()
+        self._other.commit()
+        self._other.close()
+
+
+def test_a_swallowed_error_that_rolled_back(engine: Engine) -> None:
+    """SQLite can undo the transaction at a constraint error: the next statement would begin another one, and
+    raises TransactionEnded instead."""
+    if engine.dialect.name != "sqlite":
+        pytest.skip("only SQLite has ON CONFLICT ROLLBACK")
+
+    def body(connection: Connection) -> None:
+        with suppress(IntegrityError):
+            connection.execute(insert(Account).prefix_with("OR ROLLBACK"), [{"name": "cash", "total": 0}])
+        accounts.add(connection)
+
+    with pytest.raises(TransactionEnded):
+        deliver(engine, body)
+    assert accounts.total(engine) == 0
+    assert deliver(engine, accounts.add) is Verdict.NEW
+
+
+def test_a_swallowed_flush_error(engine: Engine) -> None:
+    """An ORM session rolls back when a flush fails, on every database: TransactionAborted, nothing written,
+    and the redelivered message runs."""
+
+    def body(session: Session) -> None:
+        session.add(Account(name="cash", total=5))
+        with suppress(IntegrityError):
+            session.flush()
+
+    with pytest.raises(TransactionAborted):
+        deliver(sessionmaker(engine), body)
+    assert accounts.total(engine) == 0
+    assert deliver(sessionmaker(engine), accounts.add) is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+def test_a_flush_error_at_the_end_comes_through(engine: Engine) -> None:
+    """What the session writes last is written before the commit, so that its error is the caller's."""
+    with pytest.raises(IntegrityError):
+        deliver(sessionmaker(engine), lambda session: session.add(Account(name="cash", total=5)))
+    assert accounts.total(engine) == 0
+    assert deliver(engine, accounts.add) is Verdict.NEW
+
+
+def commit(handle: Any) -> None:
+    """End the transaction and keep it."""
+    handle.commit()
+
+
+def roll_back(handle: Any) -> None:
+    """End the transaction and drop it."""
+    handle.rollback()
+
+
+def commit_by_sql(handle: Any) -> None:
+    """The same as `commit`, behind SQLAlchemy's back."""
+    handle.execute(text("COMMIT"))
+
+
+def roll_back_by_sql(handle: Any) -> None:
+    """The same as `roll_back`, behind SQLAlchemy's back."""
+    handle.execute(text("ROLLBACK"))
+
+
+def commit_and_begin_again(handle: Any) -> None:
+    """Commit, and let SQLAlchemy begin another transaction."""
+    handle.commit()
+    accounts.add(handle, amount=100)
+
+
+def commit_twice(handle: Any) -> None:
+    """Commit twice, so that nothing would be pending at the end."""
+    commit_and_begin_again(handle)
+    handle.commit()
+
+
+def _sql(handle: Any, statement: str) -> None:
+    connection = handle.connection() if isinstance(handle, Session) else handle
+    connection.execute(text(statement))
+
+
+def commit_by_sql_and_go_on(handle: Any) -> None:
+    """The same as `commit_twice`, behind SQLAlchemy's back."""
+    _sql(handle, "COMMIT")
+    accounts.add(handle, amount=100)
+    _sql(handle, "COMMIT")
+
+
+def roll_back_by_sql_and_go_on(handle: Any) -> None:
+    """Drop it, and write something else."""
+    _sql(handle, "ROLLBACK")
+    accounts.add(handle, amount=100)
+
+
+def commit_by_the_driver_and_go_on(handle: Any) -> None:
+    """A commit that not even the cursor sees."""
+    connection = handle.connection() if isinstance(handle, Session) else handle
+    connection.connection.commit()
+    with suppress(TransactionEnded):  # a body that does not listen
+        accounts.add(handle, amount=100)
+    accounts.add(handle, amount=100)
+
+
+KEEPS = {
+    commit,
+    commit_by_sql,
+    commit_and_begin_again,
+    commit_twice,
+    commit_by_sql_and_go_on,
+    commit_by_the_driver_and_go_on,
+}
+ENDINGS = [
+    *sorted(KEEPS, key=lambda ending: ending.__name__),
+    roll_back,
+    roll_back_by_sql,
+    roll_back_by_sql_and_go_on,
+]
+
+
+@pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
+@pytest.mark.parametrize("end", ENDINGS, ids=lambda end: end.__name__)
+def test_a_body_that_ends_the_transaction(
+    engine: Engine, end: Callable[[Any], None], *, use_session: bool
+) -> None:
+    """TransactionEnded. What the database has is what the next verdict says: a body that committed is a
+    DUPLICATE, one that rolled back runs again; what came after that is not written."""
+    source = sessionmaker(engine) if use_session else engine
+
+    def body(handle: Any) -> None:
+        accounts.add(handle)
+        end(handle)
+
+    with pytest.raises(TransactionEnded):
+        deliver(source, body)
+    kept = 1 if end in KEEPS else 0
+    assert accounts.total(engine) == kept
+    assert deliver(source, accounts.add) is (Verdict.DUPLICATE if kept else Verdict.NEW)
+    assert accounts.total(engine) == 1
+
+
+def deliver_step(source: "Engine | sessionmaker[Session]", body: Callable[[Any], object]) -> Verdict:
+    """The same as a step of status-table mode."""
+    engine = source if isinstance(source, Engine) else source.kw["bind"]
+    with StatusInbox("calls", store=SqlStore(engine)).claim(KEY) as claim:
+        claim.transact("book", lambda handle: body(handle) and None, source=source)
+    return claim.verdict
+
+
+IMPLICIT = ["CREATE TABLE more (id INTEGER)", "TRUNCATE TABLE account"]
+
+
+@pytest.mark.parametrize("deliver", [deliver, deliver_step])
+@pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
+@pytest.mark.parametrize("statement", IMPLICIT)
+def test_ddl_that_commits(engine: Engine, statement: str, deliver: Any, *, use_session: bool) -> None:
+    """MySQL and MariaDB commit before such a statement: the next one raises TransactionEnded and is not sent,
+    so that the second half of a body never follows a first one that cannot be rolled back any more."""
+    if engine.dialect.name != "mysql":
+        pytest.skip("DDL is a part of the transaction there")
+    sent: list[str] = []
+
+    def body(handle: Any) -> None:
+        handle.execute(text(statement))
+        event.listen(engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+        accounts.add(handle, amount=100)
+
+    with pytest.raises(TransactionEnded):
+        deliver(sessionmaker(engine) if use_session else engine, body)
+    assert not [each for each in sent if "UPDATE account" in each]
+
+
+def test_the_callers_own_connection(engine: Engine) -> None:
+    """A session that is bound to a Connection, as test suites have it, leaves nothing on it: the Connection
+    goes on, in its transaction or in another one."""
+    with engine.connect() as connection:
+        for number in range(3):
+            source = sessionmaker(connection, join_transaction_mode="create_savepoint")
+            with Inbox("bookkeeping").transaction(source, f"transfer-{number}") as work:
+                accounts.add(work.session)
+        connection.commit()
+        assert type(connection) is Connection
+        accounts.add(connection)
+        connection.commit()
+    assert accounts.total(engine) == 4
+
+
+@pytest.mark.parametrize("end", [None, RuntimeError], ids=["commits", "fails"])
+def test_a_transaction_inside_another_one(engine: Engine, end: type[Exception] | None) -> None:
+    """However the inner one ends: the outer one's connection takes no statement once its transaction has."""
+
+    def body(connection: Connection) -> None:
+        source = sessionmaker(connection, join_transaction_mode="create_savepoint")
+        with suppress(RuntimeError), INBOX.transaction(source, "inner") as work:
+            accounts.add(work.session)
+            if end is not None:
+                raise end
+        connection.exec_driver_sql("ROLLBACK")
+        accounts.add(connection, amount=100)
+
+    with pytest.raises(TransactionEnded):
+        deliver(engine, body)
+    assert accounts.total(engine) == 0
+
+
+def test_a_body_that_closes_its_connection(engine: Engine) -> None:
+    """Closing is rolling back: TransactionEnded, nothing written, and the redelivered message runs."""
+    with pytest.raises(TransactionEnded):
+        deliver(engine, lambda connection: connection.close())
+    assert deliver(engine, accounts.add) is Verdict.NEW
+    assert accounts.total(engine) == 1
+
+
+def run_async(database: Database, work: Callable[[AsyncEngine], Awaitable[None]]) -> None:
+    """Run a coroutine function with an asynchronous engine on the database."""
+
+    async def main() -> None:
+        engine = create_async_engine(database.async_url)
+        try:
+            await work(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(main())
+
+
+async def deliver_async(
+    source: "AsyncEngine | async_sessions[AsyncSession]", body: Callable[[Any], Awaitable[object]]
+) -> Verdict:
+    """One delivery; its body is `body` if the message is new."""
+    async with ASYNC_INBOX.transaction(source, KEY) as work:
+        if work.is_new:
+            await body(work.session if isinstance(source, async_sessions) else work.connection)
+    return work.verdict
+
+
+@pytest.mark.usefixtures("engine")
+def test_asynchronous_swallowed_constraint_error(migrated: Database) -> None:
+    """Async: TransactionAborted where the error aborted the transaction, and the redelivered message runs."""
+
+    async def body(connection: AsyncConnection) -> None:
+        await accounts.add_async(connection)
+        with suppress(IntegrityError):
+            await connection.execute(insert(Account), [{"name": "cash", "total": 0}])
+
+    async def work(engine: AsyncEngine) -> None:
+        if migrated.name == "postgresql":
+            with pytest.raises(TransactionAborted):
+                await deliver_async(engine, body)
+            assert await deliver_async(engine, accounts.add_async) is Verdict.NEW
+        else:
+            assert await deliver_async(engine, body) is Verdict.NEW
+        assert await deliver_async(engine, body) is Verdict.DUPLICATE
+
+    run_async(migrated, work)
+    assert accounts.total(migrated.engine()) == 1
+
+
+@pytest.mark.usefixtures("engine")
+def test_asynchronous_swallowed_flush_error(migrated: Database) -> None:
+    """Async: a session whose flush failed is TransactionAborted, and the redelivered message runs."""
+
+    async def body(session: AsyncSession) -> None:
+        session.add(Account(name="cash", total=5))
+        with suppress(IntegrityError):
+            await session.flush()
+
+    async def work(engine: AsyncEngine) -> None:
+        with pytest.raises(TransactionAborted):
+            await deliver_async(async_sessions(engine), body)
+        assert await deliver_async(async_sessions(engine), accounts.add_async) is Verdict.NEW
+
+    run_async(migrated, work)
+    assert accounts.total(migrated.engine()) == 1
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.filterwarnings("ignore:Previous unbuffered result was left incomplete")
+def test_an_asynchronous_body_that_does_not_read_its_stream_to_the_end(migrated: Database) -> None:
+    """It has not ended its transaction."""
+    if migrated.name == "postgresql":
+        pytest.skip("its driver complains of cursors that are left open")
+
+    async def body(connection: Any) -> None:
+        await accounts.add_async(connection)
+        stream = await connection.stream(text("SELECT 1 UNION ALL SELECT 2"))
+        await stream.fetchone()
+
+    async def work(engine: AsyncEngine) -> None:
+        assert await deliver_async(engine, body) is Verdict.NEW
+
+    run_async(migrated, work)
+    assert accounts.total(migrated.engine()) == 1
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "stops"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "COMMIT", "ROLLBACK"])
+def test_an_asynchronous_body_that_ends_the_transaction(
+    migrated: Database, end: str, *, goes_on: bool, use_session: bool
+) -> None:
+    """Async: TransactionEnded, and the next verdict says what the database has."""
+
+    async def body(handle: Any) -> None:
+        await accounts.add_async(handle)
+        await (handle.execute(text(end)) if end.isupper() else getattr(handle, end)())
+        if goes_on:
+            await accounts.add_async(handle, amount=100)
+            await handle.commit()
+
+    async def work(engine: AsyncEngine) -> None:
+        source = async_sessions(engine) if use_session else engine
+        with pytest.raises(TransactionEnded):
+            await deliver_async(source, body)
+        kept = end.lower() == "commit"
+        verdict = await deliver_async(source, accounts.add_async)
+        assert verdict is (Verdict.DUPLICATE if kept else Verdict.NEW)
+
+    run_async(migrated, work)
+    assert accounts.total(migrated.engine()) == 1

@@ -1,0 +1,98 @@
+"""Workers and servers that die, and what is left of the message they were at."""
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.engine.interfaces import ExceptionContext
+
+from examples.embedded_postgres import EmbeddedPostgres
+from inbox import Inbox, Outcome, Verdict
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.together import Broker, Task
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("source", ["engine", "session"])
+@pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
+def test_a_killed_worker_leaves_all_or_nothing(migrated: Database, source: str, point: str) -> None:
+    """A worker is killed with kill -9 while it has a message; the redelivered message takes effect if the
+    first one had none, so that the total is exact either way."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    killed = run_worker(migrated, source, point)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), killed.stderr
+    committed = point == "after commit"
+    assert accounts.total(engine) == (1 if committed else 0)
+
+    inbox = Inbox("bookkeeping", wait=30)  # the server may take a moment to see that the worker is gone
+    with inbox.transaction(engine, "transfer-1") as work:
+        assert work.verdict is (Verdict.DUPLICATE if committed else Verdict.NEW)
+        if work.is_new:
+            accounts.add(work.connection)
+    assert accounts.total(engine) == 1
+
+
+def test_a_worker_that_lives_acknowledges(migrated: Database) -> None:
+    """The same worker, not killed, takes effect once and says so: the kill is what the other test sees."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    for _ in range(2):
+        worker = run_worker(migrated, "engine", "never")
+        assert (worker.returncode, worker.stdout) == (0, "ack\n"), worker.stderr
+    assert accounts.total(engine) == 1
+
+
+def run_worker(database: Database, source: str, point: str) -> "subprocess.CompletedProcess[str]":
+    """Run a worker process to its end, whichever that is."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.support.crash_worker", source, point, "transfer-1"],
+        input=database.url.render_as_string(hide_password=False) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_a_restarted_server_costs_no_message(private_postgres: EmbeddedPostgres) -> None:
+    """PostgreSQL crashes and comes back while 8 workers have messages: the workers go on with the engine that
+    they have, and every message takes effect once."""
+    messages, copies, crash_at = 400, 2, 150
+    engine = create_engine(private_postgres.url, pool_size=8)
+    accounts.make(engine)
+    progress = threading.Semaphore(0)
+    broken: list[BaseException] = []
+
+    @event.listens_for(engine, "handle_error")
+    def note(context: ExceptionContext) -> None:
+        if context.is_disconnect:
+            broken.append(context.original_exception)
+
+    @Inbox("bookkeeping").handler(engine, key=lambda number: f"transfer-{number}")
+    def book(connection: Connection, number: int) -> None:
+        accounts.add(connection, amount=number)
+
+    def deliver(number: int) -> Outcome:
+        outcome = book(number)
+        progress.release()
+        return outcome
+
+    broker = Broker(number for number in range(messages) for _ in range(copies))
+    delivering = Task(lambda: broker.deliver(deliver, workers=8))
+    for _ in range(crash_at):
+        assert progress.acquire(timeout=60)
+    private_postgres.restart()
+    delivering.result(timeout=120)
+    total = accounts.total(engine)
+    engine.dispose()
+    assert broken, "the crash was not noticed: it came when all was done"
+    assert total == sum(range(messages))
+    assert broker.verdicts.total() >= messages * copies

@@ -1,0 +1,99 @@
+"""What a payload's digest is computed from: its value, in one fixed form."""
+
+import enum
+import json
+import math
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+
+from inbox import Inbox, Verdict
+from inbox.errors import InvalidOption
+from inbox_outbox_base.checks.keys import digest
+from tests.support.database import Database
+
+
+class Colour(enum.StrEnum):
+    """Text that is more than text."""
+
+    RED = "red"
+
+
+SAME: list[tuple[Any, Any]] = [
+    ({"amount": 10.0, "order": 1}, {"order": 1, "amount": 10}),
+    ([1e22, -0.0, 1.5e300], [10**22, 0, int(1.5e300)]),
+    ({"a": [{"b": (2.0, "2.0")}]}, {"a": [{"b": [2, "2.0"]}]}),
+    (("order-1", 5), ["order-1", 5.0]),
+    (7.0, 7),
+    (Colour.RED, "red"),
+    ([Colour.RED], ["red"]),
+    ("text", b"text"),
+    (bytearray(b"text"), memoryview(b"text")),
+]
+OTHER: list[tuple[Any, Any]] = [
+    ({"amount": 10}, {"amount": "10"}),
+    ({"amount": 10}, {"amount": 10.5}),
+    ({"amount": 1.0e-7}, {"amount": 0}),
+    (["10.0"], ["10"]),
+    ([True], [1]),
+    ({"a": None}, {}),
+    ([2**53], [2**53 + 1]),
+    ([1, 2], [2, 1]),
+]
+KEPT: list[Any] = [
+    {"b": [2, None, True], "a": "ü\ud800", "c": {"x": 0.1, "y": -3, "z": 1.05}},
+    ["e+ and .0", 2**70, 10.05, 1e-7],
+    "text",
+    7,
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_the_same_payload(one: Any, other: Any) -> None:
+    """The order of members, tuple or list, and 10 or 10.0 make no difference."""
+    assert digest(one) == digest(other)
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER)
+def test_another_payload(one: Any, other: Any) -> None:
+    """What differs in JSON differs."""
+    assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize("payload", KEPT)
+def test_stored_digests_go_on_to_match(payload: Any) -> None:
+    """Payloads without a whole number in a float have the digest that they always had."""
+    text = payload if isinstance(payload, str) else json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    assert digest(payload) == blake2b(text.encode(), digest_size=16).digest()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [math.inf, [-math.inf], {"a": math.nan}, {1, 2}, object(), {"a": 1, 2: 3}, 10**5_000],
+    ids=["inf", "a list", "nan", "a set", "an object", "mixed names", "a huge number"],
+)
+def test_what_is_no_json_is_refused(payload: Any) -> None:
+    """`InvalidOption`, before anything is written."""
+    with pytest.raises(InvalidOption, match=r"^payload: expected bytes, str or a JSON value"):
+        digest(payload)
+
+
+def test_a_number_that_was_written_in_another_way(migrated: Database) -> None:
+    """A resend whose serializer writes 10 for 10.0 is a duplicate, and a tuple of fields is a payload."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with engine.begin() as connection:
+        assert inbox.accept(connection, "a", {"amount": 10.0}) is Verdict.NEW
+        assert inbox.accept(connection, "a", {"amount": 10}) is Verdict.DUPLICATE
+        assert inbox.accept(connection, "a", {"amount": 11}) is Verdict.MISMATCH
+        assert inbox.accept(connection, "b", ("EUR", 10)) is Verdict.NEW
+        assert inbox.accept(connection, "b", ("USD", 10)) is Verdict.MISMATCH
+
+
+def test_a_payload_that_is_nested_too_deeply() -> None:
+    """It is refused like other payloads that cannot be used."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidOption, match="payload"):
+        digest(deep)

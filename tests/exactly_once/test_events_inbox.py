@@ -1,0 +1,156 @@
+"""Monitoring of the exactly-once path: what happened to each message, told when its transaction is over."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from inbox import AsyncInbox, Event, EventKind, Inbox, LogEvents
+from inbox.errors import InvalidOption, NotTaken, TransientError
+from inbox.schema import tables
+from tests.project.test_events_otel import Telemetry, telemetry
+from tests.support.database import Database
+from tests.support.status_async import in_loop
+
+__all__ = ["telemetry"]
+
+LONG_AGO = datetime.now(UTC) - timedelta(days=30)
+DELIVERIES: list[tuple[str, dict[str, Any], EventKind]] = [
+    ("a", {"payload": "first"}, EventKind.TAKEN),
+    ("a", {"payload": "first"}, EventKind.DUPLICATE),
+    ("a", {"payload": "other"}, EventKind.MISMATCH),
+    ("old", {"message_time": LONG_AGO}, EventKind.TOO_OLD),
+    ("held", {}, EventKind.IN_FLIGHT),
+]
+
+
+class Watch:
+    """What monitoring has heard, and how many messages everybody else could see by then."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.heard: list[tuple[EventKind, str, int]] = []
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        with self._engine.connect() as connection:
+            seen = connection.scalar(select(func.count()).select_from(tables().message))
+        self.heard.append((event.kind, event.key, seen or 0))
+        self.events.append(event)
+
+
+def test_each_verdict_is_an_event(migrated: Database) -> None:
+    """Each delivery is one event with consumer and key, told after the commit or the rollback, when the
+    connection is free again, and whether the verdict was returned or raised."""
+    engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=10)
+    for on_refusal in ("raise", "return"):
+        watch = Watch(engine)
+        inbox = Inbox(on_refusal, wait=0, on_refusal=on_refusal, on_event=watch)
+        for key, given, _ in DELIVERIES[:-1]:
+            deliver(inbox, engine, key, **given)
+        with migrated.engine().begin() as connection:
+            inbox.accept(connection, "held")
+            deliver(inbox, engine, "held")
+        rows = 1 if on_refusal == "raise" else 3
+        assert watch.heard == [(kind, key, rows) for key, _, kind in DELIVERIES]
+        assert {event.consumer for event in watch.events} == {on_refusal}
+        assert all(event.seconds > 0 for event in watch.events)
+
+
+def deliver(inbox: Inbox, engine: Engine, key: str, **given: Any) -> None:
+    try:
+        with inbox.transaction(engine, key, **given):
+            pass
+    except NotTaken:
+        pass
+
+
+def test_nothing_is_said_of_what_was_rolled_back(postgres: Database) -> None:
+    """A body that fails took no message; each new try of the handler is an event with its error, and the last
+    one says that the message was taken."""
+    engine, failures = postgres.engine(), [TransientError("no"), ValueError("bad")]
+    watch = Watch(engine)
+    inbox = Inbox("billing", on_event=watch)
+
+    @inbox.handler(engine, key=lambda key: (key, 1))
+    def bill(connection: Connection, key: str) -> None:
+        if failures:
+            raise failures.pop(0)
+
+    with pytest.raises(ValueError, match="bad"):
+        bill("a")
+    failures.append(TransientError("again"))
+    bill("a")
+    assert watch.heard == [
+        (EventKind.RETRIED, '["a",1]', 0),
+        (EventKind.RETRIED, '["a",1]', 0),
+        (EventKind.TAKEN, '["a",1]', 1),
+    ]
+    assert [event.error for event in watch.events] == ["TransientError: no", "TransientError: again", None]
+    assert [event.attempt for event in watch.events] == [1, 1, 0]
+
+
+@in_loop
+async def test_the_same_asynchronously(postgres: Database) -> None:
+    """`AsyncInbox` tells the same."""
+    watch = Watch(postgres.engine())
+    engine, inbox = create_async_engine(postgres.async_url), AsyncInbox("billing", wait=0, on_event=watch)
+    failures = [TransientError("no")]
+
+    @inbox.handler(engine, key=lambda key: key)
+    async def bill(connection: AsyncConnection, key: str) -> None:
+        if failures:
+            raise failures.pop(0)
+
+    await bill("a")
+    await bill("a")
+    async with engine.begin() as connection:
+        await inbox.accept(connection, "held")
+        with pytest.raises(NotTaken):
+            await bill("held")
+    await engine.dispose()
+    assert watch.heard == [
+        (EventKind.RETRIED, "a", 0),
+        (EventKind.TAKEN, "a", 1),
+        (EventKind.DUPLICATE, "a", 1),
+        (EventKind.IN_FLIGHT, "held", 1),
+    ]
+
+
+def test_a_hook_that_fails_hurts_no_message(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """What it raises is logged; the other hooks are called, and the message is taken."""
+    heard: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("monitoring is away")
+
+    engine = postgres.engine()
+    with Inbox("billing", on_event=[broken, heard.append]).transaction(engine, "a"):
+        pass
+    assert [event.kind for event in heard] == [EventKind.TAKEN]
+    assert "monitoring is away" in caplog.text
+    with pytest.raises(InvalidOption, match="on_event"):
+        Inbox("billing", on_event=7)  # type: ignore[arg-type]
+
+
+def test_both_adapters_understand_the_events(
+    postgres: Database, telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`LogEvents` writes a line for each, and `OtelEvents` counts them and measures what was taken."""
+    caplog.set_level(logging.DEBUG, "inbox.messages")
+    engine = postgres.engine()
+    inbox = Inbox("billing", on_event=[LogEvents(), telemetry.events])
+    for key, given, _ in DELIVERIES[:-1]:
+        deliver(inbox, engine, key, **given)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "'billing' key='a': taken"),
+        ("DEBUG", "'billing' key='a': duplicate"),
+        ("WARNING", "'billing' key='a': mismatch"),
+        ("WARNING", "'billing' key='old': too old"),
+    ]
+    assert telemetry.counted() == {"taken": 1, "duplicate": 1, "mismatch": 1, "too_old": 1}
+    (duration,) = telemetry.points("messaging.process.duration")
+    assert duration.count == 1

@@ -1,0 +1,162 @@
+"""A transaction whose COMMIT fails is not committed by whoever gets its connection next, closed or not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, select, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict
+from tests.outbox.test_async import run
+from tests.support import accounts
+from tests.support.accounts import Account
+from tests.support.database import Database
+
+INBOX = Inbox("billing")
+POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
+
+
+class Spoilt(Exception):
+    """What goes wrong in these tests."""
+
+
+def spoil_commit(engine: Engine) -> None:
+    """Let the next COMMIT fail before it is sent, as a listener of the application does that has an error."""
+    calls = iter([True])
+
+    @event.listens_for(engine, "commit")
+    def fail(_: Connection) -> None:
+        if next(calls, False):
+            raise Spoilt
+
+
+def in_session(engine: Engine) -> None:
+    """Closed without a rollback."""
+    with Session(engine) as session:
+        accounts.add(session)
+        assert INBOX.accept(session, "a") is Verdict.NEW
+        session.commit()
+
+
+def in_connection(engine: Engine) -> None:
+    """The same on a Connection."""
+    with engine.connect() as connection:
+        accounts.add(connection)
+        assert INBOX.accept_many(connection, ["a"]) == [Verdict.NEW]
+        connection.commit()
+
+
+def in_transaction(engine: Engine) -> None:
+    """The inbox's own transaction."""
+    with INBOX.transaction(sessionmaker(engine), "a") as work:
+        accounts.add(work.session)
+
+
+def in_transaction_of_an_engine(engine: Engine) -> None:
+    """The same without a session."""
+    with INBOX.transaction(engine, "a") as work:
+        accounts.add(work.connection)
+
+
+def in_session_rolled_back(engine: Engine) -> None:
+    """A session of the caller's, who rolls back: SQLAlchemy takes the transaction for ended by then."""
+    with Session(engine) as session:
+        accounts.add(session)
+        assert INBOX.accept(session, "a") is Verdict.NEW
+        try:
+            session.commit()
+        finally:
+            session.rollback()
+
+
+def in_step(engine: Engine) -> None:
+    """A step of status-table mode."""
+    with StatusInbox("steps", store=SqlStore(engine), lease=60, heartbeat=False).claim("s") as claim:
+        spoil_commit(engine)
+        claim.transact("add", accounts.add)
+
+
+def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
+    """The next to borrow the connection commits nothing but its own, and the message comes again."""
+    with engine.begin() as connection:
+        assert connection.scalar(select(Account.total)) == 0
+        accounts.add(connection, amount=100)
+    assert accounts.total(observer) == 100
+    with observer.begin() as connection:
+        assert INBOX.accept(connection, "a") is Verdict.NEW
+
+
+WAYS: list[Callable[[Engine], None]] = [
+    in_session,
+    in_connection,
+    in_transaction,
+    in_transaction_of_an_engine,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_listener_fails(migrated: Database, way: Callable[[Engine], None]) -> None:
+    """Nothing of it is committed later, neither the business rows nor that the message was taken."""
+    accounts.make(migrated.engine())
+    engine = migrated.engine(**POOL_OF_ONE)
+    spoil_commit(engine)
+    with pytest.raises(Spoilt):
+        way(engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+@pytest.mark.parametrize("way", [*WAYS, in_session_rolled_back, in_step])
+@pytest.mark.parametrize("reset", ["commit", None])
+def test_a_pool_that_does_not_roll_back(
+    migrated: Database, way: Callable[[Engine], None], reset: str | None
+) -> None:
+    """The same where the pool was told to commit what comes back to it, or to leave it as it is."""
+    accounts.make(migrated.engine())
+    engine = migrated.engine(**POOL_OF_ONE, pool_reset_on_return=reset)
+    if way is not in_step:
+        spoil_commit(engine)
+    with pytest.raises(Spoilt):
+        way(engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sqlite_is_busy(migrated: Database, way: Callable[[Engine], None]) -> None:
+    """The same when SQLite's COMMIT fails because somebody reads, which leaves the transaction open."""
+    if migrated.name != "sqlite":
+        pytest.skip("elsewhere a COMMIT that fails ends the transaction")
+    accounts.make(migrated.engine())
+    engine = migrated.engine(connect_args={"timeout": 0.1}, **POOL_OF_ONE)
+    with migrated.engine().connect() as reader:
+        reader.exec_driver_sql("BEGIN")
+        reader.execute(text("SELECT * FROM account")).all()
+        with pytest.raises(OperationalError):
+            way(engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+def test_async(migrated: Database) -> None:
+    """The same with an AsyncSession and an AsyncConnection."""
+    accounts.make(migrated.engine())
+    inbox = AsyncInbox("billing")
+
+    async def fail(handle: Any) -> None:
+        async with handle:
+            await accounts.add_async(handle)
+            assert await inbox.accept(handle, "a") is Verdict.NEW
+            await handle.commit()
+
+    async def work(engine: AsyncEngine) -> None:
+        for new_handle in (engine.connect, lambda: AsyncSession(engine)):
+            spoil_commit(engine.sync_engine)
+            with pytest.raises(Spoilt):
+                await fail(new_handle())
+            async with engine.begin() as connection:
+                assert await connection.scalar(select(Account.total)) == 0
+
+    run(migrated, work, **POOL_OF_ONE)
+    with migrated.engine().begin() as connection:
+        assert INBOX.accept(connection, "a") is Verdict.NEW

@@ -1,0 +1,28 @@
+"""A process that was forked off inside a handler does nothing to the transaction."""
+
+import pytest
+
+from inbox import Inbox, Verdict
+from tests.support import accounts, fork_worker
+from tests.support.database import Database
+from tests.support.program import command, run
+
+
+@pytest.mark.parametrize(
+    ("source", "ending", "error"),
+    [("engine", "raises", "SystemExit"), ("session", "returns", "TransactionEnded")],
+)
+def test_a_fork_inside_a_handler(migrated: Database, source: str, ending: str, error: str) -> None:
+    """The child's block ends, and then the child, while the parent still has its transaction: only the parent
+    commits, with all that it wrote. A child that comes to the end of the block is told that it may not."""
+    if migrated.name == "mysql":
+        pytest.skip("it is MariaDB's driver")
+    engine = migrated.engine()
+    accounts.make(engine)
+    url = migrated.url.render_as_string(hide_password=False)
+    done = run([*command("tests.support.fork_worker"), url, source, ending])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [f"child: {error}", "parent: new"]
+    assert accounts.total(engine) == 1
+    with engine.begin() as connection:
+        assert Inbox("bookkeeping").accept(connection, fork_worker.KEY) is Verdict.DUPLICATE

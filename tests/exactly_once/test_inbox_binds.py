@@ -1,0 +1,229 @@
+"""Sessions with several databases: a message is taken where the session writes, or nothing is committed."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, insert, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from examples.embedded_postgres import EmbeddedPostgres
+from inbox import AsyncInbox, Claim, Inbox, SqlStore, StatusInbox, Verdict
+from inbox.errors import InvalidOption, TransactionAborted, UnusableConnection
+from inbox.schema import tables
+from tests.support import accounts
+from tests.support.accounts import Account
+from tests.support.database import Database, make_tables
+from tests.support.several_databases import balance, other, recipe, replica
+from tests.support.status_async import in_loop
+from tests.support.status_stores import status_inbox
+
+__all__ = ["other", "replica"]
+
+INBOX = Inbox("bookkeeping")
+KEY = "transfer-1"
+NEW, DUPLICATE = Verdict.NEW, Verdict.DUPLICATE
+
+
+def verdict(database: Database, inbox: Inbox = INBOX) -> Verdict:
+    """What a redelivery is told; it takes the message if it is new."""
+    with database.engine().begin() as connection:
+        return inbox.accept(connection, KEY)
+
+
+def swallow(session: Session) -> None:
+    """A body that loses what it has written to the second database, at least on PostgreSQL."""
+    accounts.add(session)
+    with suppress(DBAPIError):
+        session.execute(insert(Account), [{"name": "cash", "total": 1}])
+
+
+def fail(session: Session) -> None:
+    """A body that raises after it has written."""
+    accounts.add(session)
+    raise ZeroDivisionError
+
+
+def add_late(session: Session) -> None:
+    """A body whose write to the second database leaves with the commit."""
+    session.add(Account(name="new", total=1))
+
+
+@pytest.mark.parametrize("body", [swallow, accounts.add, add_late])
+def test_a_body_that_writes_to_a_second_database(migrated: Database, other: Database, body: Any) -> None:
+    """The handler raises before anything is committed on either, and the redelivery is new."""
+    source = sessionmaker(migrated.engine(), binds={Account: other.engine()})
+    handler = INBOX.handler(source, key=str)(lambda session, message: body(session))
+    with pytest.raises((UnusableConnection, TransactionAborted), match="nothing was"):
+        handler(KEY)
+    assert accounts.totals(other.engine()) == {"cash": 0}
+    assert verdict(migrated) is NEW
+
+
+Take = Callable[[Session, dict[str, Any]], Verdict]
+TAKES: list[Take] = [
+    lambda session, given: INBOX.accept(session, KEY, **given),
+    lambda session, given: INBOX.take(session, KEY, **given).verdict,
+    lambda session, given: INBOX.accept_many(session, [KEY], **given)[0],
+]
+takes = pytest.mark.parametrize("take", TAKES, ids=["accept", "take", "accept_many"])
+
+
+@takes
+def test_a_transaction_of_the_callers_own(migrated: Database, other: Database, take: Take) -> None:
+    """Its commit raises in the same way."""
+    with Session(migrated.engine(), binds={Account: other.engine()}) as session:
+        assert take(session, {}) is NEW
+        accounts.add(session)
+        with pytest.raises(UnusableConnection, match="nothing was committed"):
+            session.commit()
+    assert balance(other) == 0
+    assert verdict(migrated) is NEW
+
+
+@takes
+def test_a_session_that_reads_from_replicas(migrated: Database, replica: Database, take: Take) -> None:
+    """With SQLAlchemy's recipe the message is taken on the leader, in the transaction of what is flushed."""
+    leader, followers = migrated.engine(), [replica.engine()]
+    with recipe(leader, followers)() as session:
+        assert session.scalar(select(Account.total)) == 0
+        assert take(session, {}) is NEW
+        session.add(Account(name="new", total=1))
+        session.commit()
+    assert accounts.totals(leader) == {"cash": 0, "new": 1}
+    assert verdict(migrated) is DUPLICATE
+
+
+def test_a_handler_that_reads_from_replicas(migrated: Database, replica: Database) -> None:
+    """The same for handlers, whose `work.connection` is the leader's, and for steps of status-table mode."""
+    leader = migrated.engine()
+    source = sessionmaker(class_=recipe(leader, [replica.engine()]))
+    with INBOX.transaction(source, KEY) as work:
+        assert work.connection.engine is leader
+        assert work.session.scalar(select(Account.total)) == 0
+        work.session.add(Account(name="new", total=1))
+        work.result = 7
+    assert INBOX.handler(source, key=str)(lambda session, message: None)(KEY).result == 7
+
+    def body(claim: Claim, message: str) -> None:
+        claim.transact("book", lambda session: session.add(Account(name="too", total=1)), source=source)
+
+    inbox = StatusInbox("calls", store=SqlStore(leader))
+    assert inbox.handler(key=str)(body)(KEY).verdict is NEW
+    assert accounts.totals(leader) == {"cash": 0, "new": 1, "too": 1}
+
+
+def test_a_step_that_writes_to_a_second_database(migrated: Database, other: Database) -> None:
+    """`transact` raises before anything is committed, and the step is not recorded."""
+    source = sessionmaker(migrated.engine(), binds={Account: other.engine()})
+    inbox = StatusInbox("calls", store=SqlStore(migrated.engine()))
+    with inbox.claim(KEY) as claim:
+        for name in ("first", "second"):
+            with pytest.raises(UnusableConnection):
+                claim.transact(name, accounts.add, source=source)
+    assert balance(other) == 0
+
+
+def test_the_bind_can_be_named(migrated: Database, other: Database) -> None:
+    """`bind_arguments` says in whose database the inbox is, as for `Session.execute`; without a session it is
+    refused."""
+    engine = migrated.engine()
+    given: dict[str, Any] = {"bind_arguments": {"mapper": Account}}
+    source = sessionmaker(other.engine(), binds={Account: engine})
+    handler = INBOX.handler(source, key=str, **given)(lambda session, message: accounts.add(session))
+    assert [handler(KEY).verdict, handler(KEY).verdict] == [NEW, DUPLICATE]
+    for take in TAKES:
+        with source() as session:
+            accounts.add(session)
+            assert take(session, given) is DUPLICATE
+            session.commit()
+    assert balance(migrated) == 4
+    with engine.begin() as connection, pytest.raises(InvalidOption, match="bind_arguments="):
+        INBOX.accept(connection, KEY, **given)
+    with pytest.raises(InvalidOption, match="bind_arguments="), INBOX.transaction(engine, KEY, **given):
+        pytest.fail("began")
+
+
+@in_loop
+async def test_async_sessions(migrated: Database, other: Database) -> None:
+    """The same with an AsyncSession: routed, named, or refused."""
+    if migrated.url.get_backend_name() == "mysql":
+        pytest.skip("it cannot tell that nothing was written")
+    first, second = create_async_engine(migrated.async_url), create_async_engine(other.async_url)
+    inbox = AsyncInbox("bookkeeping")
+    routing = async_sessionmaker(sync_session_class=recipe(first.sync_engine, [second.sync_engine]))
+    async with inbox.transaction(routing, "routed") as work:
+        assert work.connection.sync_engine is first.sync_engine
+        assert await work.session.scalar(select(Account.total)) == 0
+        work.session.add(Account(name="new", total=1))
+    async with routing() as session:
+        assert await inbox.accept(session, "routed") is DUPLICATE
+        assert (await inbox.take(session, "routed")).verdict is DUPLICATE
+        assert await inbox.accept_many(session, ["routed"]) == [DUPLICATE]
+    binds = async_sessionmaker(second, binds={Account: first})
+    async with inbox.transaction(binds, "named", bind_arguments={"mapper": Account}) as work:
+        await accounts.add_async(work.session)
+    with pytest.raises(UnusableConnection):
+        async with inbox.transaction(async_sessionmaker(first, binds={Account: second}), KEY) as work:
+            await accounts.add_async(work.session)
+    async with AsyncSession(first) as session:
+        assert await inbox.accept_many(session, ["named", KEY]) == [DUPLICATE, NEW]
+    await first.dispose()
+    await second.dispose()
+    assert accounts.totals(migrated.engine()) == {"cash": 1, "new": 1}
+    assert balance(other) == 0
+
+
+def test_a_bind_that_names_our_table(migrated: Database, other: Database) -> None:
+    """A session may name the inbox's table in its binds, as the application's own."""
+    binds: dict[Any, Any] = {tables().message: migrated.engine()}
+    with Session(other.engine(), binds=binds) as session:
+        assert INBOX.accept(session, KEY) is NEW
+        session.commit()
+    assert verdict(migrated) is DUPLICATE
+
+
+def test_two_phases() -> None:
+    """In two phases a session may write to two databases; an error that the body has swallowed on the second
+    one, where PREPARE would silently keep nothing, is found out before anything is prepared."""
+    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # 0 unless it is asked for
+        first, second = create_engine(server.url), create_engine(server.database("second"))
+        make_tables(server.url)
+        for engine in (first, second):
+            accounts.make(engine)
+        source = sessionmaker(first, binds={Account: second}, twophase=True)
+        with pytest.raises(TransactionAborted), INBOX.transaction(source, KEY) as work:
+            swallow(work.session)
+        for verdict_expected in (NEW, DUPLICATE):
+            with INBOX.transaction(source, KEY) as work:
+                assert work.verdict is verdict_expected
+                accounts.add(work.session)
+        assert accounts.total(second) == 2
+        first.dispose()
+        second.dispose()
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_two_phases_on_mysql(migrated: Database, other: Database, name: str) -> None:
+    """The same there, where PREPARE, COMMIT and ROLLBACK are statements that SQLAlchemy sends: neither a
+    commit nor a rollback leaves a prepared transaction behind, with its locks."""
+    if migrated.name not in ("mariadb", "mysql"):
+        pytest.skip("SQLite has no two-phase commit, and PostgreSQL has a test of its own")
+    first = migrated.engine()
+    binds: dict[Any, Any] = {Account: other.engine()} if name == "two" else {}
+    source = sessionmaker(first, binds=binds, twophase=True)
+    with pytest.raises(ZeroDivisionError), INBOX.transaction(source, KEY) as work:
+        fail(work.session)
+    for verdict_expected in (NEW, DUPLICATE):
+        with INBOX.transaction(source, KEY) as work:
+            assert work.verdict is verdict_expected
+            if work.is_new:
+                accounts.add(work.session)
+    with status_inbox(SqlStore(first)).claim(KEY) as claim:
+        claim.transact("book", accounts.add, source=source)
+    with first.connect() as connection:
+        assert not connection.exec_driver_sql("XA RECOVER").all()
+    assert balance(other if name == "two" else migrated) == 2

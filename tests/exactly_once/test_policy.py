@@ -1,0 +1,550 @@
+"""Each consumer's mode and retention are kept with its data, and a purge keeps what they ask for."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+import inbox
+from inbox import (
+    AsyncInbox,
+    AsyncStatusInbox,
+    Event,
+    EventKind,
+    Inbox,
+    Retention,
+    SqlStore,
+    StatusInbox,
+    Verdict,
+    migration,
+    purge,
+    set_policy,
+)
+from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
+from inbox.schema import tables
+from inbox_outbox_base.listening.outcome import Action
+from tests.support.database import Database
+from tests.support.status_stores import Place
+
+TABLES = tables()
+DAY = timedelta(days=1)
+WEEK = 7 * DAY
+MONTH = 30 * DAY
+HINT = "table inbox_consumer is not in this database; `inbox-outbox migrate --url URL` makes it"
+
+
+def take(engine: Engine, billing: Inbox, *keys: str) -> list[Verdict]:
+    """Take messages in a transaction of the caller's."""
+    with engine.begin() as connection:
+        return [billing.accept(connection, key) for key in keys]
+
+
+def claim(engine: Engine, key: str = "a", **options: Any) -> Verdict:
+    """Take a message of `billing` in status-table mode."""
+    with StatusInbox("billing", store=SqlStore(engine), **options).claim(key) as given:
+        return given.verdict
+
+
+def policies(engine: Engine) -> dict[str, tuple[str, timedelta, timedelta | None]]:
+    """What is stored: mode, retention and dead retention of each consumer."""
+    stored = [each.policy for each in inbox.status(engine) if each.policy]
+    return {each.consumer: (each.mode, each.retention, each.dead_retention) for each in stored}
+
+
+def count(engine: Engine, name: str = "consumer") -> int:
+    """Rows of one of the tables."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(getattr(TABLES, name))).scalar_one()
+
+
+def grow_old(engine: Engine, age: timedelta) -> None:
+    """Let everything have been taken so much earlier."""
+    then = datetime.now(UTC) - age
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(accepted_at=then))
+        connection.execute(update(TABLES.status).values(updated_at=then))
+
+
+def test_a_purge_keeps_what_was_asked_for(migrated: Database) -> None:
+    """Whatever retention a consumer asked for, a purge with its defaults keeps its keys that long; the
+    others' keys go after theirs."""
+    engine = migrated.engine()
+    long, short = Inbox("long", retention=MONTH), Inbox("short", retention=DAY)
+    take(engine, long, "a")
+    take(engine, short, "a")
+    claim(engine, retention=60 * DAY)
+    grow_old(engine, 8 * DAY)
+    assert purge(engine).rows == 1
+    assert take(engine, long, "a") == [Verdict.DUPLICATE]
+    assert take(engine, short, "a") == [Verdict.NEW]
+    assert claim(engine) is Verdict.DUPLICATE
+    grow_old(engine, MONTH + DAY)
+    assert purge(engine).rows == 2
+    assert claim(engine) is Verdict.DUPLICATE
+
+
+def test_dead_messages_are_kept_as_long_as_asked_for(postgres: Database) -> None:
+    """A purge keeps dead messages for the inbox's `dead_retention`."""
+    engine = postgres.engine()
+    orders = StatusInbox("orders", store=SqlStore(engine), max_attempts=1, dead_retention=90 * DAY)
+    with pytest.raises(ZeroDivisionError), orders.claim("a"):
+        raise ZeroDivisionError
+    grow_old(engine, 60 * DAY)
+    assert purge(engine).rows == 0
+    with pytest.raises(InvalidOption, match="dead_retention=30d: 'orders' has asked for 90d"):
+        purge(engine, dead_retention=MONTH)
+    assert purge(engine, dead_retention=MONTH, override=True).rows == 1
+
+
+def test_a_shorter_time_has_to_be_said_deliberately(postgres: Database) -> None:
+    """A purge that would keep less than a consumer has asked for deletes nothing, and says whose retention it
+    is and what it was given; `override` does it all the same. A longer one is just done."""
+    engine = postgres.engine()
+    take(engine, Inbox("billing", retention=Retention(WEEK, producer=3_600)), "a")
+    grow_old(engine, 3 * DAY)
+    with pytest.raises(InvalidOption, match="retention=1d: 'billing' has asked for 169h"):
+        purge(engine, retention=DAY)
+    now = datetime.now(UTC)
+    with pytest.raises(InvalidOption, match=r"retention=1m \(its producer and network\): .* asked for 1h"):
+        purge(engine, retention=Retention(WEEK, 60), oldest_unconsumed=now)
+    with pytest.raises(InvalidOption, match="override=1"):
+        purge(engine, retention=DAY, override=1)  # type: ignore[arg-type]
+    assert purge(engine, consumer="shipping", retention=DAY).rows == 0
+    assert purge(engine, retention=MONTH).rows == 0
+    assert count(engine, "message") == 1
+    assert purge(engine, retention=DAY, override=True).rows == 1
+
+
+def test_the_oldest_message_counts_with_the_stored_margin(postgres: Database) -> None:
+    """With `oldest_unconsumed`, what the producer and the network may take is kept besides."""
+    engine = postgres.engine()
+    take(engine, Inbox("billing", retention=Retention(WEEK, producer=7_200)), "a")
+    grow_old(engine, timedelta(hours=2))
+    assert purge(engine, oldest_unconsumed=datetime.now(UTC) - timedelta(hours=1)).rows == 0
+    assert purge(engine, oldest_unconsumed=datetime.now(UTC) + timedelta(hours=1)).rows == 0
+    grow_old(engine, timedelta(hours=3, minutes=2))
+    assert purge(engine, oldest_unconsumed=datetime.now(UTC) - timedelta(hours=1)).rows == 1
+
+
+def test_the_ledger_is_kept_as_long(postgres: Database) -> None:
+    """What the ledger says of a consumer's partitions goes with that consumer's retention."""
+    engine = postgres.engine()
+    counts = dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
+    row = {"run": "r", "batch": 0, "part": 0, "parts": 0, "fingerprint": bytes(16)} | counts
+    old = {"committed_at": datetime.now(UTC) - 8 * DAY}
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.ledger), [row | old | {"consumer": name} for name in ("a", "b")])
+    set_policy(engine, "a", mode="exactly-once", retention=MONTH)
+    purge(engine)
+    with engine.connect() as connection:
+        assert connection.execute(select(TABLES.ledger.c.consumer)).scalars().all() == ["a"]
+
+
+def test_rows_from_before_there_was_a_policy(postgres: Database) -> None:
+    """A consumer of which nothing is stored keeps the default, 7 days, and the purge names it."""
+    engine = postgres.engine()
+    row = {"key": "a", "claim": bytes(16), "accepted_at": datetime.now(UTC) - 8 * DAY}
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.message), [row | {"consumer": name} for name in ("old", "kept")])
+    set_policy(engine, "kept", mode="exactly-once", retention=MONTH)
+    done = purge(engine)
+    assert (done.rows, done.assumed) == (1, ("old",))
+    assert purge(engine, retention=MONTH).assumed == ()
+
+
+def test_a_duplicate_declares_nothing(migrated: Database) -> None:
+    """The policy is stored with the first message that is new, in its transaction: it goes with it, too."""
+    engine = migrated.engine()
+    billing = Inbox("billing", retention=MONTH)
+    with engine.connect() as connection:
+        assert [billing.accept(connection, key) for key in "aab"] == [
+            Verdict.NEW,
+            Verdict.DUPLICATE,
+            Verdict.NEW,
+        ]
+        connection.rollback()
+    assert policies(engine) == {}
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.message), {"consumer": "billing", "key": "old", "claim": bytes(16)})
+    assert take(engine, billing, "old") == [Verdict.DUPLICATE]
+    assert policies(engine) == {}
+    take(engine, billing, "a")
+    assert policies(engine) == {"billing": ("exactly-once", MONTH, None)}
+
+
+def conflicts(engine: Engine, billing: Inbox) -> list[Callable[[], Any]]:
+    """Every way to take a message, each in a transaction that then commits whatever was raised."""
+
+    def commits(work: Callable[[Connection], Any]) -> None:
+        with engine.connect() as connection:
+            try:
+                work(connection)
+            finally:
+                connection.commit()
+
+    def in_a_transaction() -> None:
+        with billing.transaction(engine, "b"):
+            pytest.fail("the body has run")
+
+    return [
+        lambda: commits(lambda connection: billing.accept(connection, "b")),
+        lambda: commits(lambda connection: billing.accept_many(connection, ["b", "c"])),
+        in_a_transaction,
+        lambda: billing.handler(engine, key=str)(lambda *_: pytest.fail("the body has run"))("b"),
+    ]
+
+
+def test_a_shorter_retention_is_a_conflict(migrated: Database) -> None:
+    """An inbox that asks for less than what is stored takes nothing, and its error names both values, however
+    the message comes; once `set_policy` has changed what is stored, it works."""
+    engine = migrated.engine()
+    take(engine, Inbox("billing", retention=MONTH), "a")
+    billing = Inbox("billing", retention=WEEK)
+    for attempt in conflicts(migrated.engine(), billing):
+        with pytest.raises(
+            PolicyConflict, match="consumer='billing': retention=7d, but inbox_consumer says 30d"
+        ):
+            attempt()
+    with pytest.raises(InvalidOption, match="retention=7d: 'billing' has asked for 30d"):
+        billing.purge(engine)
+    assert count(engine, "message") == 1
+    assert set_policy(engine, "billing", retention=WEEK).retention == WEEK
+    assert take(engine, billing, "b") == [Verdict.NEW]
+    assert policies(engine) == {"billing": ("exactly-once", WEEK, None)}
+
+
+def test_a_longer_retention_is_taken_over(postgres: Database) -> None:
+    """A deploy may lengthen a retention: the first new message stores it, and the older process goes on."""
+    engine = postgres.engine()
+    before, after = Inbox("billing", retention=WEEK), Inbox("billing", retention=MONTH)
+    take(engine, before, "a")
+    take(engine, before, "b")
+    take(engine, after, "c")
+    assert policies(engine) == {"billing": ("exactly-once", MONTH, None)}
+    take(engine, before, "d")
+    grow_old(engine, 8 * DAY)
+    assert purge(engine).rows == 0
+    assert count(engine) == 1
+    with pytest.raises(PolicyConflict, match="retention=7d, but"):
+        take(postgres.engine(), before, "e")
+
+
+def test_without_a_retention_the_stored_one_counts(postgres: Database) -> None:
+    """An inbox that asks for none judges messages by what is stored, longer or shorter than 7 days."""
+    engine = postgres.engine()
+    now = datetime.now(UTC)
+    for retention in (MONTH, 3 * DAY):
+        set_policy(engine, "billing", mode="exactly-once", retention=retention)
+        set_policy(engine, "orders", mode="status", retention=retention)
+        fresh = postgres.engine()
+        billing = Inbox("billing")
+        orders = StatusInbox("orders", store=SqlStore(fresh), on_refusal="return")
+        for age, expected in ((retention - DAY, Verdict.NEW), (retention + DAY, Verdict.TOO_OLD)):
+            key = f"{retention} {age}"
+            with fresh.begin() as connection:
+                assert billing.accept(connection, key, message_time=now - age) is expected
+            with orders.claim(key, message_time=now - age) as given:
+                assert given.verdict is expected
+
+
+def test_one_mode_for_each_consumer(migrated: Database) -> None:
+    """A consumer of one mode is refused in the other, whichever was first; `set_policy` decides otherwise."""
+    engine = migrated.engine()
+    take(engine, Inbox("billing"), "a")
+    with pytest.raises(
+        PolicyConflict, match="this inbox is of mode status, but inbox_consumer says exactly-once"
+    ):
+        claim(engine)
+    assert count(engine, "status") == 0
+    set_policy(engine, "billing", mode="status")
+    assert claim(migrated.engine()) is Verdict.NEW
+    with pytest.raises(PolicyConflict, match="of mode exactly-once, but inbox_consumer says status"):
+        take(migrated.engine(), Inbox("billing"), "b")
+    assert count(engine, "message") == 1
+
+
+def test_both_modes_at_the_same_time(migrated: Database) -> None:
+    """If both begin before either can see the other, both are told at their next message."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite has one writer: one of them is first")
+    engine, other = migrated.engine(), migrated.engine()
+    billing = Inbox("billing")
+    with engine.begin() as connection:
+        billing.accept(connection, "a")
+        assert claim(other) is Verdict.NEW
+    with pytest.raises(PolicyConflict, match="inbox_consumer says exactly-once and status"):
+        take(engine, billing, "b")
+    with pytest.raises(PolicyConflict, match="inbox_consumer says exactly-once and status"):
+        claim(migrated.engine(), "b")
+    with pytest.raises(InvalidOption, match="mode=None: inbox_consumer says exactly-once and status"):
+        set_policy(engine, "billing", retention=DAY)
+    set_policy(engine, "billing", mode="exactly-once")
+    assert take(engine, billing, "b") == [Verdict.NEW]
+
+
+def test_first_users_do_not_wait_for_each_other(migrated: Database) -> None:
+    """However many transactions are a consumer's first at the same time, and however long they take, none
+    waits for another; at the end the policy is one row."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite has one writer: there is nobody else to wait for")
+    engines = [migrated.engine() for _ in range(4)]
+    connections = [engine.connect() for engine in engines]
+    for number, connection in enumerate(connections):
+        with_timeout(connection)
+        assert Inbox("billing", wait=1).accept(connection, f"{number}") is Verdict.NEW
+        assert Inbox("billing", wait=1).accept_many(connection, [f"{number}b"]) == [Verdict.NEW]
+    for connection in connections:
+        connection.commit()
+        connection.close()
+    assert policies(engines[0]) == {"billing": ("exactly-once", WEEK, None)}
+    purge(engines[0])
+    assert count(engines[0]) == 1
+
+
+def with_timeout(connection: Connection) -> None:
+    """A wait for a lock would be an error, if there was one."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET lock_timeout = '1s'")
+    else:
+        connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+
+
+@pytest.mark.parametrize("level", [None, "SERIALIZABLE"])
+def test_first_users_at_once(migrated: Database, level: str | None) -> None:
+    """Threads of several engines that all take a consumer's first messages take each once, in both modes."""
+    options: dict[str, Any] = {} if level is None else {"isolation_level": level}
+    if migrated.name == "sqlite":
+        options = {"connect_args": {"timeout": 30}}
+    engines = [migrated.engine(**options) for _ in range(4)]
+    start = threading.Barrier(len(engines))
+
+    def worker(engine: Engine) -> list[Verdict]:
+        bill = Inbox("billing", wait=30).handler(engine, key=str, attempts=30)(lambda *_: None)
+        orders = StatusInbox("orders", store=SqlStore(engine), heartbeat=False)
+        start.wait(30)
+        found = [bill(key).verdict for key in "abc"]
+        with orders.claim(str(id(engine))) as given:
+            return [*found, given.verdict]
+
+    with ThreadPoolExecutor(len(engines)) as pool:
+        verdicts = [each for found in pool.map(worker, engines) for each in found]
+    assert verdicts.count(Verdict.NEW) == 3 + len(engines)
+    assert set(policies(engines[0])) == {"billing", "orders"}
+
+
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) -> None:
+    """The policy is there if a message is, although the savepoint of the first message was rolled back, and
+    with it the policy; and although the transaction was rolled back after a savepoint that was not."""
+    if migrated.name == "sqlite":
+        pytest.skip("its driver begins no transaction before a savepoint")
+    engine, billing = migrated.engine(), Inbox("billing", retention=MONTH)
+    with engine.connect() as connection:
+        for number in range(4):
+            savepoint = connection.begin_nested()
+            assert billing.accept(connection, f"a{number}") is Verdict.NEW
+            if is_undone and number < 2:
+                savepoint.rollback()
+            else:
+                savepoint.commit()
+        assert billing.accept(connection, "b") is Verdict.NEW
+        if is_undone:
+            connection.commit()
+    if not is_undone:
+        assert count(engine) == 0
+        take(engine, billing, "a")
+    assert policies(engine) == {"billing": ("exactly-once", MONTH, None)}
+
+
+def test_a_process_asks_once(migrated: Database) -> None:
+    """After its first messages an inbox sends one statement for a new message, as if there were no policy; so
+    do other inboxes of the same consumer. Other tables are asked once more."""
+    engine = migrated.engine()
+    for key in "ab":
+        take(engine, Inbox("billing", retention=MONTH), key)
+        claim_orders(engine, key)
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    take(engine, Inbox("billing", retention=MONTH), "c")
+    claim_orders(engine, "c")
+    assert [each for each in statements if "inbox_consumer" in each] == []
+    assert len([each for each in statements if "INSERT INTO inbox_message" in each]) == 1
+    tenant = engine.execution_options(schema_translate_map={"tenant": None})
+    take(tenant, Inbox("billing", retention=MONTH), "d")
+    take(tenant, Inbox("billing", retention=MONTH), "e")
+    assert len([each for each in statements if "FROM inbox_consumer" in each]) == 1
+
+
+def claim_orders(engine: Engine, key: str) -> None:
+    with StatusInbox("orders", store=SqlStore(engine)).claim(key):
+        pass
+
+
+def test_a_pool_of_one(migrated: Database) -> None:
+    """The first message needs no connection besides the caller's own, of an engine or of a Session."""
+    engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=1)
+    with engine.begin() as connection:
+        assert Inbox("a").accept(connection, "k") is Verdict.NEW
+    with Session(engine) as session, session.begin():
+        assert Inbox("b").accept(session, "k") is Verdict.NEW
+    with Inbox("c").transaction(sessionmaker(engine), "k") as work:
+        assert work.is_new
+    assert set(policies(engine)) == {"a", "b", "c"}
+
+
+def test_tables_of_an_older_revision(database: Database) -> None:
+    """Where the table is not there yet, nothing is taken, and the error says what makes it."""
+    migration.migrate(database.engine(), "0004")
+    engine = database.engine()
+    for attempt in conflicts(engine, Inbox("billing")):
+        with pytest.raises(TablesMissing, match=HINT):
+            attempt()
+    for ask in (claim, purge, inbox.status, lambda engine: set_policy(engine, "billing", mode="status")):
+        with pytest.raises(TablesMissing, match=HINT):
+            ask(engine)
+    assert (count(engine, "message"), count(engine, "status")) == (0, 0)
+
+
+def test_a_read_only_database(migrated: Database) -> None:
+    """Where nothing can be written the error is the database's own, as it was."""
+    take(migrated.engine(), Inbox("billing"), "a")
+    engine = migrated.engine()
+    with engine.connect() as connection:
+        if migrated.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+        else:
+            connection.exec_driver_sql(
+                "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
+                if migrated.name == "postgresql"
+                else "SET SESSION TRANSACTION READ ONLY"
+            )
+            connection.commit()
+        with pytest.raises(DBAPIError):
+            Inbox("billing").accept(connection, "b")
+
+
+def test_a_conflict_is_not_the_message_s_fault(postgres: Database) -> None:
+    """A listener delivers the message again, however often, instead of putting it away."""
+    engine = postgres.engine()
+    take(engine, Inbox("billing", retention=MONTH), "a")
+    billing = Inbox("billing", retention=WEEK)
+    bill = billing.handler(postgres.engine(), key=str)(lambda *_: None)
+    listener = billing.listener(failures=lambda _: 15, max_attempts=16)
+    assert [each.action for each in listener.decide(["b"], bill)] == [Action.RETRY]
+
+
+def test_asynchronously(migrated: Database) -> None:
+    """The asynchronous inboxes declare and compare in the same way."""
+
+    async def run() -> None:
+        engine = create_async_engine(migrated.async_url)
+        try:
+            async with AsyncInbox("billing", retention=MONTH).transaction(engine, "a") as work:
+                assert work.is_new
+            async with engine.begin() as connection:
+                with pytest.raises(PolicyConflict, match="retention=7d, but inbox_consumer says 30d"):
+                    await AsyncInbox("billing", retention=WEEK).accept(connection, "b")
+            async with AsyncStatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
+                assert claim.is_new
+            with pytest.raises(PolicyConflict, match="of mode status"):
+                async with AsyncStatusInbox("billing", store=SqlStore(engine)).claim("b"):
+                    pytest.fail("the body has run")
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+    engine = migrated.engine()
+    assert policies(engine) == {"billing": ("exactly-once", MONTH, None), "orders": ("status", WEEK, MONTH)}
+    assert (count(engine, "message"), count(engine, "status")) == (1, 1)
+
+
+def test_redis_needs_no_policy(place: Place) -> None:
+    """In Redis each record carries its own retention, so that two inboxes may ask for different ones."""
+    if place.name != "redis":
+        pytest.skip("the other stores are purged")
+    with place.open() as store:
+        for key, retention in (("a", MONTH), ("b", DAY)):
+            with StatusInbox("billing", store=store, retention=retention).claim(key) as given:
+                assert given.is_new
+
+
+def test_changing_a_policy(postgres: Database) -> None:
+    """`set_policy` changes what it is given and leaves the rest; it refuses what makes no sense, by name."""
+    engine = postgres.engine()
+    with pytest.raises(
+        InvalidOption, match="mode=None: inbox_consumer says nothing about 'billing'; name one"
+    ):
+        set_policy(engine, "billing", retention=DAY)
+    with pytest.raises(InvalidOption, match="mode='both': expected one of exactly-once, status"):
+        set_policy(engine, "billing", mode="both")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="dead_retention: there are no dead messages"):
+        set_policy(engine, "billing", mode="exactly-once", dead_retention=DAY)
+    with pytest.raises(InvalidOption, match="retention=-1"):
+        set_policy(engine, "billing", mode="status", retention=-1)
+    assert count(engine) == 0
+    made = set_policy(engine, "billing", mode="status", retention=Retention(DAY, network=0.5))
+    assert (made.retention, made.margin) == (DAY + timedelta(seconds=1), timedelta(seconds=1))
+    assert made.dead_retention == MONTH
+    changed = set_policy(engine, "billing", dead_retention=DAY)
+    assert (changed.mode, changed.retention, changed.dead_retention) == ("status", made.retention, DAY)
+    assert set_policy(engine, "billing", mode="exactly-once").dead_retention is None
+    assert count(engine) == 1
+
+
+def test_a_digest_format_of_another_version(postgres: Database) -> None:
+    """Tables in which a version has written that digests payloads in another way are left alone."""
+    engine = postgres.engine()
+    set_policy(engine, "billing", mode="exactly-once")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.consumer).values(digest_format=2))
+    with pytest.raises(PolicyConflict, match="digests of format 1, but inbox_consumer says 2"):
+        take(engine, Inbox("billing"), "a")
+
+
+def test_an_inbox_in_memory() -> None:
+    """On a database in memory, which has one connection for all, the first message works as any."""
+    engine = create_engine("sqlite://")
+    migration.migrate(engine)
+    with engine.begin() as connection:
+        assert Inbox("billing").accept(connection, "a") is Verdict.NEW
+        connection.execute(delete(TABLES.ledger))
+    assert set(policies(engine)) == {"billing"}
+    engine.dispose()
+
+
+def test_a_purge_tells_what_it_deletes(postgres: Database) -> None:
+    """`on_event` gets an event for each batch, once it has committed; a hook that fails hurts nothing."""
+    engine = postgres.engine()
+    now = datetime.now(UTC)
+    row = {"claim": bytes(16), "accepted_at": now - 8 * DAY}
+    with engine.begin() as connection:
+        connection.execute(
+            insert(TABLES.message), [row | {"consumer": "a", "key": f"{each}"} for each in range(5)]
+        )
+    claim(engine)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.status).values(updated_at=now - 8 * DAY))
+    left: list[int] = []
+    events: list[Event] = []
+
+    def fails(event: Event) -> None:
+        left.append(count(postgres.engine(), "message"))
+        raise RuntimeError
+
+    purge(engine, batch=3, on_event=[fails, events.append])
+    assert [(event.kind, event.consumer, event.count, event.key) for event in events] == [
+        (EventKind.PURGED, "a", 3, ""),
+        (EventKind.PURGED, "a", 2, ""),
+        (EventKind.PURGED, "billing", 1, ""),
+    ]
+    assert left == [2, 0, 0]
+    with pytest.raises(InvalidOption, match="on_event=5"):
+        purge(engine, on_event=5)  # type: ignore[arg-type]

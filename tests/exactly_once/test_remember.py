@@ -1,0 +1,217 @@
+"""Messages that a process remembers: their duplicates are answered without the database, nothing else is."""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import AsyncInbox, EventKind, Inbox, Verdict
+from inbox.errors import InvalidOption, PayloadMismatch
+from inbox.schema import metadata
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.status_async import in_loop
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """An engine on a database with an account at zero."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    return engine
+
+
+@contextmanager
+def silent(engine: Engine) -> Iterator[None]:
+    """Nothing is sent to the database in this block."""
+    sent: list[str] = []
+
+    def note(*given: Any) -> None:
+        sent.append(given[2])
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield
+    event.remove(engine, "before_cursor_execute", note)
+    assert sent == []
+
+
+def rolled_back(engine: Engine, *acts: Callable[[Connection], Verdict]) -> list[Verdict]:
+    """What these say in one transaction that is rolled back."""
+    with engine.connect() as connection:
+        verdicts = [act(connection) for act in acts]
+        connection.rollback()
+    return verdicts
+
+
+@pytest.mark.parametrize("kind", ["engine", "session"])
+def test_a_duplicate_is_answered_without_the_database(engine: Engine, kind: str) -> None:
+    """With the result of the first run, or as a mismatch; and monitoring is told."""
+    kinds: list[EventKind] = []
+    inbox = Inbox("billing", remember=10, on_event=lambda event: kinds.append(event.kind))
+
+    def bill(handle: Connection | Session, message: dict[str, Any]) -> dict[str, Any]:
+        accounts.add(handle)
+        return {"invoice": [7]}
+
+    source = engine if kind == "engine" else sessionmaker(engine)
+    handle = inbox.handler(source, key=lambda m: m["id"], payload=lambda m: m)(bill)
+    assert handle({"id": 1, "n": 1}).verdict is Verdict.NEW
+    with silent(engine):
+        results = [handle({"id": 1, "n": 1}).result for _ in range(2)]
+        with pytest.raises(PayloadMismatch):
+            handle({"id": 1, "n": 2})
+        with inbox.transaction(source, 1) as work:
+            assert (work.verdict, work.result) == (Verdict.DUPLICATE, {"invoice": [7]})
+    assert results == [{"invoice": [7]}] * 2
+    assert accounts.total(engine) == 1
+    expected = [EventKind.TAKEN, EventKind.DUPLICATE, EventKind.DUPLICATE, EventKind.MISMATCH]
+    assert kinds == [*expected, EventKind.DUPLICATE]
+
+
+def test_what_another_process_has_done_is_remembered(engine: Engine) -> None:
+    """After its first duplicate here."""
+    with Inbox("billing").transaction(engine, "a") as work:
+        work.result = 7
+    inbox = Inbox("billing", remember=10)
+    for _ in range(2):
+        with inbox.transaction(engine, "a") as work:
+            assert (work.verdict, work.result) == (Verdict.DUPLICATE, 7)
+    with silent(engine), engine.begin() as connection:
+        assert inbox.take(connection, "a").result == 7
+
+
+def test_another_payload_does_not_get_what_is_remembered(engine: Engine) -> None:
+    """Neither the result nor the verdict of a duplicate."""
+    inbox = Inbox("billing", remember=10)
+    with inbox.transaction(engine, "a", 1) as work:
+        work.result = 7
+    with silent(engine), engine.begin() as connection:
+        taken = inbox.take(connection, "a", 2)
+        assert (taken.verdict, taken.result) == (Verdict.MISMATCH, None)
+
+
+def test_what_was_not_committed_is_not_remembered(engine: Engine) -> None:
+    """A message whose transaction failed runs again, whatever was said in it."""
+    inbox = Inbox("billing", remember=10)
+    for _ in range(2):
+        with suppress(ZeroDivisionError), inbox.transaction(engine, "a") as work:
+            assert work.is_new
+            assert inbox.accept(work.connection, "a") is Verdict.DUPLICATE
+            raise ZeroDivisionError
+    with inbox.transaction(engine, "a") as work:
+        assert work.is_new
+
+
+def test_a_duplicate_in_the_transaction_that_took_it_is_not_certain(engine: Engine) -> None:
+    """Not even if another inbox has taken it, and not even the second time; only a row that was seen in two
+    transactions is committed."""
+    inbox, other = Inbox("billing", remember=10), Inbox("billing")
+    for _ in range(3):
+        verdicts = rolled_back(
+            engine,
+            lambda connection: other.accept(connection, "a"),
+            lambda connection: inbox.accept(connection, "a"),
+            lambda connection: inbox.accept(connection, "a"),
+        )
+        assert verdicts == [Verdict.NEW, Verdict.DUPLICATE, Verdict.DUPLICATE]
+    assert rolled_back(engine, lambda connection: inbox.accept(connection, "a")) == [Verdict.NEW]
+    with engine.begin() as connection:
+        other.accept(connection, "a")
+    for _ in range(2):
+        assert rolled_back(engine, lambda connection: inbox.accept(connection, "a")) == [Verdict.DUPLICATE]
+    with silent(engine):
+        assert rolled_back(engine, lambda connection: inbox.accept(connection, "a")) == [Verdict.DUPLICATE]
+
+
+def test_a_session_in_a_transaction_of_others_is_not_certain(engine: Engine) -> None:
+    """What a session has committed inside somebody's transaction, as test suites do, may be rolled back."""
+    inbox = Inbox("billing", remember=10)
+    for _ in range(2):
+        with engine.connect() as connection:
+            outer = connection.begin()
+            sessions = sessionmaker(connection, join_transaction_mode="rollback_only")
+            for expected in (Verdict.NEW, Verdict.DUPLICATE, Verdict.DUPLICATE):
+                with inbox.transaction(sessions, "a") as work:
+                    assert work.verdict is expected
+            outer.rollback()
+
+
+def test_each_database_has_its_own_memory(engine: Engine, migrated: Database) -> None:
+    """One inbox that is used with two databases, or with two schemas, does not mix them up."""
+    inbox = Inbox("billing", remember=10)
+    with inbox.transaction(engine, "a") as work:
+        assert work.is_new
+    url = migrated.server.new_database()
+    other = Database(migrated.server, url)
+    try:
+        metadata.create_all(other.engine())
+        with inbox.transaction(other.engine(), "a") as work:
+            assert work.is_new
+    finally:
+        other.close()
+
+
+def test_each_schema_has_its_own_memory(postgres: Database) -> None:
+    """The same of tenants that differ in `schema_translate_map`."""
+    engine, inbox = postgres.engine(), Inbox("billing", remember=10)
+    tenants = [engine.execution_options(schema_translate_map={None: name}) for name in ("one", "two")]
+    for name, tenant in zip(("one", "two"), tenants, strict=True):
+        with engine.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA {name}"))
+        metadata.create_all(tenant)
+    for tenant in tenants:
+        with inbox.transaction(tenant, "a") as work:
+            assert work.is_new
+    for tenant in tenants:
+        with silent(engine), inbox.transaction(tenant, "a") as work:
+            assert work.verdict is Verdict.DUPLICATE
+
+
+@in_loop
+async def test_asynchronous_inboxes_remember(migrated: Database) -> None:
+    """As the others do."""
+    engine = create_async_engine(migrated.async_url)
+    inbox, runs = AsyncInbox("billing", remember=10), list[str]()
+    for source in (engine, async_sessionmaker(engine)):
+
+        @inbox.handler(source, key=lambda m: m)
+        async def bill(_: Any, message: str) -> str:
+            runs.append(message)
+            return message
+
+        key = type(source).__name__
+        await bill(key)
+        with silent(engine.sync_engine):
+            assert [(await bill(key)).result for _ in range(2)] == [key, key]
+            async with engine.begin() as connection:
+                assert await inbox.accept(connection, key) is Verdict.DUPLICATE
+        await asyncio.sleep(0)
+    assert len(runs) == 2
+    await engine.dispose()
+
+
+def test_nothing_is_remembered_unless_asked_for(engine: Engine) -> None:
+    """By default every delivery asks the database, and so does whoever unpickles an inbox."""
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    remembering = Inbox("billing", remember=10)
+    with remembering.transaction(engine, "a"):
+        pass
+    for inbox in (Inbox("billing"), pickle.loads(pickle.dumps(remembering))):  # noqa: S301 - its own
+        before = len(sent)
+        with inbox.transaction(engine, "a") as work:
+            assert work.verdict is Verdict.DUPLICATE
+        assert len(sent) > before
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3", None])
+def test_a_number_that_cannot_be_used_is_refused(value: Any) -> None:
+    """The error names the option and the value."""
+    with pytest.raises(InvalidOption, match=r"^remember="):
+        Inbox("billing", remember=value)

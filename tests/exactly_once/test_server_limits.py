@@ -1,0 +1,132 @@
+"""A limit of the server that is shorter than `wait` ends the wait, and nothing else."""
+
+import threading
+import time
+
+import pytest
+from sqlalchemy import URL, Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import AsyncInbox, Inbox, Verdict
+from inbox_outbox_base.databases.registry import database_of
+from tests.support import accounts, outages
+from tests.support.database import Database
+from tests.support.status_async import in_loop
+from tests.support.together import Task, wait_until_blocked
+
+KEYS = ["new-1", "taken", "new-2"]
+NEW, IN_FLIGHT = Verdict.NEW, Verdict.IN_FLIGHT
+WAIT = 2.0
+
+
+def limited_locks(database: Database) -> URL:
+    """The database for sessions whose own limit for locks is shorter than the wait."""
+    option = {
+        "postgresql": ("options", "-c lock_timeout=300"),
+        "mysql": ("init_command", "SET SESSION innodb_lock_wait_timeout = 1"),
+    }
+    name, value = option[database.url.get_backend_name()]
+    return database.url.update_query_dict({name: value})
+
+
+limits = pytest.mark.parametrize("limit", [outages.impatient, limited_locks])
+
+
+@pytest.fixture
+def server_database(migrated: Database) -> Database:
+    """A database whose server has limits."""
+    if migrated.name == "sqlite":
+        pytest.skip("it has no limits but the wait itself")
+    accounts.make(migrated.engine())
+    return migrated
+
+
+@limits
+def test_a_message_in_flight(server_database: Database, limit: "outages.Limit") -> None:
+    """It is IN_FLIGHT, taken singly or in a batch, and what was written before and after commits."""
+    inbox = Inbox("bookkeeping", wait=WAIT)
+    engine = server_database.engine_at(limit(server_database))
+    with server_database.engine().connect() as other, engine.begin() as connection:
+        inbox.accept(other, "taken")
+        accounts.add(connection, amount=1)
+        assert inbox.accept(connection, "taken") is IN_FLIGHT
+        accounts.add(connection, amount=10)
+        assert inbox.accept_many(connection, KEYS) == [NEW, IN_FLIGHT, NEW]
+        accounts.add(connection, amount=100)
+    assert accounts.total(engine) == 111
+
+
+@in_loop
+async def test_a_message_in_flight_asynchronously(server_database: Database) -> None:
+    """The same through the asynchronous drivers."""
+    url = outages.impatient(server_database).set(drivername=server_database.async_url.drivername)
+    engine, inbox = create_async_engine(url), AsyncInbox("bookkeeping", wait=WAIT)
+    async with engine.connect() as other, engine.begin() as connection:
+        await inbox.accept(other, "taken")
+        await accounts.add_async(connection, amount=1)
+        assert await inbox.accept(connection, "taken") is IN_FLIGHT
+        assert await inbox.accept_many(connection, KEYS) == [NEW, IN_FLIGHT, NEW]
+        await accounts.add_async(connection, amount=10)
+    await engine.dispose()
+    assert accounts.total(server_database.engine()) == 11
+
+
+def test_a_wait_that_somebody_cancels(postgres: Database) -> None:
+    """An administrator who ends the statement ends the wait: the message is IN_FLIGHT, and the transaction
+    goes on."""
+    engine = postgres.engine()
+    accounts.make(engine)
+    asked = threading.Event()
+
+    def take() -> Verdict:
+        with engine.begin() as connection:
+            own = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            sessions.append(own)
+            asked.set()
+            verdict = Inbox("bookkeeping", wait=60).accept(connection, "taken")
+            accounts.add(connection)
+            return verdict
+
+    sessions: list[int] = []
+    with engine.connect() as other:
+        Inbox("bookkeeping").accept(other, "taken")
+        taking = Task(take)
+        assert asked.wait(30)
+        wait_until_blocked(engine)
+        with engine.connect() as administrator:
+            administrator.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": sessions[0]})
+        assert taking.result() is IN_FLIGHT
+    assert accounts.total(engine) == 1
+
+
+def test_the_look_at_a_lost_commit(server_database: Database) -> None:
+    """It is the inbox's own transaction, so it waits for as long as it takes to know the outcome, and leaves
+    the session's limits as they were."""
+    engine = server_database.engine_at(outages.impatient(server_database), pool_size=1)
+    inbox = Inbox("bookkeeping", wait=30)
+    attempt = inbox._attempt("taken", None)
+
+    def look() -> bytes | None:
+        with engine.connect() as connection, connection.begin():
+            stored = database_of(connection).settled(connection, attempt, 30)
+            return None if stored is None else stored.claim
+
+    with server_database.engine().connect() as other:
+        database_of(other).take(other, attempt, 0)
+        looking = Task(look)
+        wait_until_blocked(server_database.engine())
+        time.sleep(1)
+        other.commit()
+    assert looking.result() == attempt.claim
+    with engine.connect() as connection:
+        assert _limit(connection) == 0.3
+
+
+def _limit(connection: Connection) -> float:
+    question = {
+        "postgresql": "SELECT setting::float / 1000 FROM pg_settings WHERE name = 'statement_timeout'",
+        "mariadb": "SELECT @@max_statement_time",
+        "mysql": "SELECT @@max_execution_time / 1000",
+    }
+    name = "mariadb" if getattr(connection.dialect, "is_mariadb", False) else connection.dialect.name
+    return float(connection.execute(text(question[name])).scalar_one())

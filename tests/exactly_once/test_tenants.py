@@ -1,0 +1,117 @@
+"""Tenants with a schema each in one PostgreSQL database do not wait for each other's keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import AsyncInbox, Inbox, Verdict
+from inbox.errors import TablesMissing
+from inbox.schema import metadata
+from tests.exactly_once.test_lost_commit import is_commit
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.proxy import TcpProxy
+from tests.support.status_async import in_loop
+
+KEY = "order-1"
+NAMES = ("tenant_a", "tenant \"b' $1%")
+NEW, DUPLICATE, IN_FLIGHT = Verdict.NEW, Verdict.DUPLICATE, Verdict.IN_FLIGHT
+Tenants = Callable[[Database, str], Engine]
+
+
+def translated(database: Database, name: str) -> Engine:
+    """The application's tables, and ours, under a name for each tenant."""
+    return database.engine().execution_options(schema_translate_map={None: name})
+
+
+def on_a_path(database: Database, name: str) -> Engine:
+    """The same names, found in the tenant's schema."""
+    quoted = '"' + name.replace('"', '""') + '"'
+    return database.engine(connect_args={"options": "-c search_path=" + quoted.replace(" ", "\\ ")})
+
+
+@pytest.fixture
+def tenants(postgres: Database) -> Database:
+    """A database with two schemas that have the tables, beside the one that has them already."""
+    for name in NAMES:
+        with postgres.engine().begin() as connection:
+            quoted = connection.dialect.identifier_preparer.quote(name)
+            connection.exec_driver_sql(f"CREATE SCHEMA {quoted}")
+        with translated(postgres, name).begin() as connection:
+            metadata.create_all(connection)
+    return postgres
+
+
+Take = Callable[[Inbox, Connection], Verdict]
+TAKES: list[Take] = [
+    lambda inbox, connection: inbox.accept(connection, KEY),
+    lambda inbox, connection: inbox.accept_many(connection, [KEY])[0],
+]
+
+
+@pytest.mark.parametrize("engine_of", [translated, on_a_path])
+@pytest.mark.parametrize("take", TAKES, ids=["single", "batch"])
+def test_a_key_in_flight_in_another_schema(tenants: Database, engine_of: Tenants, take: Take) -> None:
+    """It is new, and nobody waits; in the same schema it is in flight, and then known."""
+    first, second = (engine_of(tenants, name) for name in NAMES)
+    inbox, patient = Inbox("orders", wait=0), Inbox("orders", wait=3)
+    with first.connect() as one, second.connect() as other, first.connect() as same:
+        assert take(inbox, one) is NEW
+        assert take(patient, other) is NEW
+        assert take(inbox, same) is IN_FLIGHT
+        one.commit()
+        other.commit()
+        assert take(inbox, same) is DUPLICATE
+
+
+@in_loop
+async def test_asynchronously(tenants: Database) -> None:
+    """The same through the asynchronous driver."""
+    engine, inbox = create_async_engine(tenants.async_url), AsyncInbox("orders", wait=3)
+    first, second = (engine.execution_options(schema_translate_map={None: name}) for name in NAMES)
+    async with first.begin() as one, second.begin() as other:
+        assert await inbox.accept(one, KEY) is NEW
+        assert await inbox.accept(other, KEY) is NEW
+    await engine.dispose()
+
+
+def test_a_path_that_changes(tenants: Database) -> None:
+    """A connection that goes from tenant to tenant takes each one's keys, also once its statements are
+    prepared."""
+    inbox = Inbox("orders", wait=0)
+    with tenants.engine().connect() as connection:
+        for number in range(8):
+            for name in ("tenant_a", "public"):
+                connection.execute(text(f"SET search_path TO {name}"))
+                assert inbox.accept(connection, f"order-{number}") is NEW
+                assert inbox.accept_many(connection, [f"order-{number}"]) == [DUPLICATE]
+        connection.commit()
+
+
+def test_a_lost_commit_of_a_session_with_a_map_of_its_own(tenants: Database) -> None:
+    """The look at what became of it goes to the tenant's table."""
+    accounts.make(tenants.engine())
+    options: dict[str, Any] = {"schema_translate_map": {None: NAMES[0]}}
+    with TcpProxy(str(tenants.url.host), tenants.url.port or 0) as proxy:
+        url = tenants.url.set(host="127.0.0.1", port=proxy.port)
+        engine = create_engine(url, connect_args={"sslmode": "disable"})
+        source: sessionmaker[Session] = sessionmaker(engine, execution_options=options)
+        with Inbox("orders").transaction(source, "warm-up"):
+            pass
+        proxy.cut_on(is_commit, forward=True)
+        with Inbox("orders").transaction(source, KEY) as work:
+            assert work.is_new
+        assert proxy.was_cut.is_set()
+        engine.dispose()
+
+
+def test_a_schema_without_the_tables(postgres: Database) -> None:
+    """It is named, for batches as well, whose first word is the lock."""
+    engine = translated(postgres, "nowhere")
+    for take in TAKES:
+        with engine.connect() as connection, pytest.raises(TablesMissing):
+            take(Inbox("orders"), connection)

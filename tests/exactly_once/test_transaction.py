@@ -1,0 +1,198 @@
+"""`transaction` and `handler`: begin, take, run, commit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import Inbox, Outcome, SqlStore, StatusInbox, Verdict
+from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientError
+from inbox.schema import tables
+from tests.support.database import Database
+
+MESSAGE = tables().message
+RESULTS = [
+    {"invoice": 7},
+    [],
+    0,
+    False,
+    "",
+    "zażółć 🙂 \u0000",
+    12345678901234567890,
+    1.1,
+    {"z": 1, "a": {"deep": [None]}},
+]
+
+
+def rows(engine: Engine) -> int:
+    """How many messages were taken."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(MESSAGE)).scalar_one()
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=repr)
+def test_a_result_is_replayed_to_duplicates(migrated: Database, result: Any) -> None:
+    """What the first run set as its result, every duplicate gets, exactly as it was."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with inbox.transaction(engine, "a") as work:
+        assert work.is_new
+        work.result = result
+    for _ in range(2):
+        with inbox.transaction(engine, "a") as work:
+            assert (work.verdict, work.is_new) == (Verdict.DUPLICATE, False)
+            assert work.result == result
+            assert type(work.result) is type(result)
+
+
+def test_without_a_result_duplicates_get_none(migrated: Database) -> None:
+    """A result is optional."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    for verdict in (Verdict.NEW, Verdict.DUPLICATE):
+        with inbox.transaction(engine, "a") as work:
+            assert (work.verdict, work.result) == (verdict, None)
+
+
+@pytest.mark.parametrize(
+    "result", [object(), {1, 2}, float("nan"), "x" * 1_000_001], ids=lambda r: repr(r)[:20]
+)
+def test_a_result_that_cannot_be_stored_is_refused(migrated: Database, result: Any) -> None:
+    """A result that is no JSON, or too large, is an error, and then nothing is written at all."""
+    engine = migrated.engine()
+    with pytest.raises(InvalidResult, match="result"), Inbox("billing").transaction(engine, "a") as work:
+        work.result = result
+    assert rows(engine) == 0
+
+
+def test_only_a_new_message_gets_a_result(migrated: Database) -> None:
+    """The stored result of a message cannot be changed by its duplicate."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with inbox.transaction(engine, "a") as work:
+        work.result = 1
+    with inbox.transaction(engine, "a") as work, pytest.raises(InvalidOption, match="result"):
+        work.result = 2
+    with inbox.transaction(engine, "a") as work:
+        assert work.result == 1
+
+
+def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database) -> None:
+    """The caller sees its own exception, and the message can be taken again."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    failure = KeyError("mine")
+    with pytest.raises(KeyError) as caught, inbox.transaction(engine, "a"):
+        raise failure
+    assert caught.value is failure
+    with inbox.transaction(engine, "a") as work:
+        assert work.is_new
+
+
+def test_a_mismatch_does_not_run(migrated: Database) -> None:
+    """The same key with another payload is not new inside `transaction` either, if it shows verdicts, and
+    does not get the first one's result."""
+    inbox, engine = Inbox("billing", on_refusal="return"), migrated.engine()
+    with inbox.transaction(engine, "a", payload={"amount": 1}) as work:
+        work.result = "first"
+    with inbox.transaction(engine, "a", payload={"amount": 2}) as work:
+        assert (work.verdict, work.is_new, work.result) == (Verdict.MISMATCH, False, None)
+
+
+def test_in_a_session(migrated: Database) -> None:
+    """With a sessionmaker the work has a Session, whose flush is part of the same transaction."""
+    inbox, engine = Inbox("billing"), migrated.engine()
+    with inbox.transaction(sessionmaker(engine), "a") as work:
+        assert isinstance(work.session, Session)
+        assert work.session.connection() is work.connection
+    with inbox.transaction(engine, "b") as work, pytest.raises(AttributeError, match="begun on an engine"):
+        _ = work.session
+    assert rows(engine) == 2
+
+
+def test_connections_go_back_to_the_pool(migrated: Database) -> None:
+    """Whatever happens in the block, its connection is given back, without a transaction on it."""
+    inbox, engine = Inbox("billing"), migrated.engine(pool_size=1, max_overflow=0, pool_timeout=5)
+    for number in range(3):
+        with pytest.raises(ValueError, match="mine"), inbox.transaction(engine, f"failing-{number}"):
+            raise ValueError("mine")
+        with inbox.transaction(engine, f"fine-{number}"), pytest.raises(InvalidOption):
+            inbox.accept(engine, "an engine")  # type: ignore[arg-type]
+    assert rows(engine) == 3
+
+
+@pytest.mark.parametrize("source", [lambda engine: engine, sessionmaker], ids=["engine", "sessionmaker"])
+def test_a_handler_runs_once(migrated: Database, source: Callable[[Engine], Any]) -> None:
+    """The body runs for the first delivery only; duplicates get what it returned."""
+    engine, runs = migrated.engine(), list[int]()
+
+    @Inbox("billing").handler(source(engine), key=lambda message: message["id"], payload=lambda m: m)
+    def bill(handle: Any, message: dict[str, int]) -> int:
+        assert isinstance(handle, Connection | Session)
+        runs.append(message["id"])
+        return message["id"] * 10
+
+    with pytest.raises(InboxError, match="key=True"):
+        bill({"id": True})
+    texts = [{"id": "1"}, {"id": "1"}, {"id": "2"}]
+    outcomes = [_bill_texts(source(engine), runs)(message) for message in texts]
+    assert outcomes == [
+        Outcome(Verdict.NEW, 1),
+        Outcome(Verdict.DUPLICATE, 1),
+        Outcome(Verdict.NEW, 2),
+    ]
+    assert runs == [1, 2]
+    assert bill.__name__ == "bill"
+
+
+def _bill_texts(source: Any, runs: list[int]) -> Callable[[dict[str, str]], Outcome]:
+    @Inbox("texts").handler(source, key=lambda message: message["id"])
+    def bill(handle: Any, message: dict[str, str]) -> int:
+        runs.append(int(message["id"]))
+        return int(message["id"])
+
+    return bill
+
+
+def test_a_handler_retries_transient_errors_only(migrated: Database) -> None:
+    """A transient error is tried again in a new transaction, a bounded number of times; others are not."""
+    engine, tries = migrated.engine(), list[str]()
+
+    @Inbox("billing").handler(engine, key=lambda message: message, attempts=3)
+    def bill(connection: Connection, message: str) -> None:
+        tries.append(message)
+        if message == "never" or tries.count(message) < 3:
+            raise ValueError(message) if message == "broken" else TransientError(message)
+
+    assert bill("third time lucky").verdict is Verdict.NEW
+    with pytest.raises(TransientError, match="never"):
+        bill("never")
+    with pytest.raises(ValueError, match="broken"):
+        bill("broken")
+    assert [tries.count(message) for message in ("third time lucky", "never", "broken")] == [3, 3, 1]
+    assert rows(engine) == 1
+
+
+def test_the_first_run_sees_the_result_as_a_duplicate_will(postgres: Database) -> None:
+    """What is set is at once what JSON makes of it, also for the caller of a handler; what JSON cannot hold
+    is refused at the line that sets it, and the transaction goes on."""
+    inbox, engine = Inbox("billing"), postgres.engine()
+    with inbox.transaction(engine, "a") as work:
+        work.result = {1: ("x", 2)}
+        assert work.result == {"1": ["x", 2]}
+        with pytest.raises(InvalidResult):
+            work.result = {"when": object()}
+    with inbox.transaction(engine, "a") as work:
+        assert work.result == {"1": ["x", 2]}
+    bill = inbox.handler(engine, key=str)(lambda connection, message: {1: ("x", 2)})
+    assert bill("b").result == bill("b").result == {"1": ["x", 2]}
+
+
+def test_a_claim_sees_its_result_as_a_duplicate_will(postgres: Database) -> None:
+    """The same in status-table mode."""
+    inbox = StatusInbox("billing", store=SqlStore(postgres.engine()))
+    with inbox.claim("a") as claim:
+        claim.result = {1: ("x", 2)}
+        assert claim.result == {"1": ["x", 2]}
+        with pytest.raises(InvalidResult):
+            claim.result = {"when": object()}
+    with inbox.claim("a") as claim:
+        assert claim.result == {"1": ["x", 2]}

@@ -1,0 +1,171 @@
+"""The demo counts every departure once, on every database, and would say so if it did not."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, inspect, select
+
+from examples.demo import flights, stream, totals
+from examples.demo.flights import Departure
+from inbox.schema import tables
+from tests.support.database import Database
+from tests.support.program import ROOT, command, run
+
+MESSAGES = 4_000
+BROKEN = """
+import sys
+
+from examples.demo import __main__, handler
+from inbox import Verdict
+
+
+class Forgetful:
+    def accept_many(self, connection, keys):
+        return [Verdict.NEW for _ in keys]
+
+
+handler.INBOX = Forgetful()
+if __name__ == "__main__":
+    sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def departures() -> list[Departure]:
+    """All of them."""
+    return flights.read()
+
+
+def test_the_demo_is_exact(database: Database, departures: list[Departure]) -> None:
+    """With copies, concurrency and a killed worker, only the inbox run has the expected totals."""
+    done = run(command("examples.demo", "--act", "1", "--messages", str(MESSAGES), url=database.url))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "With the inbox every departure counts exactly once." in done.stdout
+    rows = table(done.stdout)
+    expected = totals.of(departures[:MESSAGES])
+    count, without, with_inbox = rows["departures counted"]
+    assert count == with_inbox == expected.departures == MESSAGES
+    assert without >= MESSAGES + MESSAGES // 10
+    assert rows["minutes of delay"][0] == rows["minutes of delay"][2] == expected.delay
+    assert rows[f"wrong airlines (of {len(expected.airlines)})"][2] == 0
+    assert rows[f"wrong airports (of {len(expected.airports)})"][1:] == [3, 0]
+    assert rows["duplicates refused"][0] == 0
+    assert rows["duplicates refused"][1] >= MESSAGES // 10
+    assert min(rows["at two workers at once"]) > 0
+    assert min(rows["of these committed before"]) > 0
+    assert min(rows["messages/s"]) > 0
+
+
+def test_the_demo_leaves_nothing_behind(postgres: Database) -> None:
+    """Its tables and its inbox rows are gone afterwards, others' rows are not."""
+    message = tables().message
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        connection.execute(message.insert().values(consumer="other", key="key", claim=b"0" * 16))
+    run(command("examples.demo", "--act", "1", "--messages", "100", url=postgres.url))
+    assert not [name for name in inspect(engine).get_table_names() if name.startswith("demo_")]
+    with engine.connect() as connection:
+        assert connection.execute(select(message.c.consumer)).scalars().all() == ["other"]
+
+
+def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
+    """With an inbox that takes everything for new, the totals are off and the exit code is 1."""
+    script = tmp_path / "broken.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{BROKEN}")
+    url = postgres.url.render_as_string(hide_password=False)
+    done = run([sys.executable, str(script), "--act", "1", "--messages", "1000", "--url", url])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WRONG" in done.stdout
+    assert table(done.stdout)["departures counted"][2] > 1_000
+
+
+def test_the_demo_brings_its_own_database() -> None:
+    """Without --url it runs on the embedded PostgreSQL; a single message is enough."""
+    done = run(command("examples.demo", "--act", "1", "--messages", "1"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_demo_says_why_it_cannot_run() -> None:
+    """One reason, no traceback, no password, and an exit code of its own."""
+    url = "postgresql://somebody:secret@127.0.0.1:1/nowhere?password=secret"
+    done = run([*command("examples.demo"), "--url", url])
+    assert done.returncode == 2
+    assert "could not run" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_the_demo_can_be_interrupted(postgres: Database) -> None:
+    """Ctrl-C ends the demo and all its workers, removes its tables, and prints no traceback."""
+    program = subprocess.Popen(
+        command("examples.demo", "--act", "1", url=postgres.url),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    engine = postgres.engine(isolation_level="AUTOCOMMIT")
+    counted = select(func.sum(totals.airline.c.departures))
+
+    def has_counted() -> bool:
+        with engine.connect() as connection:
+            return inspect(connection).has_table("demo_airline") and bool(connection.scalar(counted))
+
+    until(has_counted, "nothing was counted")
+    os.killpg(program.pid, signal.SIGINT)
+    output, errors = program.communicate(timeout=60)
+    assert (program.returncode, errors) == (130, "")
+    assert "interrupted" in output
+    until(lambda: not is_alive(program.pid), "a process of the demo is left")
+    assert not inspect(engine).has_table("demo_airline")
+
+
+def test_the_key_identifies_a_departure(departures: list[Departure]) -> None:
+    """All departures differ by the key, and not without any one of its columns."""
+    assert flights.distinct(departures) == len(departures) == 336_776
+    assert flights.distinct(departures, without="origin") == 336_752
+    assert all(flights.distinct(departures, without=name) < 336_776 for name in flights.KEY)
+
+
+def test_a_tenth_of_the_messages_comes_again(departures: list[Departure]) -> None:
+    """The stream has every message, a tenth of them twice, and is the same each time."""
+    some = departures[:1_000]
+    delivered = stream.deliveries(some, 50)
+    assert set(delivered) == set(some)
+    assert len(delivered) == 1_100
+    assert delivered == stream.deliveries(some, 50)
+
+
+def until(is_true: Callable[[], bool], otherwise: str, timeout: float = 60) -> None:
+    """Wait until something is true, but not without limit."""
+    deadline = time.monotonic() + timeout
+    while not is_true():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.05)
+
+
+def is_alive(group: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def table(output: str) -> dict[str, list[int]]:
+    """The numbers of the demo's table, by label."""
+    rows = re.findall(r"^│ (.+?) +│(.*)│$", output, re.MULTILINE)
+    numbers = (
+        (label.strip(), [number for cell in cells.split("│") if (number := cell.strip().replace(",", ""))])
+        for label, cells in rows
+    )
+    return {label: [int(number) for number in found if number.isdigit()] for label, found in numbers}

@@ -1,0 +1,136 @@
+"""Act two of the demo: Spark's departures are in the table once, and it would say so if they were not."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect, make_url
+
+from examples.demo import flights, second_act, totals
+from inbox.schema import tables
+from tests.examples.test_demo import is_alive, table, until
+from tests.support.database import Database
+from tests.support.program import ROOT, command, run
+from tests.support.spark_program import assert_nothing_left, need_spark, output, temporary_folder
+
+MESSAGES = 4_000
+FORGETFUL = """
+import sys
+from uuid import uuid4
+
+from examples.demo import __main__, load, second_act
+from spark import InboxWriter
+
+
+def write(rows, url):
+    return InboxWriter(url, "demo_departure", key=load.KEY, consumer=uuid4().hex).write(rows).replayed
+
+
+load.with_inbox = write
+second_act.JDBC_PACKAGE = "no package"
+if __name__ == "__main__":
+    sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+def test_act_two_is_exact(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill and a second submission the inbox writer's table has each departure once."""
+    need_spark()
+    temporary = temporary_folder(tmp_path, monkeypatch)
+    printed = "\n".join(output("examples.demo", "--act", "2", "--messages", str(MESSAGES), url=postgres.url))
+    assert "With the inbox writer every departure counts exactly once." in printed
+    rows = table(printed)
+    expected = totals.of(flights.read()[:MESSAGES])
+    assert (rows["rows"][0], rows["rows"][-1]) == (MESSAGES, MESSAGES)
+    assert rows["minutes of delay"][0] == rows["minutes of delay"][-1] == expected.delay
+    assert rows[f"wrong airlines (of {len(expected.airlines)})"][-1] == 0
+    assert rows["executors killed"][-1] >= 1
+    if "left out" not in printed:
+        assert_jdbc_writes_twice(rows)
+    assert_nothing_left(temporary)
+    assert_no_rows_left(postgres)
+
+
+def assert_jdbc_writes_twice(rows: dict[str, list[int]]) -> None:
+    """What Spark's own writer leaves behind adds up: nothing is lost, and what is too much is explained."""
+    found = rows["rows"][1]
+    twice, _ = rows["rows written by both jobs"]
+    copies, _ = rows["copies in the DataFrame, written"]
+    assert rows["different departures"][1] == MESSAGES
+    assert copies == MESSAGES // 10
+    assert found == MESSAGES + copies + twice
+    assert rows["rows in the table at that moment"][0] <= twice
+    assert twice >= MESSAGES // 2
+
+
+def assert_no_rows_left(database: Database) -> None:
+    """The act's table is gone, and so are its rows in the inbox's tables."""
+    engine = database.engine()
+    assert not [name for name in inspect(engine).get_table_names() if name.startswith("demo_")]
+    with engine.connect() as connection:
+        for each in (tables().message, tables().ledger):
+            assert not connection.execute(each.select()).all()
+
+
+def test_act_two_can_fail(postgres: Database, tmp_path: Path) -> None:
+    """With a writer that forgets, the exit code is 1; where JDBC's driver cannot be fetched, it says so."""
+    need_spark()
+    script = tmp_path / "forgetful.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{FORGETFUL}")
+    url = postgres.url.render_as_string(hide_password=False)
+    arguments = ["--act", "2", "--messages", "1000", "--url", url]
+    done = run([sys.executable, str(script), *arguments], timeout=400)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WRONG" in done.stdout
+    assert "JDBC writer is left out: no package cannot be fetched" in done.stdout
+    assert table(done.stdout)["rows"][1] > 1_000
+
+
+def test_act_two_can_be_interrupted(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the demo, Spark and its executors, and removes what they wrote."""
+    need_spark()
+    temporary = temporary_folder(tmp_path, monkeypatch)
+    program = subprocess.Popen(
+        command("examples.demo", "--act", "2", url=postgres.url),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    engine = postgres.engine(isolation_level="AUTOCOMMIT")
+
+    def has_rows() -> bool:
+        with engine.connect() as connection:
+            there = inspect(connection).has_table("demo_departure")
+            return there and connection.exec_driver_sql("SELECT 1 FROM demo_departure").first() is not None
+
+    until(has_rows, "nothing was written", timeout=200)
+    os.killpg(program.pid, signal.SIGINT)
+    printed, errors = program.communicate(timeout=100)
+    assert (program.returncode, errors) == (130, "")
+    assert "interrupted" in printed
+    until(lambda: not is_alive(program.pid), "a process of the demo is left")
+    assert_nothing_left(temporary)
+    assert_no_rows_left(postgres)
+
+
+def test_without_java_act_two_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The others are given all the same, and what is missing is named; asked for alone, it is an error."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    printed = output("examples.demo", "--messages", "100")
+    assert f"Act two (Spark) is left out: {tmp_path}/bin/java does not run." in printed
+    done = run(command("examples.demo", "--act", "2"))
+    assert done.returncode == 2
+    assert f"The demo could not run: {tmp_path}/bin/java does not run" in done.stdout
+
+
+def test_act_two_says_which_database_it_needs() -> None:
+    """It compares with Spark's JDBC writer on PostgreSQL."""
+    assert second_act.missing(make_url("postgresql+psycopg://host/database")) is None
+    assert second_act.missing(make_url("sqlite:///file")) == "it needs PostgreSQL, and this is sqlite"

@@ -1,0 +1,281 @@
+"""The order chain keeps its promises whoever is killed, over no broker and over RabbitMQ."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, inspect, select, update
+
+from examples._outbox import waiting
+from examples.embedded_postgres import free_port
+from examples.order_chain import report, trial
+from examples.order_chain.crew import Heard
+from examples.order_chain.plan import Plan
+from examples.order_chain.rabbit import Rabbit
+from examples.order_chain.shop import INVENTORY, Order
+from examples.order_chain.steps import publish, steps
+from examples.order_chain.transport import Direct, Transport
+from examples.order_chain.trial import Result
+from examples.order_flow.processes import PATIENCE, Child, service
+from examples.order_flow.remote import Remote
+from examples.order_flow.services import NOWHERE
+from inbox import Backoff
+from inbox.schema import tables
+from outbox import DirectDelivery, Relay
+from outbox.schema import tables as outbox_tables
+from tests.examples.test_demo import table, until
+from tests.servers.rabbitmq import RabbitServer
+from tests.support import order_chain_crash
+from tests.support.database import Database
+from tests.support.program import ROOT, command, complaints, run
+
+pytest_plugins = ["tests.support.rabbit_fixtures"]
+
+PLAN = Plan(orders=12, kills=6)
+ONE = Plan(orders=1, kills=1)
+MANY = 200
+"""More statements than an order takes."""
+RIGHT = Result(
+    orders=[*ONE.statuses.items()],
+    sold=ONE.sold,
+    shipments={"order-1": 1},
+    calls=2,
+    dead=0,
+    heard=Heard(),
+    killed=Counter(relay=1),
+    seconds=1,
+)
+"""Of ONE order, with a call that was made twice."""
+BY_ID = """
+import sys
+
+from examples.order_chain import __main__, steps
+from inbox import message_id
+
+steps.message_key = message_id
+if __name__ == "__main__":
+    sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(params=["direct", "rabbitmq"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    """Each way from step to step in turn."""
+    if request.param == "direct":
+        return Direct()
+    server: RabbitServer = request.getfixturevalue("rabbitmq")
+    return Rabbit(server.url)
+
+
+@pytest.fixture
+def engine(postgres: Database) -> Engine:
+    """A database with the tables and a shop with full shelves."""
+    found = postgres.engine()
+    trial.reset(found)
+    return found
+
+
+@pytest.fixture
+def remote() -> Iterator[Remote]:
+    """The downstream system, in a process of its own."""
+    with service() as found:
+        yield found
+
+
+def test_the_orders_are_right_whoever_is_killed(postgres: Database, transport: Transport) -> None:
+    """With customers, relays and consumers killed on the way, each order is one row with the right status,
+    the stock is short of the confirmed orders and of nothing else, each of them is shipped once, and of what
+    was rolled back nothing is there."""
+    with transport.opened():
+        result = trial.run(postgres.engine(), transport, PLAN, lambda _: None)
+    refused = {"order-6", "order-12"}
+    numbers = {f"order-{number}" for number in range(1, 13)}
+    statuses = {number: "refused" if number in refused else "confirmed" for number in numbers}
+    assert sorted(result.orders) == sorted(statuses.items())
+    assert result.shipments == dict.fromkeys(numbers - refused, 1)
+    sold = Counter[str]()
+    for request in PLAN.requests:
+        if request.order.number in numbers - refused:
+            sold[request.order.item] += request.order.quantity
+    assert Counter(result.sold) == sold
+    assert result.dead == 0
+    assert result.killed.total() == PLAN.kills
+    assert result.heard.verdicts["duplicate"] >= 3, "three orders are sent twice"
+    assert all(result.promises(PLAN).values())
+
+
+def test_a_relay_that_is_killed_at_any_statement_costs_nothing(engine: Engine, remote: Remote) -> None:
+    """kill -9 right before the first, the second, ... the last of the statements that an order takes, its
+    relay's own included: another relay brings each order to its right end. A call may be made again, with the
+    same idempotency key."""
+    killed = 0
+    while killed < MANY and is_killed(engine, remote, f"order-{killed + 1}", killed + 1):
+        killed += 1
+        let_leases_end(engine)
+        until(lambda: relayed(engine, remote) == 0 and waiting(engine) == 0, "something is left")
+    numbers = [f"order-{number}" for number in range(1, killed + 2)]
+    assert 40 < killed < MANY, "so many statements it takes"
+    assert sorted(trial.rows(engine)) == sorted((number, "confirmed") for number in numbers)
+    assert trial.sold(engine)["tea"] == 3 * len(numbers)
+    assert remote.state()["kept"] == dict.fromkeys(numbers, 1)
+    assert trial.dead(engine) == 0
+
+
+def test_an_order_that_is_sent_again_is_taken_once(engine: Engine, remote: Remote) -> None:
+    """Two messages with ids of their own and one key go through the chain as one order."""
+    order = Order("order-1", "tea", 3, "somewhere")
+    for _ in range(2):
+        send(engine, order)
+    assert relayed(engine, remote) == 5, "two requests, and one message for each of the three steps behind"
+    assert trial.rows(engine) == [("order-1", "confirmed")]
+    assert trial.sold(engine) == {"tea": 3, "coffee": 0, "milk": 0}
+    assert remote.state() == {"calls": {"ship order-1": 1}, "kept": {"order-1": 1}}
+
+
+def test_the_stock_of_a_refused_order_is_given_back(engine: Engine, remote: Remote) -> None:
+    """What cannot be shipped takes nothing from the stock."""
+    send(engine, Order("order-1", "tea", 3, NOWHERE))
+    assert relayed(engine, remote) == 5
+    assert trial.rows(engine) == [("order-1", "refused")]
+    assert trial.sold(engine) == {"tea": 0, "coffee": 0, "milk": 0}
+    assert remote.state() == {"calls": {"ship order-1": 1}, "kept": {}}
+
+
+def test_a_step_that_fails_leaves_nothing_and_is_not_skipped(engine: Engine, remote: Remote) -> None:
+    """The downstream system does not answer: the steps before are not repeated, and the chain goes on from
+    there when it does."""
+    send(engine, Order("order-1", "tea", 3, "somewhere"))
+    assert relayed(engine, Remote(free_port())) == 2
+    assert trial.rows(engine) == [("order-1", "new")]
+    until(lambda: relayed(engine, remote) > 0, "the message did not come again")
+    assert trial.rows(engine) == [("order-1", "confirmed")]
+    assert trial.sold(engine)["tea"] == 3
+
+
+def test_a_plan_is_the_same_each_time() -> None:
+    """The seed decides what is ordered and when somebody is killed; some of each kind are in it."""
+    assert (PLAN.requests, PLAN.moments) == (Plan(12, 6).requests, Plan(12, 6).moments)
+    assert PLAN.requests != Plan(12, 6, seed=1).requests
+    assert [sum(each.is_withdrawn for each in PLAN.requests), len(PLAN.moments)] == [2, 6]
+    assert sum(each.times == 2 for each in PLAN.requests) == 3
+    assert Counter(PLAN.statuses.values()) == {"confirmed": 10, "refused": 2}
+
+
+def test_it_runs_as_a_program(postgres: Database, rabbitmq: RabbitServer) -> None:
+    """It prints a table of both ways, says that all promises were kept, and leaves nothing behind."""
+    arguments = ["--orders", "10", "--kills", "4", "--broker", rabbitmq.url]
+    done = run(command("examples.order_chain", *arguments, url=postgres.url))
+    assert (done.returncode, complaints(done.stderr)) == (0, ""), done.stdout
+    assert "Every promise was kept." in done.stdout
+    rows = table(done.stdout)
+    assert rows["rows of orders"] == rows["orders with the right status"] == [10, 10, 10]
+    assert rows["shipments"] == [9, 9, 9]
+    assert min(rows["duplicates turned away"]) >= 2
+    assert_nothing_left(postgres.engine())
+    assert Rabbit(rabbitmq.url).waiting() == 0
+
+
+def test_it_can_be_interrupted(postgres: Database) -> None:
+    """Ctrl-C ends it without a traceback, and removes what it has made."""
+    started = subprocess.Popen(
+        command("examples.order_chain", url=postgres.url),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    engine = postgres.engine(isolation_level="AUTOCOMMIT")
+    until(lambda: inspect(engine).has_table("example_order") and trial.rows(engine) != [], "no order came")
+    os.killpg(started.pid, signal.SIGINT)
+    output, errors = started.communicate(timeout=60)
+    assert (started.returncode, errors) == (130, "")
+    assert "interrupted" in output
+    assert_nothing_left(engine)
+
+
+def test_it_can_fail(postgres: Database, tmp_path: Path) -> None:
+    """With inboxes that go by the message's id, an order that was sent twice happens twice; it says so."""
+    script = tmp_path / "by_id.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{BY_ID}")
+    url = postgres.url.render_as_string(hide_password=False)
+    arguments = ["--orders", "4", "--kills", "1", "--url", url]
+    done = run([sys.executable, str(script), *arguments])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "BROKEN: no broker: each order is one row with the right status, and no other is" in done.stdout
+    assert table(done.stdout)["rows of orders"] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"orders": [("order-1", "confirmed")] * 2},
+        {"orders": [("order-1", "new")]},
+        {"orders": [("order-1", "confirmed"), ("withdrawn-0", "confirmed")]},
+        {"sold": dict.fromkeys(ONE.sold, 0)},
+        {"shipments": {}},
+        {"shipments": {"order-1": 2}},
+        {"dead": 1},
+    ],
+)
+def test_every_promise_can_be_broken(change: dict[str, Any]) -> None:
+    """A result that is right but for one thing breaks one promise."""
+    assert report.broken(ONE, {"direct": RIGHT}) == []
+    assert len(report.broken(ONE, {"direct": replace(RIGHT, **change)})) == 1
+
+
+def test_it_says_why_it_cannot_run(postgres: Database) -> None:
+    """One reason, no traceback, no password, and an exit code of its own."""
+    broker = f"amqp://guest:secret@127.0.0.1:{free_port()}/"
+    for wrong in (broker, "amqp:secret", "http://guest:secret@127.0.0.1/"):
+        done = run(command("examples.order_chain", "--orders", "1", "--broker", wrong, url=postgres.url))
+        assert (done.returncode, done.stderr) == (2, ""), done.stdout
+        assert "The order chain could not run: " in done.stdout
+        assert "secret" not in done.stdout
+
+
+def send(engine: Engine, order: Order) -> None:
+    """As a customer does."""
+    with engine.begin() as connection:
+        publish(connection, INVENTORY, order)
+
+
+def is_killed(engine: Engine, remote: Remote, number: str, last: int) -> bool:
+    """Let another process send an order and relay it, and die before a statement; False if it does not get
+    there."""
+    order = Order(number, "tea", 3, "somewhere")
+    child = Child.start(order_chain_crash.main, engine.url, remote, order, last)
+    child.process.join(PATIENCE)
+    child.pipe.close()
+    assert child.process.exitcode in (0, -signal.SIGKILL)
+    return child.process.exitcode != 0
+
+
+def let_leases_end(engine: Engine) -> None:
+    """As if somebody had waited for it: those of relays, and those of downstream calls."""
+    past = datetime.now(UTC) - timedelta(minutes=1)
+    with engine.begin() as connection:
+        for table in (outbox_tables().relay, tables().status):
+            connection.execute(update(table).where(table.c.lease_until.is_not(None)).values(lease_until=past))
+
+
+def relayed(engine: Engine, remote: Remote) -> int:
+    """Let a relay run the steps here, until nothing is left that may run now; how many messages it took."""
+    return Relay(engine, DirectDelivery(steps(engine, remote)), backoff=Backoff(0.01)).run_once()
+
+
+def assert_nothing_left(engine: Engine) -> None:
+    """The shop's tables are gone, and so is what the chain had in the inbox's and the outbox's."""
+    assert not [name for name in inspect(engine).get_table_names() if name.startswith("example_")]
+    found, sent = tables(), outbox_tables()
+    with engine.connect() as connection:
+        for each in (found.message, found.status, sent.message, sent.dead):
+            assert not connection.execute(select(each)).all()

@@ -1,0 +1,309 @@
+"""What a listener tells the broker about one message, whatever its handler says or raises."""
+
+import asyncio
+import logging
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import pytest
+
+from inbox import Action, AsyncListener, Backoff, Decision, Decisions, Listener, Outcome, Verdict
+from inbox.errors import (
+    GiveUp,
+    InvalidKey,
+    InvalidOption,
+    InvalidResult,
+    LeaseLost,
+    StoreUnreachable,
+    TablesMissing,
+)
+from tests.support.listeners import Decide, both, in_threads
+
+ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
+NEW = Outcome(Verdict.NEW)
+DEAD = Outcome(Verdict.DEAD)
+
+variable: ContextVar[str] = ContextVar("variable")
+
+
+class Seen(list[Any]):
+    """A handler that notes its messages."""
+
+    def __call__(self, message: object) -> Outcome:
+        self.append(message)
+        return NEW
+
+
+def raising(error: BaseException) -> Any:
+    def handle(*_: object) -> NoReturn:
+        raise error
+
+    return handle
+
+
+@both
+@pytest.mark.parametrize(
+    ("verdict", "error", "action"),
+    [
+        (Verdict.NEW, None, ACK),
+        (Verdict.DUPLICATE, None, ACK),
+        (Verdict.IN_FLIGHT, None, RETRY),
+        (Verdict.MISMATCH, None, DEAD_LETTER),
+        (Verdict.TOO_OLD, None, DEAD_LETTER),
+        (Verdict.DEAD, None, DEAD_LETTER),
+        (Verdict.HALTED, None, DEAD_LETTER),
+        (Verdict.NEW, ValueError("a"), RETRY),
+        (Verdict.NEW, StoreUnreachable("a"), RETRY),
+        (Verdict.NEW, TablesMissing("a"), RETRY),
+        (Verdict.NEW, GiveUp("a"), RETRY),
+        (Verdict.DEAD, ValueError("a"), DEAD_LETTER),
+        (Verdict.HALTED, ValueError("a"), DEAD_LETTER),
+        (Verdict.NEW, InvalidKey("a"), DEAD_LETTER),
+        (Verdict.NEW, InvalidOption("a"), DEAD_LETTER),
+        (Verdict.NEW, InvalidResult("a"), DEAD_LETTER),
+        (Verdict.NEW, LeaseLost("a"), RETRY),
+        (Verdict.DEAD, LeaseLost("a"), RETRY),
+        (Verdict.DUPLICATE, ValueError("a"), RETRY),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else None,
+)
+def test_what_an_outcome_means(
+    decide: Decide, verdict: Verdict, error: Exception | None, action: Action
+) -> None:
+    """Acknowledged is only what took effect; what can never succeed is a dead letter, all else comes again.
+    The decision has the outcome and names the verdict or the error."""
+    outcome = Outcome(verdict, error=error)
+    (decision,) = decide(["m"], lambda _: outcome)
+    assert decision.action is action
+    assert decision.outcome is outcome
+    assert (type(error).__name__ if error else verdict) in decision.reason
+
+
+@both
+@pytest.mark.parametrize(
+    ("error", "verdict", "action"),
+    [
+        (ValueError("a"), Verdict.NEW, RETRY),
+        (LeaseLost("a"), Verdict.NEW, RETRY),
+        (InvalidKey("a"), Verdict.NEW, DEAD_LETTER),
+        (GiveUp("a"), Verdict.DEAD, DEAD_LETTER),
+    ],
+)
+def test_what_a_handler_raises(
+    decide: Decide,
+    error: Exception,
+    verdict: Verdict,
+    action: Action,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An exception is in the decision's outcome and in the log, with its traceback."""
+    (decision,) = decide(["m"], raising(error))
+    assert decision.action is action
+    assert decision.outcome == Outcome(verdict, error=error)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("inbox.listener", logging.WARNING)
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+@both
+def test_a_handler_that_tells_its_outcome(decide: Decide) -> None:
+    """A handler with an attribute `outcome` is asked for that, since its errors come with a verdict."""
+    handler = raising(AssertionError("called"))
+    handler.outcome = lambda _: Outcome(Verdict.NEW, None, 7.5, ValueError("a"))
+    (decision,) = decide(["m"], handler)
+    assert (decision.action, decision.delay) == (RETRY, 7.5)
+
+
+@both
+def test_how_long_a_retry_waits(decide: Decide) -> None:
+    """As long as the outcome says; else as long as the backoff says after the broker's so many deliveries."""
+    backoff = Backoff(first=8, factor=2, longest=1_000)
+    outcomes = {
+        1: Outcome(Verdict.IN_FLIGHT, None, 3.0),
+        2: Outcome(Verdict.NEW, None, 0.0, ValueError("a")),
+        3: Outcome(Verdict.IN_FLIGHT),
+        4: Outcome(Verdict.NEW, error=ValueError("a")),
+    }
+    decisions = decide(outcomes, outcomes.__getitem__, backoff=backoff, attempt=lambda message: message)
+    assert [each.delay for each in decisions[:2]] == [3.0, 0.0]
+    assert 16 <= decisions[2].delay <= 32
+    assert 32 <= decisions[3].delay <= 64
+    (first,) = decide([4], outcomes.__getitem__, backoff=backoff)
+    assert 4 <= first.delay <= 8
+
+
+@both
+def test_attempt_may_fail(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
+    """A message whose deliveries cannot be counted waits as after its first one, and the log says why."""
+    options: dict[str, Any] = {"backoff": Backoff(first=8), "attempt": raising(KeyError("count"))}
+    (decision,) = decide(["m"], lambda _: Outcome(Verdict.IN_FLIGHT), **options)
+    assert decision.action is RETRY
+    assert 4 <= decision.delay <= 8
+    assert "attempt=" in caplog.text
+
+
+@both
+def test_too_old_may_be_dropped(decide: Decide) -> None:
+    """Whether a message that nobody can know about is a dead letter or is dropped is the caller's choice."""
+    (decision,) = decide(["m"], lambda _: Outcome(Verdict.TOO_OLD), too_old="ack")
+    assert (decision.action, decision.reason) == (ACK, "too_old")
+
+
+@both
+def test_dead_letters_are_put_away(decide: Decide) -> None:
+    """What `dead_letter` has taken is acknowledged, so a batch in order goes on behind it."""
+    taken: list[tuple[str, Decision]] = []
+    options: dict[str, Any] = {
+        "order": "in_order",
+        "dead_letter": lambda message, decision: taken.append((message, decision)),
+    }
+    decisions = decide("abc", lambda message: DEAD if message == "b" else NEW, **options)
+    assert [each.action for each in decisions] == [ACK] * 3
+    assert decisions.acknowledged == 3
+    ((message, decision),) = taken
+    assert (message, decision.action, decision.reason) == ("b", DEAD_LETTER, "dead")
+    assert decisions[1].reason == "put away as a dead letter: dead"
+
+
+@both
+def test_a_dead_letter_that_cannot_be_put_away_comes_again(
+    decide: Decide, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When `dead_letter` raises, the message is not lost: it is delivered again, later."""
+    options: dict[str, Any] = {"dead_letter": raising(OSError("no room")), "backoff": Backoff(first=8)}
+    (decision,) = decide(["m"], lambda _: DEAD, **options)
+    assert decision.action is RETRY
+    assert 4 <= decision.delay <= 8
+    assert decision.outcome == DEAD
+    assert decision.reason == "dead_letter= failed (OSError: no room) on: dead"
+    assert "dead_letter= failed" in caplog.text
+
+
+@both
+@pytest.mark.parametrize("key", [raising(KeyError("id")), lambda _: []], ids=["raises", "not hashable"])
+def test_a_message_without_a_usable_key_does_not_run(decide: Decide, key: Any) -> None:
+    """Where the key cannot be told, nobody knows beside whom the message may run."""
+    seen = Seen()
+    (decision,) = decide(["m"], seen, key=key)
+    assert decision.action is RETRY
+    assert decision.outcome is not None
+    assert isinstance(decision.outcome.error, KeyError | TypeError)
+    assert seen == []
+
+
+@both
+def test_a_handler_without_an_outcome_is_a_mistake(decide: Decide) -> None:
+    """A function that never looks into an inbox is refused, and not taken for success."""
+    with pytest.raises(InvalidOption, match=r"None, expected an inbox\.Outcome"):
+        decide(["m", "n"], lambda _: None)  # type: ignore[arg-type, return-value]
+
+
+@both
+def test_an_exit_comes_through(decide: Decide) -> None:
+    """What is no Exception ends the call, and nothing more begins."""
+    seen: list[str] = []
+
+    def handle(message: str) -> Outcome:
+        seen.append(message)
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        decide("ab", handle)
+    assert caught.value.code == 3
+    assert seen == ["a"]
+
+
+@both
+def test_an_empty_batch(decide: Decide) -> None:
+    """No messages, no decisions."""
+    decisions = decide([], lambda _: NEW)
+    assert list(decisions) == []
+    assert decisions.acknowledged == 0
+
+
+@both
+def test_context_variables_reach_the_handler(decide: Decide) -> None:
+    """The handler sees the context of whoever brought the batch, so traces hang together."""
+    seen: list[str] = []
+
+    def handle(_: object) -> Outcome:
+        seen.append(variable.get())
+        return NEW
+
+    token = variable.set("of the caller")
+    try:
+        decide("ab", handle, concurrency=2)
+    finally:
+        variable.reset(token)
+    assert seen == ["of the caller"] * 2
+
+
+def test_context_variables_of_calls_do_not_mix() -> None:
+    """A message that begins because one of another call has ended still sees its own caller's context."""
+
+    async def scenario() -> None:
+        listener = AsyncListener()
+
+        async def handle(message: str) -> Outcome:
+            await asyncio.sleep(0)
+            assert variable.get() == message
+            return NEW
+
+        async def call(name: str) -> int:
+            variable.set(name)
+            return (await listener.decide([name] * 3, handle)).acknowledged
+
+        assert await asyncio.gather(*map(call, "abc")) == [3, 3, 3]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [Listener, AsyncListener])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "random"},
+        {"concurrency": 0},
+        {"order": "in_order", "concurrency": 2},
+        {"key": "id"},
+        {"attempt": 1},
+        {"failures": 1},
+        {"failures": len, "max_attempts": 0},
+        {"max_attempts": 3},
+        {"backoff": 1},
+        {"grace": -1},
+        {"too_old": "retry"},
+        {"dead_letter": True},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_options_that_cannot_be_used(kind: Any, options: dict[str, Any]) -> None:
+    """A wrong option is one clear error that names it."""
+    with pytest.raises(InvalidOption, match=f"^{list(options)[-1]}="):
+        kind(**options)
+
+
+def test_an_asynchronous_handler_is_for_the_other_listener() -> None:
+    """`Listener` refuses it before anything runs."""
+
+    async def handle(_: object) -> Outcome:
+        raise AssertionError("called")
+
+    with pytest.raises(InvalidOption, match="AsyncListener"):
+        in_threads(["m"], handle)  # type: ignore[arg-type]
+
+
+def test_a_handler_that_is_no_function() -> None:
+    """Something that cannot be called is refused before anything runs."""
+    with pytest.raises(InvalidOption, match="handler='no function'"):
+        Listener().decide(["m"], "no function")  # type: ignore[arg-type]
+
+
+def test_acknowledged_counts_from_the_start() -> None:
+    """For brokers that acknowledge up to an index: what comes after the first failure does not count."""
+    ack, retry = Decision(ACK), Decision(RETRY)
+    assert Decisions([ack, ack, retry, ack]).acknowledged == 2
+    assert Decisions([retry, ack]).acknowledged == 0
+    assert Decisions([ack, Decision(DEAD_LETTER), ack]).acknowledged == 1
+    assert Decisions([ack, ack]).acknowledged == 2

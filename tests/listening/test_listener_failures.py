@@ -1,0 +1,102 @@
+"""How often a message may fail before a listener gives it up."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from inbox import Action, Outcome, Verdict
+from inbox.errors import GiveUp, LeaseLost, StoreUnreachable, TablesMissing
+from tests.support.listeners import Decide, Fault, both
+
+FAILED = Outcome(Verdict.NEW, error=Fault("a bug"))
+
+
+@both
+def test_a_message_that_fails_too_often(decide: Decide) -> None:
+    """As often as `max_attempts` says it is tried, and then it is a dead letter that says why; the others are
+    not touched by it."""
+    failures: Counter[str] = Counter()
+    options: dict[str, Any] = {"failures": failures.__getitem__, "max_attempts": 3}
+
+    def run() -> list[tuple[Action, str]]:
+        decisions = decide(
+            ["bad", "good"], {"bad": FAILED, "good": Outcome(Verdict.NEW)}.__getitem__, **options
+        )
+        assert decisions[0].outcome is not None
+        failures["bad"] += decisions[0].outcome.is_failure
+        return [(each.action, each.reason) for each in decisions]
+
+    good = (Action.ACK, "new")
+    assert run() == [(Action.RETRY, "Fault: a bug"), good]
+    assert run() == [(Action.RETRY, "Fault: a bug"), good]
+    assert run() == [(Action.DEAD_LETTER, "dead: GiveUp: it has failed 3 times: Fault: a bug"), good]
+    assert failures == {"bad": 2}
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(Verdict.NEW),
+        Outcome(Verdict.IN_FLIGHT),
+        Outcome(Verdict.NEW, error=StoreUnreachable("away")),
+        Outcome(Verdict.NEW, error=OperationalError("SELECT", {}, Exception(), connection_invalidated=True)),
+        Outcome(Verdict.NEW, error=TablesMissing("inbox")),
+        Outcome(Verdict.NEW, error=LeaseLost("somebody else's")),
+        Outcome(Verdict.NEW, None, 5.0, Fault("counted")),
+        Outcome(Verdict.DEAD, error=Fault("counted")),
+        Outcome(Verdict.DEAD, error=GiveUp("by itself")),
+    ],
+    ids=repr,
+)
+@both
+def test_what_is_no_failure(decide: Decide, outcome: Outcome) -> None:
+    """What the database did, what the inbox has counted and what ends a message anyhow changes nothing."""
+    assert not outcome.is_failure
+    free = decide(["m"], lambda _: outcome)
+    bounded = decide(["m"], lambda _: outcome, failures=lambda _: 100, max_attempts=1)
+    assert [(each.action, each.reason) for each in bounded] == [(each.action, each.reason) for each in free]
+
+
+@both
+def test_something_else_was_cancelled(decide: Decide) -> None:
+    """A handler that waits for what somebody else has cancelled fails like any other; no listener ends."""
+
+    def wait(_: object) -> Outcome:
+        raise asyncio.CancelledError
+
+    (first,), (last,) = (
+        decide(["m"], wait, failures=lambda _: failures, max_attempts=2)  # noqa: B023 - called in its turn
+        for failures in range(2)
+    )
+    assert first.outcome is not None
+    assert (first.action, first.outcome.is_failure) == (Action.RETRY, True)
+    assert (last.action, isinstance(last.outcome and last.outcome.error, GiveUp)) == (
+        Action.DEAD_LETTER,
+        True,
+    )
+
+
+@both
+def test_a_message_whose_key_fails(decide: Decide) -> None:
+    """It never gets to its handler, and is given up all the same."""
+    options: dict[str, Any] = {"key": {}.__getitem__, "failures": lambda _: 1, "max_attempts": 2}
+    (decision,) = decide(["m"], lambda _: pytest.fail("called"), **options)
+    assert decision.reason == "dead: GiveUp: it has failed 2 times: KeyError: 'm'"
+
+
+@both
+@pytest.mark.parametrize("answer", [ZeroDivisionError(), "many"], ids=repr)
+def test_failures_may_fail(decide: Decide, answer: object, caplog: pytest.LogCaptureFixture) -> None:
+    """Then nobody knows of earlier ones, and the log says so."""
+
+    def failures(_: object) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    (decision,) = decide(["m"], lambda _: FAILED, failures=failures, max_attempts=2)
+    assert decision.action is Action.RETRY
+    assert "failures= failed, it counts as 0" in caplog.text

@@ -1,0 +1,311 @@
+"""A listener that is stopped: the running messages finish, the others are given back."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.program import ROOT
+from tests.support.together import Task
+
+NEW = Outcome(Verdict.NEW)
+GIVEN_BACK = Decision(Action.RETRY, reason="the listener is stopping")
+NAMES = [str(number) for number in range(6)]
+
+both_kinds = pytest.mark.parametrize("kind", ["threads", "tasks"])
+
+
+def test_what_runs_finishes_and_the_rest_is_given_back() -> None:
+    """After `stop` the running message has its own decision, and those that have not begun never do."""
+    listener, seen = Listener(), list[str]()
+
+    def handle(message: str) -> Outcome:
+        seen.append(message)
+        if message == "b":
+            listener.stop()
+            listener.stop()
+        return NEW
+
+    assert not listener.stopped
+    decisions = listener.decide("abcd", handle)
+    assert [each.action for each in decisions[:2]] == [Action.ACK] * 2
+    assert decisions[2:] == (GIVEN_BACK,) * 2
+    assert decisions.acknowledged == 2
+    assert listener.stopped
+    assert listener.decide("ef", handle) == (GIVEN_BACK,) * 2
+    assert seen == ["a", "b"]
+
+
+def test_what_runs_in_tasks_finishes() -> None:
+    """The same for tasks, stopped from another thread."""
+
+    async def scenario() -> Decisions:
+        listener = AsyncListener(concurrency=2)
+
+        async def handle(message: str) -> Outcome:
+            if message == "b":
+                await asyncio.to_thread(listener.stop)
+            return NEW
+
+        decisions = await listener.decide("abcdef", handle)
+        assert await listener.decide("g", handle) == (GIVEN_BACK,)
+        return decisions
+
+    decisions = asyncio.run(scenario())
+    assert [each.action for each in decisions[:2]] == [Action.ACK] * 2
+    assert decisions[-1] == GIVEN_BACK
+
+
+def test_a_thread_that_outlives_the_grace_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """A message that takes longer than the grace comes again after the backoff; what its thread says later
+    does not change that, and is logged."""
+    listener, go = Listener(grace=0), threading.Event()
+
+    def handle(_: str) -> Outcome:
+        listener.stop()
+        go.wait(60)
+        return NEW
+
+    decisions = listener.decide("ab", handle)
+    assert decisions[0].action is Action.RETRY
+    assert decisions[0].outcome is None
+    assert decisions[0].delay > 0
+    assert "after the stop" in decisions[0].reason
+    assert decisions[1] == GIVEN_BACK
+    (left,) = (each for each in threading.enumerate() if each.name == "inbox listener")
+    assert left.daemon
+    go.set()
+    left.join(60)
+    assert "has ended after all: new" in caplog.text
+    assert decisions[0].action is Action.RETRY
+
+
+def test_a_task_that_outlives_the_grace_is_cancelled() -> None:
+    """A task that takes longer than the grace is cancelled, and has cleaned up when `decide` returns."""
+    cleaned = []
+
+    async def scenario() -> Decisions:
+        listener = AsyncListener(grace=0)
+
+        async def handle(message: str) -> Outcome:
+            listener.stop()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                cleaned.append(message)
+            return NEW
+
+        return await listener.decide("ab", handle)
+
+    decisions = asyncio.run(scenario())
+    assert decisions[0].action is Action.RETRY
+    assert "after the stop" in decisions[0].reason
+    assert decisions[1] == GIVEN_BACK
+    assert cleaned == ["a"]
+
+
+def test_a_stop_from_another_thread_is_heard_at_once() -> None:
+    """A loop that has nothing to do hears of the stop although it comes from outside."""
+
+    async def scenario() -> Decisions:
+        listener, loop = AsyncListener(grace=0), asyncio.get_running_loop()
+
+        async def handle(_: str) -> Outcome:
+            # Not before the loop waits: it would look again anyway.
+            loop.call_later(0.05, threading.Timer(0.2, listener.stop).start)
+            await asyncio.Event().wait()
+            return NEW
+
+        return await asyncio.wait_for(listener.decide("a", handle), 30)
+
+    assert "after the stop" in asyncio.run(scenario())[0].reason
+
+
+def test_a_task_that_ends_while_it_is_cancelled_is_believed() -> None:
+    """What a handler says in the time it has to clean up still counts."""
+
+    async def scenario() -> Decisions:
+        listener = AsyncListener(grace=0)
+
+        async def handle(_: str) -> Outcome:
+            listener.stop()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return NEW
+            raise AssertionError("never set")
+
+        return await listener.decide("a", handle)
+
+    assert asyncio.run(scenario())[0].action is Action.ACK
+
+
+def test_a_call_that_is_cancelled_cancels_its_messages() -> None:
+    """Cancelling `decide` leaves nothing running, and its keys and places are free."""
+    cancelled = []
+
+    async def scenario() -> Decisions:
+        listener, running = AsyncListener(key=str), asyncio.Event()
+
+        async def forever(message: str) -> Outcome:
+            running.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(message)
+            return NEW
+
+        async def quick(_: str) -> Outcome:
+            return NEW
+
+        call = asyncio.create_task(listener.decide("ab", forever))
+        await running.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert cancelled == ["a"]
+        return await asyncio.wait_for(listener.decide("ab", quick), 60)
+
+    assert asyncio.run(scenario()).acknowledged == 2
+
+
+@both_kinds
+def test_a_database_that_hangs_before_the_first_message(kind: str) -> None:
+    """A database that takes connections and says nothing holds up no stop, even if a listener has not
+    reached it once: the message is given back when `grace` is over."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql+psycopg://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
+        engine = create_engine(url)
+
+        @Inbox("a").handler(engine, key=str)
+        def handle(_: Any, __: str) -> None: ...
+
+        def decided() -> Any:
+            if kind == "threads":
+                return stopped(Listener(grace=0.1)).decide("a", handle)
+            tasks = create_async_engine(url)
+
+            @AsyncInbox("a").handler(tasks, key=str)
+            async def handle_async(_: Any, __: str) -> None: ...
+
+            async def decide() -> Any:
+                return await stopped(AsyncListener(grace=0.1)).decide("a", handle_async)
+
+            return asyncio.run(decide())
+
+        def stopped(listener: Any) -> Any:
+            threading.Timer(0.5, listener.stop).start()
+            return listener
+
+        (decision,) = Task(decided).result()
+    for left in [each for each in threading.enumerate() if each.name == "inbox listener"]:
+        left.join(60)  # its connection was refused with the end of the block
+    assert decision.action is Action.RETRY
+    assert decision.outcome is None
+
+
+def test_a_handler_that_is_cancelled_comes_again() -> None:
+    """When somebody else cancels a message's task, there still is a decision: to deliver it again."""
+
+    async def handle(_: str) -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return NEW
+
+    (decision,) = asyncio.run(AsyncListener().decide("a", handle))
+    assert (decision.action, decision.reason) == (Action.RETRY, "cancelled")
+
+
+def test_the_former_signal_handlers_come_back() -> None:
+    """Inside the block the signals stop the listener; after it they mean what they meant before."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    former = [signal.getsignal(number) for number in numbers]
+    listener = Listener()
+    with listener.stopping_on_sigterm(signal.SIGUSR1):
+        signal.raise_signal(signal.SIGUSR1)
+        assert listener.stopped
+    assert [signal.getsignal(number) for number in numbers] == former
+
+
+def test_signals_are_for_the_main_thread() -> None:
+    """Elsewhere the error is Python's own, and nothing has changed."""
+
+    def elsewhere() -> None:
+        with Listener().stopping_on_sigterm():
+            raise AssertionError("entered")
+
+    former = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="main thread"):
+        Task(elsewhere).result()
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+@both_kinds
+def test_sigterm_in_the_middle_of_a_batch(migrated: Database, kind: str) -> None:
+    """A process that gets SIGTERM in its third message finishes it, gives back the rest and ends well; when
+    those are delivered again every message has taken effect once."""
+    engine = migrated.engine()
+    accounts.make(engine, NAMES)
+    decisions, acknowledged = terminated(migrated, kind, "patient")
+    assert [action for action, *_ in decisions] == ["ack"] * 3 + ["retry"] * 3
+    assert decisions[3:] == [["retry", 0, GIVEN_BACK.reason]] * 3
+    assert acknowledged == 3
+    assert accounts.totals(engine) == {name: int(name in NAMES[:3]) for name in NAMES}
+    assert deliver_again(migrated, decisions) == ["new"] * 3
+    assert accounts.totals(engine) == dict.fromkeys(NAMES, 1)
+
+
+@both_kinds
+def test_sigterm_in_a_message_that_never_ends(migrated: Database, kind: str) -> None:
+    """A message that does not end keeps the process for no longer than the grace, and takes effect in its
+    next delivery."""
+    engine = migrated.engine()
+    accounts.make(engine, NAMES)
+    decisions, acknowledged = terminated(migrated, kind, "stuck")
+    assert [action for action, *_ in decisions] == ["ack"] * 2 + ["retry"] * 4
+    assert "after the stop" in decisions[2][2]
+    assert acknowledged == 2
+    assert accounts.totals(engine) == {name: int(name in NAMES[:2]) for name in NAMES}
+    assert deliver_again(migrated, decisions) == ["new"] * 4
+    assert accounts.totals(engine) == dict.fromkeys(NAMES, 1)
+
+
+def terminated(database: Database, kind: str, stuck: str) -> tuple[list[Any], int]:
+    """What a worker has decided that got SIGTERM while its third message was running."""
+    command = [sys.executable, "-m", "tests.support.listener_worker", kind, ",".join(NAMES), stuck]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(database.url.render_as_string(hide_password=False) + "\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "running\n"
+        worker.terminate()
+        printed, errors = worker.communicate(timeout=60)
+    assert worker.returncode == 0, errors
+    decisions, acknowledged = printed.splitlines()
+    return json.loads(decisions), int(acknowledged)
+
+
+def deliver_again(database: Database, decisions: list[Any]) -> list[str]:
+    """The verdicts on what was not acknowledged, when it comes again."""
+    engine = database.engine()
+    book = Inbox("payments").handler(engine, key=str)(accounts.add)
+    again = [name for name, (action, *_) in zip(NAMES, decisions, strict=True) if action == "retry"]
+    decided = Listener(order="in_order").decide(again, book)
+    assert decided.acknowledged == len(again)
+    return [str(each.outcome.verdict) for each in decided if each.outcome is not None]

@@ -1,0 +1,315 @@
+"""Making and upgrading the tables: three ways, which may follow one another."""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy import Engine, create_engine, insert, inspect, select
+
+from inbox import Inbox, Verdict, migration
+from inbox.schema import REVISION, metadata, tables
+from outbox import Message, Outbox
+from outbox.schema import BUCKETS
+from tests.support.application import Application
+from tests.support.database import Database
+from tests.support.inspection import snapshot
+from tests.support.program import ROOT, run
+from tests.support.script import run_script
+
+MESSAGE = tables().message
+REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
+ALEMBIC = [sys.executable, "-W", "error", "-m", "alembic"]
+INBOX_TABLES = set(metadata.tables)
+
+
+@pytest.fixture
+def alembic(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The beginning of an `alembic` command in the repository, with the database in the environment."""
+    monkeypatch.setenv(migration.URL_VARIABLE, database.url.render_as_string(hide_password=False))
+    return ALEMBIC
+
+
+def declared(database: Database) -> dict[str, object]:
+    """The snapshot of another database on the same server, made from the declarations."""
+    other = Database(database.server, database.server.new_database())
+    try:
+        metadata.create_all(other.engine())
+        return snapshot(other.engine())
+    finally:
+        other.close()
+
+
+def revision(engine: Engine, schema: str | None = None) -> str | None:
+    """Where the tables are."""
+    with engine.connect() as connection:
+        return migration.current(connection, schema)
+
+
+def take(engine: Engine, *keys: str) -> list[Verdict]:
+    """Take messages with the inbox."""
+    with engine.begin() as connection:
+        return [Inbox("billing").accept(connection, key) for key in keys]
+
+
+def succeed(command: Sequence[str]) -> str:
+    """Run a program that must succeed; its output."""
+    done = run(list(command))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_migrate(database: Database) -> None:
+    """`migrate(engine)` makes the tables as they are declared; a second call changes nothing."""
+    engine = database.engine()
+    migration.migrate(engine)
+    assert snapshot(engine) == declared(database)
+    assert revision(engine) == REVISION
+    assert take(engine, "a") == [Verdict.NEW]
+    migration.migrate(engine)
+    assert take(engine, "a") == [Verdict.DUPLICATE]
+
+
+def test_migrate_in_memory() -> None:
+    """An SQLite database in memory is migrated on the connection that it lives on."""
+    engine = create_engine("sqlite://")
+    migration.migrate(engine)
+    assert take(engine, "a", "a") == [Verdict.NEW, Verdict.DUPLICATE]
+    engine.dispose()
+
+
+def test_alembic_in_the_repository(database: Database, alembic: list[str]) -> None:
+    """`alembic upgrade head` does the same, `alembic check` finds nothing, `downgrade base` takes it back."""
+    engine = database.engine()
+    succeed([*alembic, "upgrade", "head"])
+    assert snapshot(engine) == declared(database)
+    succeed([*alembic, "check"])
+    assert REVISION in succeed([*alembic, "current"])
+    succeed([*alembic, "downgrade", "base"])
+    assert inspect(engine).get_table_names() == []
+
+
+def test_alembic_in_the_repository_prints(database: Database, alembic: list[str]) -> None:
+    """`alembic upgrade head --sql` prints what makes the same tables."""
+    run_script(database, succeed([*alembic, "upgrade", "head", "--sql"]))
+    assert snapshot(database.engine()) == declared(database)
+
+
+def test_alembic_in_the_repository_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without INBOX_OUTBOX_URL the error names that variable."""
+    monkeypatch.delenv(migration.URL_VARIABLE, raising=False)
+    done = run([*ALEMBIC, "upgrade", "head"])
+    assert done.returncode != 0
+    assert migration.URL_VARIABLE in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["upgrade", "head"], ["upgrade", "head", "--sql"], ["check"]])
+def test_alembic_in_the_repository_with_a_schema(
+    database: Database, alembic: list[str], arguments: list[str]
+) -> None:
+    """`alembic -x schema=app` places the tables in that schema on PostgreSQL; elsewhere it is refused."""
+    if database.name != "postgresql":
+        done = run([*alembic, "-x", "schema=app", *arguments])
+        assert done.returncode != 0
+        assert done.stderr.splitlines()[-1] == REFUSED
+        assert "Traceback" not in done.stderr
+        return
+    engine = database.engine()
+    if arguments == ["check"]:
+        migration.migrate(engine, schema="app")
+    output = succeed([*alembic, "-x", "schema=app", *arguments])
+    if "--sql" in arguments:
+        run_script(database, output)
+    assert set(inspect(engine).get_table_names("app")) == INBOX_TABLES
+    assert revision(engine, "app") == REVISION
+
+
+def test_in_an_application(database: Database, tmp_path: Path) -> None:
+    """A revision of the application's own makes the same tables, after which its `alembic check` is quiet;
+    down and up again works, and leaves its own tables alone."""
+    engine, application = database.engine(), Application(tmp_path / "app", database.url)
+    application.upgrade()
+    application.check()
+    made = snapshot(engine)
+    assert {name: made[name] for name in INBOX_TABLES} == declared(database)
+    assert take(engine, "a") == [Verdict.NEW]
+    application.downgrade("invoices")
+    assert set(inspect(engine).get_table_names()) == {"invoice", "alembic_version"}
+    application.upgrade()
+    assert snapshot(engine) == made
+    assert take(engine, "a") == [Verdict.NEW]
+
+
+def test_in_an_application_that_prints(database: Database, tmp_path: Path) -> None:
+    """`alembic upgrade --sql` in the application prints what makes the same tables, and `downgrade --sql`
+    what removes them, although its environment does not ask for literal values."""
+    engine, application = database.engine(), Application(tmp_path / "app", database.url)
+    run_script(database, application.upgrade_sql())
+    application.check()
+    made = snapshot(engine)
+    assert {name: made[name] for name in INBOX_TABLES} == declared(database)
+    assert revision(engine) == REVISION
+    run_script(database, application.downgrade_sql("inbox:invoices"))
+    assert set(inspect(engine).get_table_names()) == {"invoice", "alembic_version"}
+
+
+def test_in_a_schema_of_an_application(postgres: Database, tmp_path: Path) -> None:
+    """The application's revision may place the tables in a schema; `alembic check` is quiet then too."""
+    engine = postgres.engine()
+    metadata.drop_all(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA app")
+    application = Application(tmp_path / "app", postgres.url, schema="app")
+    application.upgrade()
+    application.check()
+    assert set(inspect(engine).get_table_names("app")) == INBOX_TABLES
+    application.downgrade("invoices")
+    assert inspect(engine).get_table_names("app") == []
+
+
+def test_the_ways_follow_one_another(database: Database, tmp_path: Path, alembic: list[str]) -> None:
+    """Whoever comes second finds the tables made and changes nothing, whichever way the first one took."""
+    engine, application = database.engine(), Application(tmp_path / "app", database.url)
+    application.upgrade()
+    take(engine, "a")
+    made = snapshot(engine)
+    migration.migrate(engine)
+    succeed([*alembic, "upgrade", "head"])
+    application.check()
+    assert snapshot(engine) == made
+    assert take(engine, "a") == [Verdict.DUPLICATE]
+
+
+def test_an_application_comes_second(database: Database, tmp_path: Path) -> None:
+    """An application that runs its revision on tables that `migrate` has made finds them made."""
+    engine, application = database.engine(), Application(tmp_path / "app", database.url)
+    migration.migrate(engine)
+    take(engine, "a")
+    application.upgrade()
+    application.check()
+    assert take(engine, "a") == [Verdict.DUPLICATE]
+
+
+def test_after_create_all(database: Database) -> None:
+    """Tables made from the metadata are at the newest revision: `migrate` has nothing to do."""
+    engine = database.engine()
+    metadata.create_all(engine)
+    assert revision(engine) == REVISION
+    take(engine, "a")
+    migration.migrate(engine)
+    metadata.create_all(engine)
+    assert take(engine, "a") == [Verdict.DUPLICATE]
+
+
+@pytest.mark.parametrize("next_way", ["migrate", "create_all", "application"])
+def test_back_to_base_leaves_nothing(database: Database, tmp_path: Path, next_way: str) -> None:
+    """`migrate(engine, "base")` removes every table, so that each of the ways can make them again."""
+    engine = database.engine()
+    migration.migrate(engine)
+    migration.migrate(engine, "base")
+    assert inspect(engine).get_table_names() == []
+    assert revision(engine) is None
+    migration.migrate(engine, "base")
+    if next_way == "migrate":
+        migration.migrate(engine)
+    elif next_way == "create_all":
+        metadata.create_all(engine)
+    else:
+        Application(tmp_path / "app", database.url).upgrade()
+    assert revision(engine) == REVISION
+    assert take(engine, "a") == [Verdict.NEW]
+
+
+def test_an_empty_version_table_means_base(database: Database, tmp_path: Path) -> None:
+    """A version table without a version, as `alembic stamp base` leaves it, is in nobody's way."""
+    engine = database.engine()
+    tables().version.create(engine)
+    with engine.begin() as connection:
+        connection.execute(tables().version.delete())
+    Application(tmp_path / "app", database.url).upgrade()
+    assert revision(engine) == REVISION
+
+
+def test_with_rows(database: Database) -> None:
+    """Every revision can be walked up, down and up again with rows in the tables."""
+    engine = database.engine()
+    names = [step.revision for step in revisions()]
+    for name in names:
+        migration.migrate(engine, name)
+        fill(engine)
+    for name in [*names[-2::-1], "base", *names]:
+        migration.migrate(engine, name)
+        assert revision(engine) == (None if name == "base" else name)
+    assert snapshot(engine) == declared(database)
+
+
+def fill(engine: Engine) -> None:
+    """Rows with and without the columns that may be empty."""
+    rows = [
+        {"consumer": "billing", "key": f"{revision(engine)}-{number}", "claim": bytes(16)}
+        | {"digest": bytes(16) if number else None, "result": "{}" if number else None}
+        for number in range(2)
+    ]
+    in_status_mode = {"consumer": "orders", "claim": bytes(16), "status": "failed", "token": 1}
+    in_status_mode |= {"key": revision(engine)}
+    in_status_mode |= {"owner": "worker", "attempts_started": 1, "attempts_finished": 1}
+    with engine.begin() as connection:
+        connection.execute(insert(MESSAGE), rows)
+        if inspect(connection).has_table("inbox_status"):
+            connection.execute(insert(tables().status), in_status_mode)
+        if inspect(connection).has_table("outbox_message"):
+            Outbox().publish_many(connection, [Message("a", "a", "k"), Message("a", "a", delay=60)])
+
+
+def test_new_tables_have_their_buckets(database: Database) -> None:
+    """Whichever way the tables were made, the buckets are there, none of them owned."""
+    engine, bucket = database.engine(), tables().outbox.bucket
+    expected = [(number, None) for number in range(BUCKETS)]
+    for make in (metadata.create_all, migration.migrate):
+        make(engine)
+        with engine.connect() as connection:
+            assert connection.execute(select(bucket).order_by(bucket.c.bucket)).all() == expected
+        migration.migrate(engine, "base")
+
+
+def test_an_upgrade_keeps_what_the_inbox_has_taken(database: Database) -> None:
+    """Tables of the version before the outbox are upgraded in place: messages stay taken, and the outbox
+    works."""
+    engine = database.engine()
+    migration.migrate(engine, "0003")
+    with engine.begin() as connection:
+        connection.execute(insert(MESSAGE), {"consumer": "billing", "key": "a", "claim": bytes(16)})
+    migration.migrate(engine)
+    assert take(engine, "a") == [Verdict.DUPLICATE]
+    with engine.begin() as connection:
+        Outbox().publish(connection, "orders", "a")
+        assert connection.execute(select(tables().outbox.message.c.payload)).scalars().all() == [b"a"]
+    assert snapshot(engine) == declared(database)
+
+
+def revisions() -> list[Script]:
+    """All revisions, the oldest first."""
+    return list(ScriptDirectory(str(ROOT / "migrations")).walk_revisions())[::-1]
+
+
+def test_the_declarations_are_at_the_newest_revision() -> None:
+    """`schema.REVISION`, which `create_all` stamps, is the newest revision."""
+    assert revisions()[-1].revision == REVISION
+
+
+def test_the_page_names_the_newest_revision() -> None:
+    """Whoever copies a revision of an own history from docs/tables.md gets all that the code needs."""
+    page = (ROOT / "docs" / "tables.md").read_text()
+    assert set(re.findall(r'upgrade\(op, "(\d+)"', page)) == {REVISION}
+    for step in revisions():
+        assert f"\n| {step.revision} | " in page
+
+
+def test_every_revision_has_a_way_back() -> None:
+    """Every revision says what it does, and has a downgrade that does something."""
+    for step in revisions():
+        assert step.doc
+        assert step.module.downgrade.__code__.co_names, step.revision

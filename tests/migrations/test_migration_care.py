@@ -1,0 +1,311 @@
+"""Migrating in a schema, at the same time, and where it must be refused."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, Table, delete, func, insert, inspect, select, update
+from sqlalchemy.exc import DBAPIError
+
+from inbox import Inbox, Verdict, migration, show
+from inbox._migrating import turn
+from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
+from inbox.schema import REVISION, STATUS_RULES, VERSION_TABLE, metadata, tables
+from inbox_outbox_base.tables.outbox import DEAD_RULES, MESSAGE_RULES
+from tests.servers import Server
+from tests.support.application import Application
+from tests.support.database import Database
+from tests.support.inspection import snapshot
+from tests.support.program import ROOT
+
+ROUNDS = 3
+MIGRATE = """
+import sys
+from sqlalchemy import create_engine
+from inbox.migration import migrate
+for line in sys.stdin:
+    engine = create_engine(sys.argv[1])
+    migrate(engine, line.strip())
+    engine.dispose()
+    print("done", flush=True)
+"""
+
+
+def test_a_schema(database: Database) -> None:
+    """On PostgreSQL the tables stand in the schema that was asked for, which is made, with the same contents;
+    the inbox works there; elsewhere one error says that there are no schemas."""
+    engine = database.engine()
+    if database.name != "postgresql":
+        with pytest.raises(InvalidOption, match="schema='app': only PostgreSQL"):
+            migration.migrate(engine, schema="app")
+        with pytest.raises(InvalidOption, match="schema='app': only PostgreSQL"):
+            migration.script(engine.dialect.name, schema="app")
+        assert inspect(engine).get_table_names() == []
+        return
+    migration.migrate(engine, schema="app")
+    assert inspect(engine).get_table_names() == []
+    with engine.begin() as connection:
+        assert Inbox("billing", schema="app").accept(connection, "a") is Verdict.NEW
+    assert show(engine, "billing", "a", schema="app") is not None
+    made = snapshot(engine, "app")
+    metadata.create_all(engine)
+    assert made == snapshot(engine)
+
+
+def test_schemas_are_apart(postgres: Database) -> None:
+    """Several schemas of one database have tables, and revisions, of their own; odd names are quoted."""
+    engine = postgres.engine()
+    for name in ('Äpp "x"', "b%s"):
+        migration.migrate(engine, schema=name)
+    migration.migrate(engine, "base", schema="b%s")
+    with engine.connect() as connection:
+        reached = [migration.current(connection, name) for name in (None, 'Äpp "x"', "b%s")]
+    assert reached == [REVISION, REVISION, None]
+
+
+def test_unknown_revisions_are_refused(database: Database) -> None:
+    """A revision that does not exist is refused by name, and nothing is done."""
+    engine = database.engine()
+    with pytest.raises(
+        InvalidOption,
+        match="revision='0815': expected head or one of base, 0001, 0002, 0003, 0004, 0005, 0006, 0007",
+    ):
+        migration.migrate(engine, "0815")
+    with pytest.raises(InvalidOption, match="revision='0815'"):
+        migration.script(engine.dialect.name, "0815")
+    assert inspect(engine).get_table_names() == []
+
+
+def test_tables_of_a_newer_version_are_left_alone(migrated: Database, tmp_path: Path) -> None:
+    """Tables at a revision that this version does not know are neither upgraded nor downgraded."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        connection.execute(update(tables().version).values(version_num="9999"))
+    for revision in ("head", "base"):
+        with pytest.raises(UnsupportedDatabase, match="9999"):
+            migration.migrate(engine, revision)
+    with pytest.raises(UnsupportedDatabase, match="9999"):
+        Application(tmp_path / "app", migrated.url).upgrade()
+    assert inspect(engine).has_table("inbox_message")
+
+
+def test_other_databases_are_refused() -> None:
+    """A dialect without revisions is refused by name."""
+    with pytest.raises(UnsupportedDatabase, match="dialect='mssql'"):
+        migration.script("mssql")
+
+
+def test_the_application_s_version_is_untouched(database: Database) -> None:
+    """`migrate` neither reads nor writes the version table of the application's own history."""
+    engine = database.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('theirs')")
+    for revision in ("head", "base", "head"):
+        migration.migrate(engine, revision)
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT * FROM alembic_version").all() == [("theirs",)]
+
+
+def test_several_processes_at_once(database: Database) -> None:
+    """Four processes that migrate at the same time all succeed, up as well as down."""
+    url = database.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-W", "error", "-c", MIGRATE, url]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)
+    ]
+    engine = database.engine()
+    try:
+        for revision in ["head", "base"] * ROUNDS + ["head"]:
+            assert [answer for answer in _ask(processes, revision) if answer != "done\n"] == []
+            assert inspect(engine).has_table("inbox_message") is (revision == "head")
+    finally:
+        errors = [process.communicate()[1] for process in processes]
+    assert errors == [""] * 4
+    with engine.connect() as connection:
+        assert migration.current(connection) == REVISION
+
+
+def _ask(processes: list[subprocess.Popen[str]], revision: str) -> list[str]:
+    """Have all migrate; what each answers."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(f"{revision}\n")
+        process.stdin.flush()
+    return [process.stdout.readline() for process in processes if process.stdout is not None]
+
+
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
+def test_at_every_isolation_level(database: Database, level: str) -> None:
+    """Whatever isolation level the engine has, several threads at once migrate it, and it keeps that
+    level."""
+    if database.name == "sqlite" and level == "REPEATABLE READ":
+        pytest.skip("SQLite has no such level")
+    engine = database.engine(isolation_level=level)
+    with engine.connect() as connection:
+        before = connection.get_isolation_level()
+    _migrate_at_once([engine] * 3)
+    with engine.connect() as connection:
+        assert migration.current(connection) == REVISION
+        assert connection.get_isolation_level() == before
+
+
+def test_several_databases_at_once(server: Server) -> None:
+    """Threads of one process may migrate several databases at the same time."""
+    databases = [Database(server, server.new_database()) for _ in range(3)]
+    try:
+        engines = [database.engine() for database in databases]
+        _migrate_at_once(engines)
+        for engine in engines:
+            with engine.connect() as connection:
+                assert migration.current(connection) == REVISION
+    finally:
+        for database in databases:
+            database.close()
+
+
+def _migrate_at_once(engines: list[Engine]) -> None:
+    start = threading.Barrier(len(engines))
+
+    def one(engine: Engine) -> None:
+        start.wait(30)
+        migration.migrate(engine)
+
+    with ThreadPoolExecutor(len(engines)) as pool:
+        list(pool.map(one, engines))
+
+
+def test_a_failure_leaves_no_trace(database: Database) -> None:
+    """Where the database can undo DDL, a migration that fails half-way leaves nothing behind."""
+    if database.name in ("mariadb", "mysql"):
+        pytest.skip("DDL commits there")
+    engine = database.engine()
+    in_the_way = "CREATE TABLE inbox_message_accepted_at (id INTEGER)"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(in_the_way)
+    with pytest.raises(DBAPIError):
+        migration.migrate(engine)
+    assert inspect(engine).get_table_names() == ["inbox_message_accepted_at"]
+
+
+def test_whoever_waits_too_long_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On MySQL and MariaDB, whose locks end the wait without an error, a migration is not begun unless it is
+    this process's turn."""
+    if database.name not in ("mariadb", "mysql"):
+        pytest.skip("the database itself raises an error")
+    monkeypatch.setattr(turn, "LOCK_WAIT", 1)
+    engine = database.engine()
+    with engine.connect() as connection:
+        connection.execute(select(func.get_lock(VERSION_TABLE, 10)))
+        with pytest.raises(TransientError, match="somebody else"):
+            migration.migrate(engine)
+    assert inspect(engine).get_table_names() == []
+
+
+def test_the_turn_ends_with_the_migration(database: Database) -> None:
+    """A pooled connection does not go on holding the lock: another engine can migrate at once."""
+    first, second = database.engine(pool_size=1), database.engine(pool_size=1)
+    for engine, revision in ((first, "head"), (second, "base"), (first, "head")):
+        migration.migrate(engine, revision)
+
+
+MESSAGE_ROW: dict[str, object] = {"consumer": "billing", "key": "a", "claim": bytes(16)}
+STATUS_ROW = MESSAGE_ROW | {
+    "status": "failed",
+    "token": 1,
+    "owner": "worker",
+    "attempts_started": 1,
+    "attempts_finished": 1,
+}
+HALF_STATES: list[tuple[str, dict[str, object]]] = [
+    ("known", {"status": "lost"}),
+    ("lease", {"status": "consuming"}),
+    ("lease", {"lease_until": datetime(2026, 1, 1, tzinfo=UTC)}),
+    ("attempts", {"attempts_finished": 2}),
+    ("attempts", {"attempts_started": -1, "attempts_finished": -1}),
+    ("result", {"result": "1"}),
+    ("halted", {"status": "halted", "error": "no"}),
+    ("given_up", {"status": "halted", "pending_step": "charge"}),
+    ("given_up", {"status": "dead"}),
+    ("consumer_not_empty", {"consumer": ""}),
+    ("key_not_empty", {"key": ""}),
+]
+
+
+LETTER: dict[str, object] = {"bucket": 0, "id": "a", "topic": "orders", "payload": b"", "content_type": "a"}
+HALF_SENT: list[tuple[str, dict[str, object]]] = [
+    ("known", {"state": "sent", "error": "no"}),
+    ("attempts", {"attempts": 1, "unanswered": 2}),
+    ("attempts", {"attempts": 0, "unanswered": -1}),
+    ("why", {"state": "held"}),
+    ("why", {"state": "unknown"}),
+]
+DEAD_LETTER = LETTER | {"attempts": 1, "outcome": "refused", "error": "no"}
+
+
+@pytest.mark.parametrize("column", ["consumer", "key"])
+def test_checks_refuse_half_states(migrated: Database, column: str) -> None:
+    """The database itself refuses an empty consumer and an empty key, and names the rule."""
+    _refused(migrated.engine(), tables().message, MESSAGE_ROW, f"{column}_not_empty", {column: ""})
+
+
+@pytest.mark.parametrize(("rule", "half"), HALF_STATES, ids=str)
+def test_checks_refuse_half_states_of_a_message(
+    migrated: Database, rule: str, half: dict[str, object]
+) -> None:
+    """The same for what no message of status-table mode can be."""
+    _refused(migrated.engine(), tables().status, STATUS_ROW, rule, half)
+
+
+@pytest.mark.parametrize(("rule", "half"), HALF_SENT, ids=str)
+def test_checks_refuse_half_states_of_the_outbox(
+    migrated: Database, rule: str, half: dict[str, object]
+) -> None:
+    """The same for messages that wait for a relay."""
+    _refused(migrated.engine(), tables().outbox.message, LETTER, rule, half)
+
+
+def test_checks_refuse_unknown_kinds_of_dead_letters(migrated: Database) -> None:
+    """A message is dead because it was refused, or because nobody knows what became of it."""
+    table = tables().outbox.dead
+    _refused(migrated.engine(), table, DEAD_LETTER, "known", {"outcome": "sent"})
+
+
+def test_every_rule_is_broken() -> None:
+    """No rule of the tables goes untested."""
+    assert {*STATUS_RULES} <= {rule for rule, _ in HALF_STATES}
+    assert {*MESSAGE_RULES} == {rule for rule, _ in HALF_SENT}
+    assert {*DEAD_RULES} == {"known"}
+
+
+def test_numbers_never_come_again(database: Database) -> None:
+    """Neither a message's sequence nor a relay's epoch is drawn twice, also when the last one is gone: an old
+    relay could take a new message for its own. Tables made either way."""
+    for make in (metadata.create_all, migration.migrate):
+        engine = database.engine()
+        make(engine)
+        relay = {"name": "a", "lease_until": datetime(2026, 1, 1, tzinfo=UTC)}
+        outbox = tables().outbox
+        for table, row, column in ((outbox.message, LETTER, "sequence"), (outbox.relay, relay, "epoch")):
+            drawn = []
+            for _ in range(3):
+                with engine.begin() as connection:
+                    connection.execute(insert(table), row)
+                    drawn.append(connection.execute(select(table.c[column])).scalar_one())
+                    connection.execute(delete(table))
+            assert drawn == sorted(set(drawn))
+        migration.migrate(engine, "base")
+
+
+def _refused(
+    engine: Engine, table: Table, row: dict[str, object], rule: str, half: dict[str, object]
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(insert(table), row)
+    with engine.connect() as connection, pytest.raises(DBAPIError, match=f"{table.name}_{rule}"):
+        connection.execute(insert(table), row | {"key": "b"} | half | ({"id": "b"} if "id" in row else {}))

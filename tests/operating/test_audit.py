@@ -1,0 +1,277 @@
+"""The audit: what was committed, sent and taken, on every database."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+
+import outbox
+from inbox import Inbox, SqlStore, StatusInbox, set_policy
+from outbox import Audit, Refused, Unavailable, Unknown
+from outbox.errors import InvalidOption, TablesMissing
+from tests.support.database import Database
+from tests.support.outbox_publishers import Recorder, due_unsent, name_of, publish, relay
+
+CONSUMER = "billing"
+COUNTS = ("not_sent", "dead", "not_taken", "on_the_way", "delayed", "taken")
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def sent(engine: Engine, *names: str, **outcomes: list[object]) -> list[str]:
+    """Publish messages, and let them leave with a record of them; their ids."""
+    made = publish(engine, *names)
+    relay(engine, Recorder(outcomes), keep_sent=3_600)
+    return made
+
+
+def take(engine: Engine, *keys: str) -> None:
+    """What a consumer does with messages of these keys on the exactly-once path."""
+    with engine.begin() as connection:
+        for key in keys:
+            Inbox(CONSUMER).accept(connection, key)
+
+
+def consume(engine: Engine, key: str) -> None:
+    """What the consumer does with a message once it has moved to status-table mode."""
+    set_policy(engine, CONSUMER, mode="status")
+    with StatusInbox(CONSUMER, store=SqlStore(engine), lease=60).claim(key):
+        pass
+
+
+def counts(found: Audit) -> dict[str, int]:
+    """How many messages there are of each kind, but for none."""
+    return {name: count for name in COUNTS if (count := getattr(found, name))}
+
+
+def audit(engine: Engine, **options: object) -> Audit:
+    """An audit of the topic at once."""
+    return outbox.audit(engine, "orders", CONSUMER, **({"grace": 0} | options))  # type: ignore[arg-type]
+
+
+def test_nothing_is_missing(engine: Engine) -> None:
+    """Where every message was taken the audit is complete; other topics and consumers do not matter."""
+    sent(engine, "a1", "b1")
+    publish(engine, "c1", topic="mail")
+    take(engine, "a", "b")
+    found = audit(engine)
+    assert (found.committed, counts(found), found.missing) == (2, {"taken": 2}, ())
+    assert found.is_complete
+    assert not outbox.audit(engine, "orders", "somebody else", grace=0).is_complete
+
+
+def test_each_kind_of_missing_message_is_named(engine: Engine) -> None:
+    """Not sent, dead and not taken messages are counted and named, in whatever state they are; delayed ones
+    are not missing."""
+    made = sent(engine, "a1", "b1", "c1", "d1", b1=[Refused("no")], c1=[Unavailable("full", 3_600.0)])
+    publish(engine, "e1", delay=3_600)
+    take(engine, "a")
+    found = audit(engine)
+    expected = {"taken": 1, "dead": 1, "not_sent": 1, "not_taken": 1, "delayed": 1}
+    assert (found.committed, counts(found)) == (5, expected)
+    assert not found.is_complete
+    named = {(each.id, each.key, each.state) for each in found.missing}
+    assert named == {(made[1], "b", "dead"), (made[2], "c", "waiting"), (made[3], "d", "sent")}
+
+
+def test_what_is_on_its_way_is_not_missing(engine: Engine) -> None:
+    """Messages that were published or sent within the grace are left their time; a held one is missing at
+    once, as a dead one."""
+    sent(engine, "a1")
+    publish(engine, "b1")
+    publish(engine, "c1", topic="mail")
+    found = audit(engine, grace=timedelta(hours=1))
+    assert counts(found) == {"on_the_way": 2}
+    assert found.is_complete
+    relay(engine, Recorder({"b1": [Refused("no")]}), after_dead="hold")
+    assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1, "not_sent": 1}
+
+
+def test_a_delayed_message_has_its_grace_from_its_due_time(engine: Engine) -> None:
+    """However long the delay was, a message is on its way when it is due, and missing once the grace is over
+    from there."""
+    due = due_unsent(engine, "a1", hours=1.5, ago=0.5)
+    assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1}
+    found = audit(engine, grace=timedelta(minutes=10))
+    assert counts(found) == {"not_sent": 1}
+    assert [(each.state, each.since) for each in found.missing] == [("pending", due)]
+
+
+def test_messages_of_status_table_mode(engine: Engine) -> None:
+    """What is consumed there was taken; of everything else the audit says how far it is."""
+    sent(engine, "a1", "b1", "c1")
+    inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=60)
+    with inbox.claim("a"):
+        pass
+    with pytest.raises(ZeroDivisionError), inbox.claim("b"):
+        raise ZeroDivisionError
+    found = audit(engine)
+    assert counts(found) == {"taken": 1, "not_taken": 2}
+    assert {(each.key, each.status) for each in found.missing} == {("b", "failed"), ("c", None)}
+
+
+def test_messages_that_are_taken_by_their_ids(engine: Engine) -> None:
+    """With key="id" two messages of one key are two; by its key, one that was taken stands for both. One
+    without a key is taken by its id in either case."""
+    first, _, keyless = sent(engine, "a1", "a2", "-1")
+    take(engine, first, keyless)
+    assert counts(audit(engine, key="id")) == {"taken": 2, "not_taken": 1}
+    assert counts(audit(engine)) == {"taken": 1, "not_taken": 2}
+    take(engine, "a")
+    assert counts(audit(engine)) == {"taken": 3}
+
+
+def test_since(engine: Engine) -> None:
+    """What was published earlier is left out everywhere."""
+    sent(engine, "a1", "b1", b1=[Refused("no")])
+    publish(engine, "c1", delay=3_600)
+    publish(engine, "w1")
+    since = max(each.created_at for each in outbox.peek(engine)) + timedelta(milliseconds=1)
+    assert audit(engine, since=since).committed == 0
+    assert audit(engine, since=since - timedelta(hours=1)).committed == 4
+
+
+def test_without_a_record_of_what_was_sent(engine: Engine) -> None:
+    """Where relays keep none the audit says so, and knows only what is still in the outbox."""
+    publish(engine, "a1")
+    relay(engine, Recorder())
+    found = audit(engine)
+    assert (found.committed, found.sent_since) == (0, None)
+    sent(engine, "b1")
+    assert audit(engine).sent_since is not None
+
+
+def test_since_when_the_inbox_knows(engine: Engine) -> None:
+    """The audit says when the oldest message was taken that the inbox still knows."""
+    sent(engine, "a1")
+    assert audit(engine).taken_since is None
+    take(engine, "a")
+    found = audit(engine)
+    assert found.taken_since is not None
+    assert found.sent_since is not None
+    assert found.taken_since >= found.sent_since
+
+
+def test_only_some_are_named(engine: Engine) -> None:
+    """Of each kind as many are named as was asked for; all are counted."""
+    sent(engine, *(f"-{number}" for number in range(30)))
+    publish(engine, *(f"-{number}" for number in range(40)))
+    found = audit(engine, limit=7)
+    assert (found.not_taken, found.not_sent) == (30, 40)
+    states = [each.state for each in found.missing]
+    assert (states.count("sent"), states.count("pending"), len(states)) == (7, 7, 14)
+
+
+@pytest.fixture
+def elsewhere(migrated: Database) -> Iterator[Engine]:
+    """A database of its own for the inbox."""
+    from inbox.schema import metadata
+
+    other = Database(migrated.server, migrated.server.new_database())
+    metadata.create_all(other.engine())
+    yield other.engine()
+    other.close()
+
+
+def test_an_inbox_in_another_database(
+    engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared page by page, with the same result as where the two share one."""
+    monkeypatch.setattr("outbox._operating.audit_parts._PAGE", 3)
+    made = sent(engine, *(f"{key}1" for key in "abcdefgh"), "-1", h1=[Refused("no")])
+    for place in (engine, elsewhere):
+        take(place, "a", "c", "d", made[-1])
+        consume(place, "f")
+    for key in ("key", "id"):
+        together, apart = audit(engine, key=key), audit(engine, key=key, inbox_engine=elsewhere)
+        assert replace(together, taken_since=None) == replace(apart, taken_since=None)
+    assert counts(audit(engine, inbox_engine=elsewhere)) == {"taken": 5, "not_taken": 3, "dead": 1}
+    assert len(audit(engine, inbox_engine=elsewhere, limit=2).missing) == 3
+    assert counts(audit(engine, inbox_engine=elsewhere, grace=3_600)) == {
+        "taken": 5,
+        "on_the_way": 3,
+        "dead": 1,
+    }
+
+
+def test_what_was_taken_without_an_answer(
+    engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that was taken counts as taken, although its sends had no answer; it may be dead by now. What
+    was refused or never sent is missing, although another message of its key was taken."""
+    monkeypatch.setattr("outbox._operating.audit_parts._PAGE", 3)
+    silent = Recorder(lambda message: Refused("no") if name_of(message) == "a2" else Unknown("silence"))
+    sent(engine, "a1")
+    publish(engine, "a2", "b1", "c1", "d1", "e1", "f1")
+    relay(engine, silent, max_attempts=1)
+    publish(engine, "h1", "i1", "j1", "k1", "l1")
+    relay(engine, silent)
+    publish(engine, "a3")
+    for place in (engine, elsewhere):
+        take(place, *"abcd", *"hijk")
+        consume(place, "e")
+    for inbox_engine in (None, elsewhere):
+        found = audit(engine, inbox_engine=inbox_engine)
+        assert counts(found) == {"taken": 9, "dead": 2, "not_sent": 2}
+        assert found.committed == 13
+        named = {(each.key, each.state) for each in found.missing}
+        assert named == {("a", "dead"), ("f", "dead"), ("l", "unknown"), ("a", "pending")}
+    assert len(audit(engine, inbox_engine=elsewhere, limit=1).missing) == 2
+    assert counts(audit(engine, inbox_engine=elsewhere, grace=3_600)) == {
+        "taken": 9,
+        "dead": 2,
+        "on_the_way": 2,
+    }
+
+
+def test_a_message_that_moves_meanwhile(engine: Engine, migrated: Database) -> None:
+    """A dead letter that is sent again while the audit looks is counted in one place or the other."""
+    if migrated.name == "sqlite":
+        pytest.skip("whoever reads keeps others from writing")
+    (made,) = sent(engine, "a1", a1=[Refused("no")])
+    looking, states = migrated.engine(), list[str]()
+
+    def move(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "FROM outbox_message" in statement and not states:
+            states.append(outbox.retry(engine, made))
+
+    event.listen(looking, "after_cursor_execute", move)
+    found = audit(looking)
+    assert states == ["dead"]
+    assert (found.committed, found.is_complete) == (1, False)
+    assert [each.id for each in found.missing] == [made]
+
+
+def test_keys_compare_byte_for_byte(engine: Engine) -> None:
+    """A message is not taken because one with a similar key was."""
+    sent(engine, "a1", "A1", "ä1")
+    take(engine, "A", "a ", "ä")
+    found = audit(engine)
+    assert [each.key for each in found.missing] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"key": "name"}, "key='name': expected one of key, id"),
+        ({"since": "today"}, "since='today': expected a datetime"),
+        ({"grace": -1}, "grace=-1"),
+        ({"limit": 0}, "limit=0"),
+    ],
+)
+def test_wrong_options(options: dict[str, object], said: str) -> None:
+    """A wrong option is refused by name, before a database is asked."""
+    with pytest.raises(InvalidOption, match=said):
+        audit(None, **options)  # type: ignore[arg-type]
+
+
+def test_without_tables(database: Database) -> None:
+    """The error says which command makes them."""
+    with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
+        audit(database.engine())

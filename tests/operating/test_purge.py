@@ -1,0 +1,285 @@
+"""Purging beside live traffic, on every database."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, delete, event, insert, select
+
+from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge
+from inbox.errors import TablesMissing
+from inbox.schema import tables
+from tests.support.database import Database
+
+MESSAGE = tables().message
+WEEK = timedelta(days=7)
+DAY = timedelta(days=1)
+
+
+def fill(engine: Engine, ages: Sequence[timedelta], consumer: str = "billing") -> list[str]:
+    """One row for each age; the keys."""
+    now = datetime.now(UTC)
+    keys = [f"{consumer}-{number:05}" for number in range(len(ages))]
+    rows = [
+        {"consumer": consumer, "key": key, "claim": bytes(16), "accepted_at": now - age}
+        for key, age in zip(keys, ages, strict=True)
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(MESSAGE), rows)
+    return keys
+
+
+def left(engine: Engine, consumer: str = "billing") -> list[str]:
+    """The keys that are still there."""
+    with engine.connect() as connection:
+        found = select(MESSAGE.c.key).where(MESSAGE.c.consumer == consumer).order_by(MESSAGE.c.key)
+        return list(connection.execute(found).scalars())
+
+
+def test_only_what_is_old_enough_goes(migrated: Database) -> None:
+    """Rows older than the retention and its margin go, the others stay, to the second."""
+    engine, second = migrated.engine(), timedelta(seconds=1)
+    margin = timedelta(minutes=1)
+    ages = [WEEK + margin + 30 * second, WEEK + margin - 30 * second, WEEK, 2 * WEEK, DAY]
+    keys = fill(engine, ages)
+    done = purge(engine)
+    assert left(engine) == sorted([keys[1], keys[2], keys[4]])
+    assert (done.rows, done.finished) == (2, True)
+    assert purge(engine).rows == 0
+
+
+def test_batches_oldest_first(migrated: Database) -> None:
+    """No transaction deletes more than `batch` rows; the oldest go first; progress tells after each."""
+    engine = migrated.engine()
+    keys = fill(engine, [WEEK + timedelta(hours=25 - hour) for hour in range(25)])
+    seen: list[Purged] = []
+    remaining: list[list[str]] = []
+
+    def progress(done: Purged) -> None:
+        seen.append(done)
+        remaining.append(left(engine))
+
+    done = purge(engine, batch=10, progress=progress)
+    assert [each.rows for each in seen] == [10, 20, done.rows]
+    assert remaining[:2] == [keys[10:], keys[20:]]
+    assert not any(each.finished for each in seen)
+    assert (done.rows, done.batches, done.finished) == (25, 3, True)
+
+
+def test_rows_of_the_same_instant(migrated: Database) -> None:
+    """Rows that were accepted at the very same time are all found, whatever the batch."""
+    engine = migrated.engine()
+    fill(engine, [2 * WEEK] * 37)
+    assert purge(engine, batch=5).rows == 37
+
+
+def test_one_consumer_or_all(migrated: Database) -> None:
+    """A purge of one consumer leaves the others alone; by default everybody's rows are purged."""
+    engine = migrated.engine()
+    for consumer in ("a", "b", "c"):
+        fill(engine, [2 * WEEK, DAY], consumer)
+    assert Inbox("b").purge(engine).rows == 1
+    assert [len(left(engine, consumer)) for consumer in "abc"] == [2, 1, 2]
+    assert Inbox("a", retention=3600).purge(engine).rows == 2
+    assert purge(engine).rows == 1
+    assert [len(left(engine, consumer)) for consumer in "abc"] == [0, 1, 1]
+
+
+def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
+    """When the broker can tell its oldest message, what is older may go although the retention is longer."""
+    engine = migrated.engine()
+    fill(engine, [DAY, timedelta(hours=3), timedelta(hours=1)])
+    oldest = datetime.now(UTC) - timedelta(hours=2)
+    kept = Retention(broker=WEEK, producer=timedelta(minutes=30))
+    assert purge(engine, retention=kept, oldest_unconsumed=oldest).rows == 2
+
+
+def test_a_budget_ends_it(migrated: Database) -> None:
+    """When the time is up the purge stops between two batches, and says that it has not finished."""
+    engine = migrated.engine()
+    fill(engine, [2 * WEEK] * 20)
+    assert purge(engine, budget=0).finished is False
+    clock = iter(range(1_000))
+    stopped = purge(engine, batch=5, budget=10, progress=lambda _: None, sleep=lambda _: next(clock))
+    assert stopped.finished
+    assert left(engine) == []
+
+
+def test_it_rests_as_long_as_it_works(migrated: Database) -> None:
+    """After each full batch the purge gives the database as much time as it took."""
+    engine, rests = migrated.engine(), list[float]()
+    fill(engine, [2 * WEEK] * 20)
+    purge(engine, batch=5, sleep=rests.append)
+    assert len(rests) == 4
+    assert all(rest > 0 for rest in rests)
+
+
+def test_several_purgers_share_the_work(migrated: Database) -> None:
+    """Four purgers at once delete each row once between them, and none fails."""
+    engine = migrated.engine()
+    fill(engine, [2 * WEEK] * 2_000)
+    start = threading.Barrier(4)
+
+    def one(_: int) -> int:
+        start.wait(30)
+        return purge(engine, batch=50, sleep=lambda _: None).rows
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(one, range(4))) == 2_000
+    assert left(engine) == []
+
+
+def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
+    """A row locked by a transaction that does not end neither blocks nor fails a purge."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite has no row locks: a purge waits for the one writer")
+    engine = migrated.engine()
+    keys = fill(engine, [2 * WEEK] * 5)
+    with engine.connect() as connection:
+        connection.execute(delete(MESSAGE).where(MESSAGE.c.consumer == "billing", MESSAGE.c.key == keys[2]))
+        assert purge(engine, batch=2).rows == 4
+        connection.rollback()
+    assert left(engine) == [keys[2]]
+    assert purge(engine).rows == 1
+
+
+def test_live_traffic_goes_through(migrated: Database) -> None:
+    """While four purgers delete, workers accept new, recent and purged keys: nobody fails, and every key
+    within the retention is still known."""
+    engine = migrated.engine(pool_size=12)
+    old = fill(engine, [2 * WEEK] * 1_500)
+    recent = fill(engine, [DAY] * 50, "recent")
+    stop = threading.Event()
+
+    def purger() -> int:
+        rows = 0
+        while not stop.is_set():
+            rows += purge(engine, batch=20).rows
+        return rows
+
+    def worker(number: int) -> set[Verdict]:
+        verdicts = set()
+        for turn in range(60):
+            with engine.begin() as connection:
+                assert Inbox("live").accept(connection, f"{number}-{turn}") is Verdict.NEW
+                verdicts.add(Inbox("recent").accept(connection, recent[turn % len(recent)]))
+            with engine.begin() as connection:
+                Inbox("billing").accept_many(connection, old[turn::60])
+        return verdicts
+
+    with ThreadPoolExecutor(6) as pool:
+        purgers = [pool.submit(purger) for _ in range(2)]
+        workers = [pool.submit(worker, number) for number in range(4)]
+        try:
+            assert [each.result(120) for each in workers] == [{Verdict.DUPLICATE}] * 4
+        finally:
+            stop.set()
+        assert sum(each.result(60) for each in purgers) <= len(old)
+    assert len(left(engine, "recent")) == 50
+    assert len(left(engine, "live")) == 240
+
+
+async def asynchronously(database: Database) -> Purged:
+    """The same purge through an asynchronous engine."""
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(database.async_url)
+    try:
+        return await AsyncInbox("billing").purge(engine, batch=5)
+    finally:
+        await engine.dispose()
+
+
+def test_asynchronously(migrated: Database) -> None:
+    """`AsyncInbox.purge` does the same."""
+    import asyncio
+
+    fill(migrated.engine(), [2 * WEEK] * 12 + [DAY])
+    assert asyncio.run(asynchronously(migrated)).rows == 12
+
+
+def test_without_tables(database: Database) -> None:
+    """Where there are no tables the error says which command makes them."""
+    with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
+        purge(database.engine())
+
+
+def test_a_purge_that_hangs_lets_go(postgres: Database) -> None:
+    """On PostgreSQL a purge bounds how long its own transaction may stand still with rows deleted in it."""
+    engine, limits = postgres.engine(), list[str]()
+    fill(engine, [2 * WEEK] * 3)
+
+    def look(connection: Connection, *_: object) -> None:
+        limits.append(connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one())
+
+    event.listen(engine, "commit", look)
+    purge(engine)
+    assert "10s" in limits
+
+
+def test_each_batch_reads_only_its_own_rows(postgres: Database) -> None:
+    """On PostgreSQL every batch is found by the index, begins where the last one ended, and is deleted by
+    its place in the table: the plan has no sequential scan and no sort."""
+    engine = postgres.engine()
+    fill(engine, [2 * WEEK] * 3_000)
+    fill(engine, [DAY] * 3_000, "other")
+    statements: list[tuple[str, Any]] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: statements.append((args[2], args[3])))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE inbox_message")
+    purge(engine, batch=100)
+    batches = [each for each in statements if each[0].startswith("DELETE")]
+    assert len(batches) >= 30
+    with engine.begin() as connection:
+        sql, parameters = batches[len(batches) // 2]
+        plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {sql}", parameters).scalars())
+    assert "Index Scan using inbox_message_accepted_at" in plan
+    assert "Tid Scan on inbox_message" in plan
+    assert "Seq Scan" not in plan
+    assert "Sort" not in plan
+
+
+def test_keys_are_looked_up_by_the_primary_key(postgres: Database) -> None:
+    """Looking for one key or for many reads the primary key's index, however large the table is."""
+    inbox, engine = Inbox("billing"), postgres.engine()
+    keys = fill(engine, [DAY] * 3_000)
+    statements: list[tuple[str, Any]] = []
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE inbox_message")
+        event.listen(engine, "before_cursor_execute", lambda *args: statements.append((args[2], args[3])))
+        inbox.accept(connection, keys[7])
+        inbox.accept_many(connection, keys[:100])
+        lookups = [each for each in statements if each[0].startswith("SELECT inbox_message")]
+        assert len(lookups) == 2
+        for sql, parameters in lookups:
+            plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {sql}", parameters).scalars())
+            assert "inbox_message_pkey" in plan
+            assert "Seq Scan" not in plan
+
+
+def test_the_ledger_goes_too(migrated: Database) -> None:
+    """What the ledger says of partitions goes with the retention as well; of one consumer, or of all."""
+    engine, ledger = migrated.engine(), tables().ledger
+    counts = dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
+    rows = [
+        {"consumer": consumer, "run": "r", "batch": 0, "part": part, "parts": 0, "fingerprint": bytes(16)}
+        | {"committed_at": datetime.now(UTC) - age}
+        | counts
+        for consumer in ("billing", "shipping")
+        for part, age in enumerate((2 * WEEK, DAY))
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(ledger), rows)
+
+    def ages() -> list[tuple[str, int]]:
+        with engine.connect() as connection:
+            found = connection.execute(select(ledger.c.consumer, ledger.c.part).order_by(*ledger.primary_key))
+            return [(row.consumer, row.part) for row in found]
+
+    purge(engine, consumer="billing")
+    assert ages() == [("billing", 1), ("shipping", 0), ("shipping", 1)]
+    purge(engine)
+    assert ages() == [("billing", 1), ("shipping", 1)]

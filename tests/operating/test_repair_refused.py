@@ -1,0 +1,167 @@
+"""What an operator cannot do to messages of status-table mode, on every store."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from inbox import Record, Status, Verdict, discard, list_messages, release, resolve_step, retry, show_message
+from inbox._status_mode.stores import Store
+from inbox.errors import InvalidKey, InvalidOption, MessageNotFound, WrongStatus
+from tests.support.repairs import KEY, has_ended, history, inbox_of
+from tests.support.status_stores import CONSUMER, change, end, held, request, stored
+
+DECISIONS: dict[str, tuple[Callable[[Store], None], set[Status]]] = {
+    "retry": (lambda store: retry(store, CONSUMER, KEY), {Status.DEAD, Status.FAILED}),
+    "discard": (lambda store: discard(store, CONSUMER, KEY), {Status.DEAD, Status.FAILED, Status.HALTED}),
+    "release": (lambda store: release(store, CONSUMER, KEY), {Status.CONSUMING}),
+    "resolve_step": (lambda store: resolve_step(store, CONSUMER, KEY, "charge", "done"), {Status.HALTED}),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+@pytest.mark.parametrize("status", [Status.DEAD, Status.FAILED, Status.HALTED])
+def test_the_wrong_status(store: Store, name: str, status: Status) -> None:
+    """What does not fit the message's status is refused, and changes nothing; the error says what it is, and
+    what it should be."""
+    decide, fitting = DECISIONS[name]
+    before = has_ended(store, status)
+    if status in fitting:
+        return
+    with pytest.raises(WrongStatus, match=f"'{KEY}': it is {status}.*, expected {min(fitting)}"):
+        decide(store)
+    assert stored(store, KEY) == before
+
+
+@pytest.mark.parametrize("name", ["retry", "discard", "resolve_step"])
+def test_consuming_and_consumed_are_left_alone(store: Store, name: str) -> None:
+    """A message that is being consumed, or was, is neither run again, nor discarded, nor changed."""
+    decide, _ = DECISIONS[name]
+    with inbox_of(store).claim(KEY), pytest.raises(WrongStatus, match="it is consuming"):
+        decide(store)
+    for each in DECISIONS.values():
+        with pytest.raises(WrongStatus, match="it is consumed"):
+            each[0](store)
+    assert stored(store, KEY).status is Status.CONSUMED
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_no_such_message(store: Store, name: str) -> None:
+    """A message that the store does not know is an error that is a LookupError, too."""
+    with pytest.raises(LookupError, match=f"consumer '{CONSUMER}' has no message '{KEY}'") as raised:
+        DECISIONS[name][0](store)
+    assert isinstance(raised.value, MessageNotFound)
+
+
+def test_another_step_is_not_resolved(store: Store) -> None:
+    """An outcome counts for the step that it is about only."""
+    before = has_ended(store, Status.HALTED)
+    with pytest.raises(WrongStatus, match="it is halted for step 'charge', not 'ship'"):
+        resolve_step(store, CONSUMER, KEY, "ship", "done")
+    assert stored(store, KEY) == before
+
+
+@pytest.mark.parametrize(("name", "status"), [("discard", Status.DEAD), ("resolve_step", Status.HALTED)])
+def test_of_many_at_once_one_wins(store: Store, name: str, status: Status) -> None:
+    """Of eight operators who have looked at the same record one decides; the others are told so."""
+    has_ended(store, status)
+    start = Barrier(8)
+
+    def decide(_: int) -> bool:
+        start.wait(30)
+        try:
+            DECISIONS[name][0](store)
+        except WrongStatus:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(decide, range(8))) == 1
+    assert len(history(store)) == 2
+
+
+def test_a_worker_claims_first(store: Store) -> None:
+    """If a worker claims the message between the operator's look and decision, the decision is refused."""
+    has_ended(store, Status.FAILED)
+    with pytest.raises(WrongStatus, match="somebody has changed it just now"):
+        retry(overtaken(store, lambda: store.claim(request(KEY))), CONSUMER, KEY)
+    assert (stored(store, KEY).status, stored(store, KEY).attempts_started) == (Status.CONSUMING, 2)
+
+
+def test_a_handler_ends_first(store: Store) -> None:
+    """If the handler completes the message between the operator's look and decision, it stays completed."""
+    claimed = store.claim(request(KEY))
+    with pytest.raises(WrongStatus, match="somebody has changed it just now"):
+        release(overtaken(store, lambda: end(store, claimed, Status.CONSUMED)), CONSUMER, KEY)
+    assert stored(store, KEY).status is Status.CONSUMED
+
+
+def test_a_step_begins_first(store: Store) -> None:
+    """If the handler begins a step that may not be repeated between the operator's look and decision, nobody
+    runs it again: the message is halted."""
+    claimed = store.claim(request(KEY))
+    begun = change(steps='{"charge":{"state":"begun"}}', pending_step="charge")
+    release(overtaken(store, lambda: store.write(held(claimed), begun)), CONSUMER, KEY)
+    assert (stored(store, KEY).status, stored(store, KEY).pending_step) == (Status.HALTED, "charge")
+    with inbox_of(store).claim(KEY) as claim:
+        assert claim.verdict is Verdict.HALTED
+    resolve_step(store, CONSUMER, KEY, "charge", "not_done")
+    with inbox_of(store).claim(KEY) as claim:
+        assert claim.verdict is Verdict.NEW
+
+
+def test_a_step_ends_first(store: Store) -> None:
+    """If the handler ends such a step between the operator's look and decision, there is nothing to halt
+    for: the message is failed, and the step is not called again."""
+    claimed = store.claim(request(KEY))
+    begun = change(steps='{"charge":{"state":"begun"}}', pending_step="charge")
+    ended = change(steps='{"charge":{"state":"done","result":7}}', pending_step="")
+    store.write(held(claimed), begun)
+    release(overtaken(store, lambda: store.write(held(claimed), ended)), CONSUMER, KEY)
+    assert (stored(store, KEY).status, stored(store, KEY).pending_step) == (Status.FAILED, None)
+    with inbox_of(store).claim(KEY) as claim:
+        assert claim.step("charge", lambda: pytest.fail("called again"), on_unknown="halt") == 7
+
+
+def overtaken(store: Store, meanwhile: Callable[[], object]) -> Store:
+    """The same store, on which something happens right after the first look."""
+    to_come = [meanwhile]
+
+    class Overtaken(type(store)):  # type: ignore[misc]
+        def find(self, consumer: str, key: str) -> Record | None:
+            found = store.find(consumer, key)
+            if to_come:
+                to_come.pop()()
+            return found
+
+    slow: Store = object.__new__(Overtaken)
+    slow.__dict__.update(store.__dict__)
+    return slow
+
+
+BAD: list[tuple[Callable[[Store], object], type[Exception], str]] = [
+    (lambda store: list_messages(store, limit=0), InvalidOption, "limit=0"),
+    (lambda store: list_messages(store, status="lost"), InvalidOption, "status='lost': expected one of"),
+    (lambda store: list_messages(store, consumer=""), InvalidOption, "consumer=''"),
+    (lambda store: show_message(store, CONSUMER, ""), InvalidKey, "expected 1 to 512 bytes"),
+    (lambda store: retry(store, "", KEY), InvalidOption, "consumer=''"),
+    (lambda store: resolve_step(store, CONSUMER, KEY, "charge", "maybe"), InvalidOption, "outcome='maybe'"),  # type: ignore[arg-type]
+    (
+        lambda store: resolve_step(store, CONSUMER, KEY, "charge", "not_done", result=1),
+        InvalidOption,
+        "result: a step that was not done has none",
+    ),
+    (lambda store: resolve_step(store, CONSUMER, KEY, "", "done"), InvalidOption, "step=''"),
+    (lambda store: discard(store, CONSUMER, KEY, by="a\0b"), InvalidOption, "contains a NUL"),
+    (lambda _: list_messages("inbox"), InvalidOption, "expected a SqlStore or a RedisStore"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "error", "said"), BAD, ids=[said for _, _, said in BAD])
+def test_bad_input(store: Store, call: Callable[[Store], object], error: type[Exception], said: str) -> None:
+    """What cannot be used is refused before anything is changed, by an error that names it."""
+    before = has_ended(store, Status.HALTED)
+    with pytest.raises(error, match=said.replace("(", "\\(")):
+        call(store)
+    assert stored(store, KEY) == before

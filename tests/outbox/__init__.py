@@ -1,0 +1,1 @@
+"""Messages written in the caller's transaction."""

@@ -1,0 +1,279 @@
+"""Publishing in asynchronous code: the same core, awaited."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+
+from inbox import AsyncInbox, Outcome
+from outbox import Message, Outbox
+from outbox.errors import InvalidMessage, TablesMissing, UnusableConnection
+from tests.support import accounts
+from tests.support.accounts import Account
+from tests.support.database import Database
+from tests.support.published import TOPIC, texts
+
+OUTBOX = Outbox()
+Handle = AsyncConnection | AsyncSession
+Work = Callable[[AsyncEngine], Awaitable[None]]
+
+
+@asynccontextmanager
+async def in_connection(engine: AsyncEngine) -> AsyncIterator[Handle]:
+    """A transaction on an AsyncConnection."""
+    async with engine.begin() as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def in_session(engine: AsyncEngine) -> AsyncIterator[Handle]:
+    """A transaction in an AsyncSession."""
+    async with AsyncSession(engine) as session, session.begin():
+        yield session
+
+
+@asynccontextmanager
+async def in_sessionmaker(engine: AsyncEngine) -> AsyncIterator[Handle]:
+    """A transaction that a sessionmaker begins."""
+    async with async_sessionmaker(engine).begin() as session:
+        yield session
+
+
+@asynccontextmanager
+async def in_session_on_connection(engine: AsyncEngine) -> AsyncIterator[Handle]:
+    """An AsyncSession that joins the transaction of a connection, which commits after it."""
+    async with engine.begin() as connection, AsyncSession(connection) as session:
+        yield session
+        await session.commit()
+
+
+Way = Callable[[AsyncEngine], AbstractAsyncContextManager[Handle]]
+every_way = pytest.mark.parametrize(
+    "way",
+    [in_connection, in_session, in_sessionmaker, in_session_on_connection],
+    ids=lambda way: way.__name__,
+)
+
+
+def run(database: Database, work: Work, **options: Any) -> None:
+    """Run something in a loop of its own, with an engine that is disposed of."""
+
+    async def main() -> None:
+        engine = create_async_engine(database.async_url, **options)
+        try:
+            async with asyncio.timeout(60):
+                await work(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def shop(migrated: Database) -> Database:
+    """A database with an account beside the outbox."""
+    accounts.make(migrated.engine())
+    return migrated
+
+
+@every_way
+def test_what_commits_leaves(shop: Database, way: Way) -> None:
+    """Messages leave once the transaction has committed, each once, in their order."""
+
+    async def work(engine: AsyncEngine) -> None:
+        async with way(engine) as handle:
+            ids.append(await OUTBOX.publish(handle, TOPIC, "1", key="k"))
+            await accounts.add_async(handle)
+            ids.extend(await OUTBOX.publish_many(handle, [Message(TOPIC, each, "k") for each in "23"]))
+            assert await OUTBOX.publish_many(handle, []) == []
+
+    ids: list[str] = []
+    run(shop, work)
+    assert accounts.total(shop.engine()) == 1
+    assert texts(shop.engine()) == ["1", "2", "3"]
+    assert len(set(ids)) == 3
+
+
+@every_way
+def test_what_rolls_back_never_leaves(shop: Database, way: Way) -> None:
+    """An exception takes the messages away with the business rows."""
+
+    async def fail(engine: AsyncEngine) -> None:
+        async with way(engine) as handle:
+            await accounts.add_async(handle)
+            await OUTBOX.publish(handle, TOPIC, "never")
+            raise ZeroDivisionError
+
+    async def work(engine: AsyncEngine) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await fail(engine)
+        async with way(engine) as handle:
+            await OUTBOX.publish(handle, TOPIC, "ever")
+
+    run(shop, work)
+    assert accounts.total(shop.engine()) == 0
+    assert texts(shop.engine()) == ["ever"]
+
+
+@every_way
+def test_a_cancelled_task_leaves_nothing(shop: Database, way: Way) -> None:
+    """A task that is cancelled in its transaction has published nothing."""
+
+    async def hang(engine: AsyncEngine, begun: asyncio.Event) -> None:
+        async with way(engine) as handle:
+            await OUTBOX.publish(handle, TOPIC, "never")
+            begun.set()
+            await asyncio.sleep(60)
+
+    async def work(engine: AsyncEngine) -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(hang(engine, begun))
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(shop, work)
+    assert texts(shop.engine()) == []
+
+
+def test_a_session_goes_on(shop: Database) -> None:
+    """After a commit, a rollback and a close, an AsyncSession has the messages of its transaction alone; a
+    savepoint that is rolled back takes its own away."""
+
+    async def work(engine: AsyncEngine) -> None:
+        async with AsyncSession(engine) as session:
+            await OUTBOX.publish(session, TOPIC, "never", key="k")
+            await session.rollback()
+            await OUTBOX.publish(session, TOPIC, "never", key="k")
+            await session.close()
+            await OUTBOX.publish(session, TOPIC, "1", key="k")
+            await session.commit()
+            await OUTBOX.publish(session, TOPIC, "2", key="k")
+            savepoint = await session.begin_nested()
+            await OUTBOX.publish(session, TOPIC, "never", key="k")
+            await savepoint.rollback()
+            async with session.begin_nested():
+                await OUTBOX.publish(session, TOPIC, "3", key="k")
+            await session.commit()
+
+    run(shop, work)
+    assert texts(shop.engine()) == ["1", "2", "3"]
+
+
+def test_messages_are_written_after_the_business_rows(shop: Database) -> None:
+    """What an AsyncSession publishes first is written last, when its business rows are there."""
+
+    async def work(engine: AsyncEngine) -> None:
+        async with AsyncSession(engine) as session:
+            await OUTBOX.publish(session, TOPIC, "a")
+            session.add(Account(name="new", total=1))
+            await session.flush()
+            message = await session.execute(text("SELECT count(*) FROM outbox_message"))
+            assert message.scalar_one() == 0
+            assert (await session.execute(select(Account.name).where(Account.name == "new"))).all()
+            await session.commit()
+
+    run(shop, work)
+    assert texts(shop.engine()) == ["a"]
+
+
+def test_a_scoped_session_is_the_session_of_its_scope(shop: Database) -> None:
+    """It may be passed as it is; the scope is the task."""
+
+    async def work(engine: AsyncEngine) -> None:
+        session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        await OUTBOX.publish(session, TOPIC, "a", key="k")
+        await OUTBOX.publish_many(session, [Message(TOPIC, "b", "k")])
+        await session.commit()
+        await OUTBOX.publish(session, TOPIC, "never")
+        await session.remove()
+
+    run(shop, work)
+    assert texts(shop.engine()) == ["a", "b"]
+
+
+def test_inside_an_asynchronous_inbox(shop: Database) -> None:
+    """A handler of `AsyncInbox` publishes in its transaction; a duplicate's message is not sent again."""
+
+    async def work(engine: AsyncEngine) -> None:
+        for source in (engine, async_sessionmaker(engine)):
+
+            @AsyncInbox("billing").handler(source, key=str)
+            async def bill(handle: Any, message: str) -> None:
+                await OUTBOX.publish(handle, TOPIC, f"bill for {message}", key="k")
+
+            for _ in range(2):
+                outcome: Outcome = await bill(f"order {len(outcomes) // 2}")
+                outcomes.append(outcome.verdict.name)
+
+    outcomes: list[str] = []
+    run(shop, work)
+    assert outcomes == ["NEW", "DUPLICATE"] * 2
+    assert texts(shop.engine()) == ["bill for order 0", "bill for order 1"]
+
+
+@every_way
+def test_autocommit_is_refused(shop: Database, way: Way) -> None:
+    """There is no transaction that a message could join."""
+
+    async def work(engine: AsyncEngine) -> None:
+        async with way(engine) as handle:
+            with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+                await OUTBOX.publish(handle, TOPIC, "never")
+
+    run(shop, work, isolation_level="AUTOCOMMIT")
+    assert texts(shop.engine()) == []
+
+
+@every_way
+def test_missing_tables_name_the_command_that_makes_them(database: Database, way: Way) -> None:
+    """`TablesMissing`, with the command."""
+
+    async def work(engine: AsyncEngine) -> None:
+        async with way(engine) as handle:
+            await OUTBOX.publish(handle, TOPIC, "never")
+
+    with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
+        run(database, work)
+
+
+def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:
+    """What breaks a limit is told where it is published, even where the await is forgotten."""
+
+    async def work(engine: AsyncEngine) -> None:
+        async with engine.begin() as connection:
+            with pytest.raises(InvalidMessage, match="topic=''"):
+                OUTBOX.publish(connection, "", "never")
+            await OUTBOX.publish(connection, TOPIC, "ever")
+
+    run(shop, work)
+    assert texts(shop.engine()) == ["ever"]
+
+
+def test_the_wake_up_leaves_nothing_behind(shop: Database) -> None:
+    """The loop may end, and the engine be disposed of, right after a commit: nothing complains later."""
+
+    async def work(engine: AsyncEngine) -> None:
+        for _ in range(3):
+            async with engine.begin() as connection:
+                await OUTBOX.publish(connection, TOPIC, "a")
+            await engine.dispose()
+        await asyncio.sleep(0.05)
+        async with engine.begin() as connection:
+            await OUTBOX.publish(connection, TOPIC, "a")
+
+    run(shop, work)
+    run(shop, work, pool_size=1, max_overflow=0) if shop.name != "sqlite" else run(shop, work)
+    assert texts(shop.engine()) == ["a"] * 8

@@ -1,0 +1,351 @@
+"""What cannot be published is refused before anything is written, with an error that names it."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, delete, event, inspect
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox.errors import InboxError, UnsupportedDatabase
+from inbox.errors import InvalidOption as InboxInvalidOption
+from inbox.errors import TablesMissing as InboxTablesMissing
+from outbox import Message, Outbox, Relay, pause, schema
+from outbox.errors import (
+    InvalidMessage,
+    InvalidOption,
+    OutboxError,
+    TablesMissing,
+    UnusableConnection,
+    WrongBucketCount,
+)
+from tests.exactly_once.test_bad_input import ADDRESS, SECRET
+from tests.support.database import Database
+from tests.support.outbox_publishers import Recorder
+from tests.support.published import TOPIC, WAYS, Way, texts, waiting
+
+OUTBOX = Outbox()
+ways = ["connection", "session", "session on a connection"]  # savepoints have a test of their own
+every_way = pytest.mark.parametrize("way", [WAYS[name] for name in ways], ids=ways)
+
+
+@pytest.fixture
+def connection(postgres: Database) -> Iterator[Connection]:
+    """A transaction in which a message is published afterwards, so that it has to be whole."""
+    with postgres.engine().begin() as connection:
+        yield connection
+        OUTBOX.publish(connection, TOPIC, "a")
+    assert texts(postgres.engine()) == ["a"]
+
+
+LONE = "\ud800"
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"topic": ""}, r"^topic='': 0 bytes of UTF-8, expected 1 to 249$"),
+    ({"topic": "t" * 250}, r"^topic='t{79}: 250 bytes"),
+    ({"topic": "ä" * 125}, r"^topic=.*: 250 bytes"),
+    ({"topic": "a\0"}, r"^topic='a\\x00': contains a NUL"),
+    ({"topic": LONE}, r"^topic=.*lone surrogate"),
+    ({"topic": None}, "^topic=None: expected a string"),
+    ({"topic": b"orders"}, "^topic=b'orders': expected a string"),
+    ({"key": ""}, r"^key='': 0 bytes"),
+    ({"key": "k" * 513}, r"^key=.*: 513 bytes of UTF-8, expected 1 to 512"),
+    ({"key": "🙂" * 129}, r"^key=.*: 516 bytes"),
+    ({"key": "a\0b"}, "^key=.*NUL"),
+    ({"key": LONE}, "^key=.*lone surrogate"),
+    ({"key": 7}, "^key=7: expected a string"),
+    ({"key": ("a", "b")}, r"^key=\('a', 'b'\): expected a string"),
+    ({"headers": "a"}, "^headers='a': expected a mapping"),
+    ({"headers": ["a"]}, r"^headers=\['a'\]: expected a mapping"),
+    ({"headers": {"a": 1}}, r"^headers\['a'\]=1: expected a string"),
+    ({"headers": {"a": b"1"}}, r"^headers\['a'\]=b'1': expected a string"),
+    ({"headers": {1: "a"}}, "^headers=1: expected a string"),
+    ({"headers": {"": "a"}}, "^headers='': 0 bytes"),
+    ({"headers": {"n" * 129: "a"}}, r"^headers='n{79}: 129 bytes of UTF-8, expected 1 to 128"),
+    ({"headers": {"a": "\0"}}, r"^headers\['a'\]=.*NUL"),
+    ({"headers": {"a": LONE}}, r"^headers\['a'\]=.*lone surrogate"),
+    (
+        {"headers": {str(n): "v" * 8_000 for n in range(9)}},
+        r"^headers of 72,\d{3} bytes: expected at most 65,536",
+    ),
+    ({"delay": -1}, "^delay=-1: expected zero or more"),
+    ({"delay": timedelta(seconds=-1)}, "^delay=.*: expected zero or more"),
+    ({"delay": float("nan")}, "^delay=nan"),
+    ({"delay": float("inf")}, "^delay=inf"),
+    ({"delay": timedelta.max}, "^delay="),
+    ({"delay": "5"}, "^delay='5': expected seconds"),
+    ({"delay": True}, "^delay=True: expected seconds"),
+    ({"available_at": datetime(2026, 1, 1)}, "^available_at=.*: expected a datetime with a time zone"),  # noqa: DTZ001
+    ({"available_at": "2026-01-01"}, "^available_at='2026-01-01': expected a datetime"),
+    ({"available_at": 5}, "^available_at=5: expected a datetime"),
+    ({"delay": 0, "available_at": datetime.now(UTC)}, "^delay=0, available_at=.*: expected at most one"),
+    ({"content_type": ""}, "^content_type='': 0 bytes"),
+    ({"content_type": "c" * 256}, "^content_type=.*256 bytes of UTF-8, expected 1 to 255"),
+    ({"content_type": 1}, "^content_type=1: expected a string"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), BAD, ids=lambda each: "-".join(each) if isinstance(each, dict) else ""
+)
+def test_what_breaks_a_limit_is_refused(connection: Connection, given: dict[str, Any], told: str) -> None:
+    """The error names the argument and its value, from `publish` and from `publish_many`, and the
+    transaction goes on as if nothing had been said."""
+    message: dict[str, Any] = {"topic": TOPIC, "payload": "never"} | given
+    for publish in (
+        lambda: OUTBOX.publish(connection, **message),
+        lambda: OUTBOX.publish_many(connection, [Message(TOPIC, "never"), Message(**message)]),
+    ):
+        with pytest.raises(InvalidOption, match=told) as caught:
+            publish()
+        assert isinstance(caught.value, OutboxError)
+        assert isinstance(caught.value, InboxInvalidOption)
+        assert isinstance(caught.value, ValueError)
+        assert len(str(caught.value)) < 300
+
+
+def fitting(total: int, names: list[str]) -> dict[str, str]:
+    """Headers that are so many bytes of JSON in all."""
+    overhead = 2 + len(names) * len('"n":"",') - 1
+    share, rest = divmod(total - overhead, len(names))
+    return {name: "v" * (share + (rest if name == names[0] else 0)) for name in names}
+
+
+@every_way
+def test_the_limits_themselves_are_taken(migrated: Database, way: Way) -> None:
+    """As large as a limit says is not too large, on every database, and comes through as it was."""
+    engine = migrated.engine()
+    largest: dict[str, Any] = {
+        "topic": "t" * 249,
+        "key": "ä" * 256,
+        "payload": b"p" * 1_000_000,
+        "content_type": "c" * 255,
+        "headers": fitting(65_536, ["a", "b"]),
+    }
+    with way(engine) as handle:
+        OUTBOX.publish(handle, **largest)
+        with pytest.raises(
+            InvalidMessage, match="payload of 1,000,001 bytes: at most largest_payload=1,000,000"
+        ):
+            OUTBOX.publish(handle, **largest | {"payload": b"p" * 1_000_001})
+        with pytest.raises(InvalidMessage, match="headers of 65,537 bytes"):
+            OUTBOX.publish(handle, **largest | {"headers": fitting(65_537, ["a", "b"])})
+        OUTBOX.publish(handle, "t", "p", key="k", headers={"n": ""}, content_type="c")
+        Outbox(largest_payload=3).publish(handle, "t", "ppp")
+        with pytest.raises(InvalidMessage, match="payload of 4 bytes: at most largest_payload=3"):
+            Outbox(largest_payload=3).publish(handle, "t", "pppp")
+    rows = waiting(engine)
+    assert len(rows) == 3
+    assert len(rows[0].payload) == 1_000_000
+    assert (rows[0].topic, rows[0].key, rows[0].content_type) == ("t" * 249, "ä" * 256, "c" * 255)
+
+
+def test_a_larger_limit_is_the_database_s(migrated: Database) -> None:
+    """With a larger `largest_payload` more is taken."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        Outbox(largest_payload=5_000_000).publish(connection, TOPIC, b"p" * 5_000_000)
+    assert [len(row.payload) for row in waiting(engine)] == [5_000_000]
+
+
+@pytest.mark.parametrize("given", [("orders", "a"), {"topic": "orders"}, "orders", None], ids=repr)
+def test_what_is_no_message_is_refused(connection: Connection, given: Any) -> None:
+    """`publish_many` takes instances of `Message`."""
+    with pytest.raises(InvalidMessage, match=r"^messages: .*: expected a Message"):
+        OUTBOX.publish_many(connection, [Message(TOPIC, "never"), given])
+
+
+WRONG_OPTIONS: list[dict[str, Any]] = [
+    {"serializer": "json"},
+    {"largest_payload": 0},
+    {"largest_payload": 1.5},
+    {"largest_payload": "1"},
+    {"trace": 1},
+    {"trace": None},
+    {"wake": "no"},
+    {"cloudevents": ""},
+    {"cloudevents": "my shop"},
+    {"cloudevents": "/ä"},
+    {"cloudevents": "/%zz"},
+    {"cloudevents": "1a:b"},
+    {"cloudevents": ":b"},
+    {"cloudevents": "/a#b#c"},
+    {"cloudevents": "/shop", "event_type": ""},
+    {"cloudevents": "/shop", "event_mode": "batch"},
+    {"event_type": "order"},
+    {"event_mode": "structured"},
+    {"cloudevents": 1},
+    {"cloudevents": "s" * 2_001},
+    {"buckets": 0},
+    {"buckets": True},
+]
+
+
+@pytest.mark.parametrize("given", WRONG_OPTIONS, ids=str)
+def test_an_option_that_cannot_be_used(given: dict[str, Any]) -> None:
+    """The error names the option and the value, when the outbox is made."""
+    *_, (name, value) = given.items()
+    with pytest.raises(InvalidOption, match=rf"^{name}=") as caught:
+        Outbox(**given)
+    assert repr(value)[:50] in str(caught.value)
+
+
+def test_what_is_no_connection_is_refused() -> None:
+    """An Engine, an address and other things have no transaction of the caller: the error says what is
+    expected, without a password."""
+    engine = create_engine(ADDRESS)
+    handles = [engine, ADDRESS, engine.url, sessionmaker(engine), None, create_async_engine(ADDRESS)]
+    for handle in handles:
+        for publish in (
+            lambda handle: OUTBOX.publish(handle, TOPIC, "a"),
+            lambda handle: OUTBOX.publish_many(handle, [Message(TOPIC, "a")]),
+        ):
+            with pytest.raises(
+                InvalidOption, match=r"^connection=.*expected a Connection or a Session"
+            ) as caught:
+                publish(handle)
+            assert SECRET not in str(caught.value)
+    engine.dispose()
+
+
+def test_a_closed_connection_is_refused(migrated: Database) -> None:
+    """`UnusableConnection`, which is an `InvalidRequestError` as SQLAlchemy raises it."""
+    connection = migrated.engine().connect()
+    connection.close()
+    with pytest.raises(UnusableConnection, match="closed") as caught:
+        OUTBOX.publish(connection, TOPIC, "a")
+    assert isinstance(caught.value, InvalidRequestError)
+
+
+def _by_engine_option(database: Database) -> Engine:
+    return database.engine(isolation_level="AUTOCOMMIT")
+
+
+def _by_execution_option(database: Database) -> Engine:
+    return database.engine().execution_options(isolation_level="AUTOCOMMIT")
+
+
+@every_way
+@pytest.mark.parametrize("make", [_by_engine_option, _by_execution_option])
+def test_autocommit_is_refused(migrated: Database, make: Callable[[Database], Engine], way: Way) -> None:
+    """There is no transaction that a message could join: refused when it is published, not at the end."""
+    with way(make(migrated)) as handle, pytest.raises(UnusableConnection, match=r"AUTOCOMMIT.*outbox row"):
+        OUTBOX.publish(handle, TOPIC, "never")
+    assert texts(migrated.engine()) == []
+
+
+def test_a_savepoint_that_would_commit_by_itself(migrated: Database) -> None:
+    """Python's SQLite driver commits at the end of its outermost savepoint: there a message is refused that
+    could not be taken back; elsewhere it is taken, and rolled back with the transaction."""
+    engine = migrated.engine()
+    with engine.connect() as connection:
+        with connection.begin_nested():
+            if migrated.name == "sqlite":
+                for delay in (None, 60):
+                    with pytest.raises(UnusableConnection, match="inside a savepoint"):
+                        OUTBOX.publish(connection, TOPIC, "never", delay=delay)
+            else:
+                OUTBOX.publish(connection, TOPIC, "never")
+        connection.rollback()
+        OUTBOX.publish(connection, TOPIC, "1", key="k")
+        with connection.begin_nested():
+            OUTBOX.publish(connection, TOPIC, "2", key="k")
+        connection.commit()
+    assert texts(engine) == ["1", "2"]
+
+
+@every_way
+def test_missing_tables_name_the_command_that_makes_them(database: Database, way: Way) -> None:
+    """An empty database is `TablesMissing`, with the command; nothing is made."""
+    engine = database.engine()
+
+    def publish() -> None:
+        with way(engine) as handle:
+            OUTBOX.publish(handle, TOPIC, "never")
+
+    with pytest.raises(
+        TablesMissing, match=r"table outbox_\w+ is not in this database; `inbox-outbox migrate"
+    ) as caught:
+        publish()
+    assert isinstance(caught.value, InboxTablesMissing)
+    assert isinstance(caught.value, LookupError)
+    assert inspect(engine).get_table_names() == []
+
+
+def test_missing_tables_in_a_schema(postgres: Database) -> None:
+    """The same for a schema that is not there; the tables elsewhere do not count."""
+    with postgres.engine().connect() as connection, pytest.raises(TablesMissing, match=r"nowhere\.outbox_"):
+        Outbox(schema="nowhere").publish(connection, TOPIC, "never")
+
+
+def test_a_schema_where_there_are_none(migrated: Database) -> None:
+    """Only PostgreSQL has schemas inside a database: elsewhere the option is refused, by whoever takes it."""
+    if migrated.name == "postgresql":
+        pytest.skip("it has schemas")
+    engine = migrated.engine()
+    uses: list[Callable[[], object]] = [
+        lambda: Relay(engine, Recorder(), schema="other"),
+        lambda: pause(engine, "t", schema="other"),
+    ]
+    with engine.connect() as connection:
+        uses.append(lambda: Outbox(schema="other").publish(connection, TOPIC, "never"))
+        for use in uses:
+            with pytest.raises(InvalidOption, match="schema='other': only PostgreSQL"):
+                use()
+
+
+def test_a_missing_business_table_is_the_callers_error(migrated: Database) -> None:
+    """Only our own tables are explained: what the flush runs into comes through as it is."""
+    with Session(migrated.engine()) as session:
+        OUTBOX.publish(session, TOPIC, "never")
+        with pytest.raises(Exception, match="no_such_table") as caught:
+            session.connection().exec_driver_sql("SELECT * FROM no_such_table")
+    assert not isinstance(caught.value, InboxError)
+
+
+@every_way
+def test_another_number_of_buckets_is_refused(migrated: Database, way: Way) -> None:
+    """Whoever expects another number than the database has would send keys out of order: refused when it is
+    published, before anything is written; the right number, and none, are taken."""
+    engine = migrated.engine()
+    tables = schema.tables()
+    with way(engine) as handle:
+        Outbox(buckets=64).publish(handle, TOPIC, "a")
+        for _ in range(2):
+            with pytest.raises(WrongBucketCount, match="buckets=63: the database has 64"):
+                Outbox(buckets=63).publish(handle, TOPIC, "never")
+    with engine.begin() as connection:
+        connection.execute(delete(tables.bucket).where(tables.bucket.c.bucket >= 32))
+    other = migrated.engine()
+    with way(other) as handle:
+        with pytest.raises(WrongBucketCount, match="buckets=64: the database has 32"):
+            Outbox(buckets=64).publish(handle, TOPIC, "never")
+        Outbox(buckets=32).publish(handle, TOPIC, "b")
+        Outbox().publish(handle, TOPIC, "c", key="order-42")
+    rows = waiting(engine)
+    assert [row.payload for row in rows] == [b"a", b"b", b"c"]
+    assert rows[2].bucket == 30 % 32
+
+
+def test_the_buckets_are_counted_once(migrated: Database) -> None:
+    """An `Outbox` asks an engine's database once how many buckets it has, and then no more."""
+    engine, outbox, asked = migrated.engine(), Outbox(), []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        asked.extend([statement] if "outbox_bucket" in statement else [])
+
+    for _ in range(3):
+        with engine.begin() as connection:
+            outbox.publish(connection, TOPIC, "a")
+    assert len(asked) == 1
+
+
+def test_an_unknown_dialect_is_refused() -> None:
+    """The error names the dialect and those that are proven."""
+    engine = create_engine("other://")
+    with engine.connect() as connection, pytest.raises(UnsupportedDatabase, match=r"dialect='other'.*sqlite"):
+        OUTBOX.publish(connection, TOPIC, "never")
+    engine.dispose()

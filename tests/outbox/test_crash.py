@@ -1,0 +1,104 @@
+"""Producers and servers that die: a message leaves if and only if its business row is there."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from examples.embedded_postgres import EmbeddedPostgres
+from outbox import Outbox
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.outbox_producer import POINTS
+from tests.support.program import ROOT
+from tests.support.published import TOPIC, texts
+from tests.support.together import Task
+
+OUTBOX = Outbox()
+
+
+@pytest.mark.parametrize("source", ["connection", "session"])
+@pytest.mark.parametrize("point", [point for point in POINTS if point != "never"])
+def test_a_killed_producer_says_all_or_nothing(migrated: Database, source: str, point: str) -> None:
+    """A producer is killed with kill -9 in its transaction, or right after it: its messages leave if its
+    business row is there, all of them in their order, and none does if it is not."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    killed = run_producer(migrated, source, point)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), killed.stderr
+    committed = point == "after commit"
+    assert accounts.total(engine) == committed
+    assert texts(engine) == ["1", "2", "3"] * committed
+    with engine.begin() as connection:
+        accounts.add(connection)  # once the server has seen that the producer is gone
+        OUTBOX.publish(connection, TOPIC, "4", key="k")
+    assert texts(engine) == ["4"]
+
+
+@pytest.mark.parametrize("source", ["connection", "session"])
+def test_a_producer_that_lives_says_it_once(migrated: Database, source: str) -> None:
+    """The same producer, not killed, publishes: the kill is what the other test sees."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    for _ in range(2):
+        producer = run_producer(migrated, source, "never")
+        assert (producer.returncode, producer.stdout) == (0, "done\n"), producer.stderr
+    assert accounts.total(engine) == 2
+    assert texts(engine) == ["1", "2", "3"] * 2
+
+
+def run_producer(database: Database, source: str, point: str) -> "subprocess.CompletedProcess[str]":
+    """Run a producer to its end, whichever that is."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.support.outbox_producer", source, point],
+        input=database.url.render_as_string(hide_password=False) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_a_server_that_crashes_loses_and_invents_nothing(private_postgres: EmbeddedPostgres) -> None:
+    """PostgreSQL crashes and comes back while 4 producers are at work: afterwards there is a message for each
+    business row, and a business row for each message."""
+    engine = create_engine(private_postgres.url, pool_size=4)
+    names = [f"{thread}-{number}" for thread in range(4) for number in range(100)]
+    accounts.make(engine, names)
+    progress, errors = threading.Semaphore(0), threading.Semaphore(0)
+
+    def produce(thread: int) -> None:
+        for number in range(100):
+            try:
+                tell(engine, f"{thread}-{number}")
+            except DBAPIError:
+                errors.release()
+            progress.release()
+
+    tasks = [Task(lambda thread=thread: produce(thread)) for thread in range(4)]  # type: ignore[misc]
+    for _ in range(random.randrange(50, 250)):
+        assert progress.acquire(timeout=60)
+    private_postgres.restart()
+    for task in tasks:
+        task.result(timeout=120)
+    written = {name for name, total in accounts.totals(engine).items() if total}
+    said = texts(engine)
+    engine.dispose()
+    assert errors.acquire(blocking=False), "the crash was not noticed: it came when all was done"
+    assert len(said) == len(set(said))
+    assert set(said) == written
+    assert written
+
+
+def tell(engine: Engine, name: str) -> None:
+    """A business row and a message about it."""
+    with Session(engine) as session, session.begin():
+        OUTBOX.publish(session, TOPIC, name, key=name)
+        accounts.add(session, name)

@@ -1,0 +1,162 @@
+"""Messages that may leave later: by the database's clock, and then in their place."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, update
+from sqlalchemy.orm import Session
+
+from inbox.schema import utcnow
+from outbox import Message, Outbox, schema
+from tests.support.database import Database
+from tests.support.published import TOPIC, WAYS, Way, texts, waiting
+
+OUTBOX = Outbox()
+DELAYED = schema.tables().delayed
+EAST, WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-11, minutes=-30))
+
+ways = ["connection", "session", "session on a connection"]
+every_way = pytest.mark.parametrize("way", [WAYS[name] for name in ways], ids=ways)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with an outbox."""
+    return migrated.engine()
+
+
+def clock(engine: Engine) -> datetime:
+    """The database's."""
+    with engine.connect() as connection:
+        now: datetime = connection.execute(select(utcnow())).scalar_one()
+        return now
+
+
+def due(engine: Engine) -> dict[str, datetime]:
+    """When each delayed message may leave."""
+    with engine.connect() as connection:
+        rows = connection.execute(select(DELAYED.c.payload, DELAYED.c.available_at))
+        return {row.payload.decode(): row.available_at for row in rows}
+
+
+def eventually(engine: Engine, many: int) -> list[str]:
+    """So many messages, as soon as a relay finds them."""
+    found: list[str] = []
+    deadline = time.monotonic() + 30
+    while len(found) < many and time.monotonic() < deadline:
+        found += texts(engine)
+    return found
+
+
+@every_way
+def test_a_delay_is_counted_by_the_database(engine: Engine, way: Way) -> None:
+    """The time is that of the database's clock when the row is written, plus the delay."""
+    delays: dict[str, Any] = {
+        "3600": 3600,
+        "0.5": 0.5,
+        "90.25": timedelta(seconds=90.25),
+        "3153600000": timedelta(days=36_500),
+    }
+    before = clock(engine)
+    with way(engine) as handle:
+        for name, delay in delays.items():
+            OUTBOX.publish(handle, TOPIC, name, delay=delay)
+    after, found = clock(engine), due(engine)
+    assert found.keys() == delays.keys()
+    for name, available_at in found.items():
+        delay = timedelta(seconds=float(name))
+        assert before + delay - timedelta(milliseconds=2) <= available_at <= after + delay
+    assert waiting(engine) == []
+
+
+@every_way
+def test_a_message_leaves_once_it_is_due(engine: Engine, way: Way) -> None:
+    """Until then it waits, and others of its key go on; then it leaves once, with the id that it had."""
+    with way(engine) as handle:
+        late = OUTBOX.publish(handle, TOPIC, "late", key="k", delay=60)
+        OUTBOX.publish(handle, TOPIC, "at once", key="k")
+    assert texts(engine) == ["at once"]
+    with engine.connect() as connection:
+        assert connection.scalars(select(DELAYED.c.id)).all() == [late]
+    with engine.begin() as connection:
+        soon = timedelta(seconds=0.5)
+        connection.execute(update(DELAYED).values(available_at=clock(engine) + soon))
+    assert eventually(engine, 1) == ["late"]
+    assert due(engine) == {}
+    assert texts(engine) == []
+
+
+@every_way
+def test_a_point_in_time_has_a_zone(engine: Engine, way: Way) -> None:
+    """The same moment in any zone is the same moment."""
+    moment = datetime(2124, 2, 29, 23, 59, 59, 123456, tzinfo=UTC)
+    with way(engine) as handle:
+        for zone in (UTC, EAST, WEST):
+            OUTBOX.publish(handle, TOPIC, str(zone), available_at=moment.astimezone(zone))
+    assert due(engine) == {str(zone): moment for zone in (UTC, EAST, WEST)}
+
+
+@every_way
+def test_a_time_that_has_passed_is_at_once(engine: Engine, way: Way) -> None:
+    """A delay of nothing, and a time in the past, long ago or a moment, leave with the next round."""
+    past: dict[str, datetime] = {
+        "a moment": clock(engine) - timedelta(milliseconds=10),
+        "years": datetime(1999, 12, 31, 23, 59, tzinfo=EAST),
+    }
+    with way(engine) as handle:
+        for name, available_at in past.items():
+            OUTBOX.publish(handle, TOPIC, name, available_at=available_at)
+        OUTBOX.publish(handle, TOPIC, "nothing", delay=0)
+        OUTBOX.publish(handle, TOPIC, "no time", delay=timedelta(0))
+    assert [row.payload for row in waiting(engine)] == [b"nothing", b"no time"]
+    assert sorted(eventually(engine, 4)) == ["a moment", "no time", "nothing", "years"]
+
+
+def test_a_delayed_message_comes_behind_those_before_it(engine: Engine) -> None:
+    """Its place among the messages of its key is that of when it was due; several have the order of their
+    times."""
+    now = clock(engine)
+    with engine.begin() as connection:
+        for name, seconds in (("3", 0.3), ("1", 0.1), ("2", 0.2)):
+            OUTBOX.publish(connection, TOPIC, name, key="k", available_at=now + timedelta(seconds=seconds))
+        OUTBOX.publish(connection, TOPIC, "0", key="k")
+    assert eventually(engine, 4) == ["0", "1", "2", "3"]
+
+
+def test_many_at_once_with_and_without(engine: Engine) -> None:
+    """`publish_many` takes messages of all kinds, and returns their ids in its order."""
+    messages = [
+        Message(TOPIC, "0"),
+        Message(TOPIC, "1", delay=60),
+        Message(TOPIC, "2", available_at=datetime(2124, 1, 1, tzinfo=UTC)),
+        Message(TOPIC, "3"),
+    ]
+    with engine.begin() as connection:
+        ids = OUTBOX.publish_many(connection, messages)
+    with engine.connect() as connection:
+        later = dict(connection.execute(select(DELAYED.c.payload, DELAYED.c.id)).all())
+    now = {row.payload: row.id for row in waiting(engine)}
+    assert (now | later) == {b"0": ids[0], b"1": ids[1], b"2": ids[2], b"3": ids[3]}
+    assert len(now) == len(later) == 2
+
+
+@pytest.mark.parametrize("end", [Session.rollback, Session.close])
+def test_a_delayed_message_rolls_back(engine: Engine, end: Callable[[Session], None]) -> None:
+    """It is written in the same transaction as everything else."""
+    with Session(engine) as session:
+        OUTBOX.publish(session, TOPIC, "never", delay=0.001)
+        end(session)
+        session.commit()
+    assert due(engine) == {}
+
+
+def test_the_ends_of_the_calendar(migrated: Database) -> None:
+    """The latest time that there is can be stored, and stays away."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        OUTBOX.publish(connection, TOPIC, "last", available_at=datetime.max.replace(tzinfo=UTC))
+    assert due(engine) == {"last": datetime.max.replace(tzinfo=UTC)}
+    assert texts(engine) == []

@@ -1,0 +1,295 @@
+"""An outbox and an inbox in one database, and no broker: each message takes effect once."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from inbox import Backoff, Delivery, Inbox, Verdict, message_id, message_key
+from inbox import Outcome as InboxOutcome
+from inbox.errors import StoreUnreachable
+from outbox import AsyncDirectDelivery, DirectDelivery, Envelope, Outbox, Relay
+from outbox.errors import InvalidOption
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    dead,
+    let_backoffs_end,
+    name_of,
+    publish,
+    relay,
+    waiting,
+)
+
+CHAIN = ("order", "reserve", "pay", "ship")
+ORDERS = [f"{key}1" for key in "abcdefgh"]
+NEW = InboxOutcome(Verdict.NEW)
+
+
+class Fault(Exception):
+    """The handler's own error."""
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with an account for each step of the chain."""
+    engine = migrated.engine()
+    accounts.make(engine, CHAIN)
+    return engine
+
+
+def chain(engine: Engine, disturb: Callable[[Envelope], object] = name_of) -> dict[str, Any]:
+    """A handler for each step: it adds to the step's account, and publishes the next message."""
+    return {step: _step(engine, step, disturb) for step in CHAIN}
+
+
+def _step(engine: Engine, step: str, disturb: Callable[[Envelope], object]) -> Any:
+    @Inbox(step).handler(engine, key=message_key)
+    def handle(connection: Connection, message: Envelope) -> None:
+        accounts.add(connection, step)
+        if step != CHAIN[-1]:
+            following = CHAIN[CHAIN.index(step) + 1]
+            Outbox().publish(connection, following, message.payload, key=message.key)
+        disturb(message)
+
+    return handle
+
+
+def test_a_chain_of_handlers(engine: Engine) -> None:
+    """Each handler publishes the next message in its own transaction: every order goes through every step
+    once, and one `run_once` takes it to the end."""
+    publish(engine, *ORDERS, topic="order")
+    delivery = DirectDelivery(chain(engine))
+    assert relay(engine, delivery) == len(ORDERS) * len(CHAIN)
+    assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
+    assert not waiting(engine)
+    assert not dead(engine)
+
+
+def test_handlers_made_for_a_broker(engine: Engine) -> None:
+    """A handler that is annotated with a broker's `Delivery` is accepted as it is, by type checkers, too."""
+
+    @Inbox("order").handler(engine, key=message_key)
+    def handle(connection: Connection, message: Delivery) -> None:
+        accounts.add(connection, "order")
+        assert (message.topic, message.key) == ("order", "a")
+
+    publish(engine, "a1", topic="order")
+    assert relay(engine, DirectDelivery({"order": handle})) == 1
+    assert accounts.totals(engine)["order"] == 1
+
+
+def test_a_producer_that_resends(engine: Engine) -> None:
+    """The same order under another message id changes nothing, and nothing is published for it."""
+    publish(engine, *ORDERS, topic="order")
+    delivery = DirectDelivery(chain(engine))
+    relay(engine, delivery)
+    publish(engine, *ORDERS, *ORDERS, topic="order")
+    assert relay(engine, delivery) == 2 * len(ORDERS)
+    assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
+
+
+def test_several_messages_of_a_key(engine: Engine) -> None:
+    """Keyed by their ids, each of them takes effect, in the order of publishing."""
+    seen: list[str] = []
+
+    @Inbox("order").handler(engine, key=message_id)
+    def handle(connection: Connection, message: Envelope) -> None:
+        accounts.add(connection, "order")
+        seen.append(name_of(message))
+
+    publish(engine, "a1", "a2", "a3")
+    assert relay(engine, DirectDelivery({"orders": handle})) == 3
+    assert seen == ["a1", "a2", "a3"]
+    assert accounts.total(engine, "order") == 3
+
+
+def test_a_handler_that_fails_now_and_then(engine: Engine) -> None:
+    """What it had written and published is rolled back; the message comes again, and the end is exact."""
+    failures: Counter[tuple[str, str]] = Counter()
+
+    def disturb(message: Envelope) -> None:
+        failures[message.topic, message.id] += 1
+        if failures[message.topic, message.id] <= 2:
+            raise Fault(message.topic)
+
+    publish(engine, *ORDERS, topic="order")
+    delivery = DirectDelivery(chain(engine, disturb))
+    for _ in range(50):
+        relay(engine, delivery)
+        let_backoffs_end(engine)
+        if not waiting(engine):
+            break
+    assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
+    assert set(failures.values()) == {3}
+    assert not dead(engine)
+
+
+def test_a_handler_that_always_fails(engine: Engine) -> None:
+    """After `max_attempts` the message is a dead letter that says why, and has had no effect."""
+    publish(engine, "a1", topic="order")
+
+    def fail(_: Envelope) -> None:
+        raise Fault("no such article")
+
+    delivery = DirectDelivery(chain(engine, fail), max_attempts=3)
+    for _ in range(5):
+        assert relay(engine, delivery) == 0
+        let_backoffs_end(engine)
+    row = dead(engine)["a1"]
+    assert (row.attempts, row.outcome) == (3, "refused")
+    assert row.error == "dead: GiveUp: it has failed 3 times: Fault: no such article"
+    assert accounts.totals(engine) == dict.fromkeys(CHAIN, 0)
+    assert not waiting(engine)
+
+
+def test_an_error_that_is_not_the_message_s_fault(engine: Engine) -> None:
+    """A transient error is tried again however often it comes, and leaves the message as many failures of its
+    own as without."""
+    publish(engine, "a1", topic="order")
+    errors = [*(StoreUnreachable("away") for _ in range(4)), Fault("once")]
+
+    def handle(_: Envelope) -> InboxOutcome:
+        if errors:
+            raise errors.pop(0)
+        return NEW
+
+    delivery = DirectDelivery({"order": handle}, max_attempts=2)
+    for attempt in range(1, 6):
+        assert relay(engine, delivery) == 0
+        assert waiting(engine)["a1"].attempts == attempt
+        let_backoffs_end(engine)
+    assert relay(engine, delivery) == 1
+
+
+def test_a_topic_that_fails_stops_no_other(engine: Engine) -> None:
+    """Hundreds of messages whose handler raises come before one of another topic: it leaves in the same
+    `run_once`, and each of the others has been tried once."""
+    tried: list[str] = []
+
+    def fail(message: Envelope) -> InboxOutcome:
+        tried.append(name_of(message))
+        raise Fault("a bug")
+
+    names = [f"-{number}" for number in range(300)]
+    publish(engine, *names, topic="broken")
+    publish(engine, "a1", topic="order")
+    delivery = DirectDelivery({"broken": fail, "order": chain(engine)["ship"]})
+    assert relay(engine, delivery, backoff=Backoff(3_600, longest=3_600)) == 1
+    assert sorted(tried) == sorted(names)
+    assert accounts.total(engine, "ship") == 1
+
+
+def test_another_payload_is_a_dead_letter(engine: Engine) -> None:
+    """The same key with other contents is refused, and says so."""
+
+    @Inbox("order").handler(engine, key=message_key, payload=lambda message: message.payload)
+    def handle(connection: Connection, message: Envelope) -> None:
+        accounts.add(connection, "order")
+
+    publish(engine, "a1", "a2")
+    assert relay(engine, DirectDelivery({"orders": handle})) == 1
+    assert "mismatch" in dead(engine)["a2"].error
+    assert accounts.total(engine, "order") == 1
+
+
+def test_a_topic_that_nobody_handles(engine: Engine) -> None:
+    """Its messages are dead letters; those of others in the same batch are handled."""
+    publish(engine, "a1", topic="nobody's")
+    publish(engine, "b1", topic="ship")
+    publish(engine, "c1", topic="nobody's")
+    assert relay(engine, DirectDelivery(chain(engine))) == 1
+    assert {row.error for row in dead(engine).values()} == {'no handler for topic "nobody\'s"'}
+    assert sorted(dead(engine)) == ["a1", "c1"]
+    assert accounts.total(engine, "ship") == 1
+
+
+def test_so_many_run_at_once(engine: Engine) -> None:
+    """As many handlers as `concurrency` says, of different keys."""
+    barrier, threads = threading.Barrier(4), set[int]()
+
+    def handle(message: Envelope) -> InboxOutcome:
+        barrier.wait(60)
+        threads.add(threading.get_ident())
+        return NEW
+
+    publish(engine, *ORDERS)
+    assert relay(engine, DirectDelivery({"orders": handle}, concurrency=4)) == len(ORDERS)
+    assert len(threads) >= 4
+
+
+def test_a_chain_with_many_at_once(engine: Engine) -> None:
+    """Several threads change the same rows, several relays take turns: every order is exact."""
+    publish(engine, *ORDERS, *(f"-{number}" for number in range(20)), topic="order")
+    delivery = DirectDelivery(chain(engine), concurrency=4)
+    for _ in range(50):
+        relay(engine, delivery)
+        let_backoffs_end(engine)
+        if not waiting(engine):
+            break
+    assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS) + 20)
+    assert not dead(engine)
+
+
+@pytest.mark.parametrize("kind", [DirectDelivery, AsyncDirectDelivery])
+def test_options_that_cannot_be_used(kind: Any) -> None:
+    """The error names the option."""
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (None, {}, "handlers=None"),
+        ({}, {}, "handlers={}"),
+        ([handle_nothing], {}, "handlers="),
+        ({"orders": None}, {}, "handlers['orders']=None"),
+        ({"": handle_nothing}, {}, "topic=''"),
+        ({7: handle_nothing}, {}, "topic=7"),
+        ({"orders": handle_nothing}, {"concurrency": 0}, "concurrency=0"),
+        ({"orders": handle_nothing}, {"max_attempts": 0}, "max_attempts=0"),
+    ]
+    for handlers, options, named in wrong:
+        with pytest.raises(InvalidOption) as caught:
+            kind(handlers, **options)
+        assert str(caught.value).startswith(named)
+
+
+def handle_nothing(_: Envelope) -> InboxOutcome:
+    return NEW
+
+
+def test_a_relay_that_runs(engine: Engine) -> None:
+    """The wake-up chain: each handler's commit brings the next message, without waiting for the next look."""
+    publish(engine, *ORDERS, topic="order")
+    done = threading.Event()
+
+    def disturb(message: Envelope) -> None:
+        if message.topic == CHAIN[-1] and message.key == ORDERS[-1][0]:
+            done.set()
+
+    running = Relay(engine, DirectDelivery(chain(engine, disturb)))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    assert done.wait(60)
+    running.stop()
+    thread.join()
+    relay(engine, DirectDelivery(chain(engine)))
+    assert accounts.totals(engine) == dict.fromkeys(CHAIN, len(ORDERS))
+
+
+def test_a_relay_that_is_stopped(engine: Engine) -> None:
+    """The handlers that run end, and no other one begins; their messages leave with the next relay, at
+    once."""
+    publish(engine, *ORDERS)
+    seen: list[str] = []
+
+    def handle(message: Envelope) -> InboxOutcome:
+        running.stop()
+        seen.append(name_of(message))
+        return NEW
+
+    delivery = DirectDelivery({"orders": handle})
+    running = Relay(engine, delivery)
+    running.run()
+    assert seen == ORDERS[:1]
+    assert relay(engine, delivery) == len(ORDERS) - 1
+    assert seen == ORDERS

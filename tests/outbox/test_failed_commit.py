@@ -1,0 +1,317 @@
+"""A commit that fails leaves nothing behind, also when its session is closed without a rollback."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, select, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from examples.embedded_postgres import EmbeddedPostgres
+from inbox.schema import metadata
+from outbox import Outbox
+from outbox._waking import bells
+from tests.support import accounts
+from tests.support.accounts import Account
+from tests.support.database import Database
+from tests.support.published import TOPIC, texts
+from tests.support.together import wait_until_blocked
+
+OUTBOX = Outbox()
+POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
+SOON: dict[str, dict[str, Any]] = {
+    "postgresql": {"options": "-c lock_timeout=100"},
+    "mysql": {"init_command": "SET SESSION innodb_lock_wait_timeout = 1"},
+    "sqlite": {"timeout": 0.1},
+}
+"""How to connect so that a lock is waited for no longer than a second."""
+
+
+class Spoilt(Exception):
+    """What goes wrong in these tests."""
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with an account beside the outbox, and a pool of one connection."""
+    accounts.make(migrated.engine())
+    return migrated.engine(**POOL_OF_ONE)
+
+
+def spoil_insert(engine: Engine, error: type[BaseException] = Spoilt) -> None:
+    """Let the messages' INSERT fail."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def fail(_: object, __: object, statement: str, *___: object) -> None:
+        if "INSERT INTO outbox_message" in statement:
+            raise error
+
+
+def work(session: Session) -> None:
+    """A business row and its message."""
+    accounts.add(session)
+    OUTBOX.publish(session, TOPIC, "never", key="k")
+
+
+def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
+    """The next to borrow the connection is not affected, and commits nothing but its own."""
+    with engine.begin() as connection:
+        assert connection.scalar(select(Account.total)) == 0
+        accounts.add(connection, amount=100)
+    assert accounts.total(observer) == 100
+    assert texts(observer) == []
+
+
+def in_session(engine: Engine) -> AbstractContextManager[Session]:
+    return Session(engine)
+
+
+def in_sessionmaker(engine: Engine) -> AbstractContextManager[Session]:
+    return sessionmaker(engine)()
+
+
+@contextmanager
+def as_a_dependency(engine: Engine) -> Iterator[Session]:
+    """As FastAPI's documentation has it: closed at the end, whatever happens."""
+    session = Session(engine)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+@contextmanager
+def rolling_back(engine: Engine) -> Iterator[Session]:
+    """Rolled back by hand, and used again."""
+    with Session(engine) as session:
+        try:
+            yield session
+        except BaseException:
+            session.rollback()
+            session.commit()
+            raise
+
+
+Open = Callable[[Engine], AbstractContextManager[Session]]
+
+
+def commit_in(open_session: Open, engine: Engine) -> None:
+    """A business row and its message, committed in a session of its own."""
+    with open_session(engine) as session:
+        work(session)
+        session.commit()
+
+
+@pytest.mark.parametrize(
+    ("open_session", "error"),
+    [
+        (in_session, Spoilt),
+        (in_session, KeyboardInterrupt),
+        (in_sessionmaker, Spoilt),
+        (as_a_dependency, Spoilt),
+        (rolling_back, Spoilt),
+    ],
+)
+def test_messages_cannot_be_written(
+    migrated: Database, engine: Engine, open_session: Open, error: type[BaseException]
+) -> None:
+    """If the messages cannot be written, the business rows are never committed, by whomever."""
+    spoil_insert(engine, error)
+    with pytest.raises(error):
+        commit_in(open_session, engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+@pytest.mark.parametrize("moment", ["first", "last"])
+def test_a_listener_of_the_application_fails(migrated: Database, engine: Engine, moment: str) -> None:
+    """The same if a listener of somebody else's raises, before the messages are written or after that."""
+    calls = iter([True])
+
+    def fail(_: Connection) -> None:
+        if next(calls, False):
+            raise Spoilt
+
+    with Session(engine) as session:
+        work(session)
+        event.listen(engine, "commit", fail, insert=moment == "first")
+        with pytest.raises(Spoilt):
+            session.commit()
+    check_nothing_is_left(engine, migrated.engine())
+
+
+@contextmanager
+def locked(migrated: Database) -> Iterator[None]:
+    """A COMMIT of messages cannot get through: the table is locked, or on SQLite somebody reads."""
+    kind = migrated.url.get_backend_name()
+    with migrated.engine().connect() as connection:
+        if kind == "postgresql":
+            connection.execute(text("LOCK TABLE outbox_message"))
+        elif kind == "mysql":
+            connection.execute(text("SELECT * FROM outbox_message FOR UPDATE"))
+        else:
+            connection.exec_driver_sql("BEGIN")
+            connection.exec_driver_sql("SELECT * FROM outbox_message").all()
+        yield
+
+
+def test_a_lock_is_not_had_in_time(migrated: Database) -> None:
+    """The same when the database gives up waiting for a lock: in the INSERT, or on SQLite in the COMMIT."""
+    accounts.make(migrated.engine())
+    soon = migrated.engine(connect_args=SOON[migrated.url.get_backend_name()], **POOL_OF_ONE)
+    with locked(migrated), pytest.raises(OperationalError):
+        commit_in(in_session, soon)
+    check_nothing_is_left(soon, migrated.engine())
+
+
+def test_a_pool_that_was_renewed(migrated: Database, engine: Engine) -> None:
+    """The same after the engine was disposed of, with its new pool."""
+    with Session(engine) as session:
+        OUTBOX.publish(session, TOPIC, "first")
+        session.rollback()
+    engine.dispose()
+    test_messages_cannot_be_written(migrated, engine, in_session, Spoilt)
+
+
+def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit does not fail because relays cannot be woken, as when the process may begin no thread."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with bell(engine, fail), monkeypatch.context() as patch:
+        publish(engine)
+        bells.take_down((engine.url, None), fail)
+        patch.setattr(threading.Thread, "start", fail)
+        publish(engine)
+    assert texts(migrated.engine()) == ["told", "told"]
+
+
+def test_a_wake_up_that_is_interrupted(migrated: Database, engine: Engine) -> None:
+    """Ctrl-C while relays are woken rolls back."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with bell(engine, interrupt), pytest.raises(KeyboardInterrupt):
+        commit_in(in_session, engine)
+    check_nothing_is_left(engine, migrated.engine())
+
+
+def publish(engine: Engine) -> None:
+    """Something that has to leave."""
+    with Session(engine) as session:
+        OUTBOX.publish(session, TOPIC, "told")
+        session.commit()
+
+
+@contextmanager
+def bell(engine: Engine, ring: bells.Ring) -> Iterator[None]:
+    """A relay of this process is woken by each commit."""
+    bells.hang((engine.url, None), ring)
+    try:
+        yield
+    finally:
+        bells.take_down((engine.url, None), ring)
+
+
+@pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "committed"])
+@pytest.mark.parametrize("error", [Spoilt, KeyboardInterrupt])
+def test_two_phases(migrated: Database, engine: Engine, error: type[BaseException], prepares: bool) -> None:
+    """The same with a two-phase commit, in which messages are written before it is prepared."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite has no two-phase commit")
+    if migrated.name != "postgresql":
+        _fail_in_two_phases(engine, migrated.engine(), prepares)
+        return
+    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # 0 unless it is asked for
+        observer, engine = create_engine(server.url), create_engine(server.url, **POOL_OF_ONE)
+        metadata.create_all(observer)
+        accounts.make(observer)
+        _fail_in_two_phases(engine, observer, prepares)
+        observer.dispose()
+        engine.dispose()
+
+
+def _fail_in_two_phases(engine: Engine, observer: Engine, prepares: bool) -> None:
+    spoil_insert(engine)
+    with Session(engine, twophase=True) as session:
+        work(session)
+        transaction = session.connection().get_transaction()
+        assert transaction is not None
+        end = session.prepare if prepares else transaction.commit
+        with pytest.raises(Spoilt):
+            end()
+    check_nothing_is_left(engine, observer)
+
+
+def run_async(database: Database, failing: Callable[[AsyncEngine], Any], **options: Any) -> None:
+    """Let something fail, and see what is left."""
+    accounts.make(database.engine())
+
+    async def main() -> None:
+        engine = create_async_engine(database.async_url, **POOL_OF_ONE, **options)
+        try:
+            async with asyncio.timeout(60):
+                await failing(engine)
+                async with engine.begin() as connection:
+                    assert await connection.scalar(select(Account.total)) == 0
+                    await accounts.add_async(connection, amount=100)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(main())
+    assert accounts.total(database.engine()) == 100
+    assert texts(database.engine()) == []
+
+
+async def commit_async(engine: AsyncEngine) -> None:
+    """A business row and its message, committed in an AsyncSession of its own."""
+    async with AsyncSession(engine) as session:
+        await accounts.add_async(session)
+        await OUTBOX.publish(session, TOPIC, "never", key="k")
+        await session.commit()
+
+
+@pytest.mark.parametrize("error", [Spoilt, asyncio.CancelledError])
+def test_messages_cannot_be_written_async(migrated: Database, error: type[BaseException]) -> None:
+    """The same in an AsyncSession."""
+
+    async def fail(engine: AsyncEngine) -> None:
+        spoil_insert(engine.sync_engine, error)
+        with pytest.raises(error):
+            await commit_async(engine)
+
+    run_async(migrated, fail)
+
+
+def test_a_lock_is_not_had_in_time_async(migrated: Database) -> None:
+    """The same in an AsyncSession, with errors of the database."""
+
+    async def fail(engine: AsyncEngine) -> None:
+        with locked(migrated), pytest.raises(OperationalError):
+            await commit_async(engine)
+
+    run_async(migrated, fail, connect_args=SOON[migrated.url.get_backend_name()])
+
+
+def test_a_task_is_cancelled_while_it_commits(migrated: Database) -> None:
+    """The same when the task is cancelled while the database works on the message's INSERT."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite does not wait in the INSERT")
+
+    async def fail(engine: AsyncEngine) -> None:
+        task = asyncio.create_task(commit_async(engine))
+        with locked(migrated):
+            await asyncio.to_thread(wait_until_blocked, migrated.engine())
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        assert task.cancelled()
+
+    run_async(migrated, fail)

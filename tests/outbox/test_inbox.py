@@ -1,0 +1,148 @@
+"""Inbox meets outbox: what a handler publishes leaves once, however often its message comes."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import Inbox, SqlStore, StatusInbox, Verdict, Work
+from inbox.errors import TransactionAborted
+from outbox import Outbox
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.published import TOPIC, Handle, texts
+from tests.support.together import together
+
+INBOX, OUTBOX = Inbox("bookkeeping"), Outbox()
+SOURCES = {"engine": lambda engine: engine, "sessionmaker": sessionmaker}
+
+every_source = pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with two accounts beside the outbox."""
+    engine = migrated.engine()
+    accounts.make(engine, ["cash", "bank"])
+    return engine
+
+
+def handle_of(work: Work[Connection, Session], make: Any) -> Handle:
+    """What the transaction is on."""
+    return work.session if make is sessionmaker else work.connection
+
+
+def told(number: int) -> str:
+    """What a handler says about a message."""
+    return f"booked {number}"
+
+
+@every_source
+def test_a_duplicate_s_message_is_not_sent_again(engine: Engine, make: Any) -> None:
+    """In `inbox.transaction` a handler publishes in the same transaction: a duplicate publishes nothing."""
+    for _ in range(3):
+        with INBOX.transaction(make(engine), "transfer-1") as work:
+            if work.is_new:
+                handle = handle_of(work, make)
+                accounts.add(handle)
+                OUTBOX.publish(handle, TOPIC, told(1))
+    assert accounts.total(engine) == 1
+    assert texts(engine) == [told(1)]
+
+
+@every_source
+def test_a_handler_that_raises_publishes_nothing(engine: Engine, make: Any) -> None:
+    """The message comes again, and what is published then leaves once."""
+    failures = [ZeroDivisionError()]
+
+    @INBOX.handler(make(engine), key=str)
+    def book(handle: Any, number: int) -> None:
+        OUTBOX.publish(handle, TOPIC, told(number))
+        accounts.add(handle)
+        if failures:
+            raise failures.pop()
+
+    with pytest.raises(ZeroDivisionError):
+        book(1)
+    assert texts(engine) == []
+    assert [book(1).verdict, book(1).verdict] == [Verdict.NEW, Verdict.DUPLICATE]
+    assert texts(engine) == [told(1)]
+    assert accounts.total(engine) == 1
+
+
+@every_source
+def test_a_swallowed_error_of_the_database_publishes_nothing(
+    migrated: Database, engine: Engine, make: Any
+) -> None:
+    """Where an error has aborted the transaction and the handler has swallowed it, nothing is written, and
+    that is said."""
+    if migrated.name != "postgresql":
+        pytest.skip("an error undoes one statement there")
+
+    def swallow() -> None:
+        with INBOX.transaction(make(engine), "transfer-1") as work:
+            OUTBOX.publish(handle_of(work, make), TOPIC, "never")
+            with pytest.raises(Exception, match="no_such_table"):
+                work.connection.exec_driver_sql("SELECT * FROM no_such_table")
+
+    with pytest.raises(TransactionAborted):
+        swallow()
+    assert texts(engine) == []
+
+
+@every_source
+def test_handlers_that_deadlock_publish_once(migrated: Database, engine: Engine, make: Any) -> None:
+    """Two transactions that end in a deadlock: the one that has to give way is tried again by `handler`, and
+    what it publishes leaves once."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer has nobody to deadlock with")
+    both_hold_one = threading.Barrier(2, timeout=30)
+    tried: Counter[int] = Counter()
+
+    @INBOX.handler(make(engine), key=str)
+    def book(handle: Connection | Session, number: int) -> None:
+        tried[number] += 1
+        OUTBOX.publish(handle, TOPIC, told(number))
+        first, second = ("cash", "bank") if number else ("bank", "cash")
+        accounts.add(handle, first)
+        if tried[number] == 1:
+            both_hold_one.wait()
+        accounts.add(handle, second)
+
+    together([lambda: book(0), lambda: book(1)])
+    assert tried.total() == 3
+    assert accounts.totals(engine) == {"cash": 2, "bank": 2}
+    assert sorted(texts(engine)) == [told(0), told(1)]
+
+
+@every_source
+def test_steps_of_status_table_mode_publish_once(engine: Engine, make: Any) -> None:
+    """A step with `transact` publishes in its own transaction: a retry of the handler does not repeat it, and
+    a step that fails has published nothing."""
+    inbox = StatusInbox("orders", store=SqlStore(engine))
+    failures = [ZeroDivisionError("in the step"), ZeroDivisionError("after the step")]
+
+    def reserve(handle: Connection | Session) -> str:
+        accounts.add(handle)
+        OUTBOX.publish(handle, TOPIC, "reserved")
+        if len(failures) == 2:
+            raise failures.pop(0)
+        return "done"
+
+    def handle_order() -> Any:
+        with inbox.claim("order-1") as claim:
+            if claim.is_new:
+                claim.result = claim.transact("reserve", reserve, source=make(engine))
+                if failures:
+                    raise failures.pop()
+        return claim.result
+
+    for message in ("in the step", "after the step"):
+        with pytest.raises(ZeroDivisionError, match=message):
+            handle_order()
+    assert [handle_order(), handle_order()] == ["done", "done"]
+    assert accounts.total(engine) == 1
+    assert texts(engine) == ["reserved"]

@@ -1,0 +1,120 @@
+"""The order of messages, and commits in another order than that of their sequence."""
+
+import threading
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from outbox import Outbox, Relay
+from tests.support import accounts
+from tests.support.accounts import Account
+from tests.support.database import Database
+from tests.support.outbox_publishers import Recorder
+from tests.support.published import TOPIC, texts
+from tests.support.together import Task, together, wait_until_blocked
+
+OUTBOX = Outbox()
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with an account beside the outbox."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    return engine
+
+
+def test_messages_have_the_order_of_the_changes(migrated: Database, engine: Engine) -> None:
+    """Two sessions publish about a row, and change it in the opposite order: the messages leave in the order
+    of the changes."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer has no second one beside it")
+    with Session(engine) as first, Session(engine) as second:
+        OUTBOX.publish(second, TOPIC, "second change", key="cash")
+        OUTBOX.publish(first, TOPIC, "first change", key="cash")
+        accounts.add(first)
+        waiting = Task(lambda: add_and_commit(second))
+        wait_until_blocked(engine)
+        first.commit()
+        waiting.result()
+    assert accounts.total(engine) == 2
+    assert texts(engine) == ["first change", "second change"]
+
+
+def add_and_commit(session: Session) -> None:
+    """Change the row as soon as nobody else holds it."""
+    accounts.add(session)
+    session.commit()
+
+
+def test_many_sessions_on_one_row(engine: Engine) -> None:
+    """Sessions in several threads publish first and count a row up then: the messages leave in the order in
+    which the row was changed."""
+    changes: dict[str, int] = {}
+
+    def count_up(thread: int) -> None:
+        for number in range(10):
+            with Session(engine) as session:
+                name = f"{thread}-{number}"
+                OUTBOX.publish(session, TOPIC, name, key="cash")
+                accounts.add(session)
+                changes[name] = session.get_one(Account, "cash").total
+                session.commit()
+
+    together([lambda thread=thread: count_up(thread) for thread in range(5)])  # type: ignore[misc]
+    assert accounts.total(engine) == 50
+    assert [changes[name] for name in texts(engine)] == [*range(1, 51)]
+
+
+def test_commits_in_the_opposite_order_lose_nothing(migrated: Database, engine: Engine) -> None:
+    """A transaction that drew a lower sequence and commits after one with a higher one: both leave, also
+    when a relay has looked in between."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer has no second one beside it")
+    with engine.connect() as slow, engine.connect() as quick:
+        OUTBOX.publish(slow, TOPIC, "slow", key="k")
+        OUTBOX.publish(quick, TOPIC, "quick", key="k")
+        quick.commit()
+        assert texts(engine) == ["quick"]
+        slow.commit()
+    assert texts(engine) == ["slow"]
+
+
+def test_a_relay_at_work_finds_what_commits_late(migrated: Database, engine: Engine) -> None:
+    """The same for one relay that goes on all the time, while many later messages come and go: what it has
+    learnt about the sequences does not let it skip a transaction that is still open."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer has no second one beside it")
+    recorder = Recorder()
+    relay = Relay(migrated.engine(), recorder, lease=2, poll=0.05)
+    running = Task(relay.run)
+    try:
+        with engine.connect() as slow:
+            keys = [f"key-{number}" for number in range(20)]
+            for key in keys:
+                OUTBOX.publish(slow, TOPIC, f"slow {key}", key=key)
+            for round_ in range(8):
+                with engine.begin() as quick:
+                    for key in keys:
+                        OUTBOX.publish(quick, TOPIC, f"quick {round_} {key}", key=key)
+                until_sent(recorder, 20 * (round_ + 1))
+                threading.Event().wait(0.4)  # the relay looks at who is writing about every half second
+            slow.commit()
+        until_sent(recorder, 20 * 9)
+    finally:
+        relay.stop()
+        running.result()
+    sent = [message.payload.decode() for message in recorder.accepted]
+    assert len(set(sent)) == len(sent) == 20 * 9
+    assert sorted(sent[-20:]) == sorted(f"slow {key}" for key in keys)
+
+
+def until_sent(recorder: Recorder, many: int) -> None:
+    """Wait for a relay to have sent so many messages."""
+    end = threading.Event()
+    for _ in range(600):
+        if len(recorder.accepted) >= many:
+            return
+        end.wait(0.05)
+    raise AssertionError(f"{len(recorder.accepted)} of {many} messages were sent")

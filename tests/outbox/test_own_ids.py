@@ -1,0 +1,364 @@
+"""Messages with ids of the producer's own: publishing one again adds nothing while the outbox knows it."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from inbox import is_transient
+from inbox_outbox_base.databases.registry import relaying
+from outbox import (
+    Envelope,
+    Message,
+    MessageState,
+    Outbox,
+    Outcome,
+    Refused,
+    Relay,
+    drop,
+    peek,
+    purge_dead,
+    retry,
+)
+from outbox._relaying.beside import Overtaken, forget_sent
+from outbox.errors import InvalidMessage
+from tests.outbox.test_async import run
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leases_end
+from tests.support.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
+from tests.support.together import Task, together, wait_until_blocked
+
+OUTBOX = Outbox()
+STRANGE = ["a", "A", "a ", " a", "{a,b}", 'say "hi"', "back\\slash", "'; --", "%s", "x" * 128, "NULL"]
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database on which savepoints may be used."""
+    return beginning_early(migrated)
+
+
+def publish(engine: Engine, text: str, id: str = "order-1", **options: Any) -> str:  # noqa: A002
+    """In a transaction of its own."""
+    with engine.begin() as connection:
+        return OUTBOX.publish(connection, TOPIC, text, id=id, **options)
+
+
+def refuse(engine: Engine, **options: Any) -> None:
+    """Let what waits die."""
+    recorder = Recorder(lambda _: Refused("no"))
+    Relay(engine, recorder, **options).run_once()
+
+
+@every_way
+def test_publishing_again_adds_nothing(engine: Engine, way: Way) -> None:
+    """In the same transaction, in the same batch, and in a later one; the first is the one that leaves."""
+    with way(engine) as handle:
+        assert OUTBOX.publish(handle, TOPIC, "1", id="a") == "a"
+        assert OUTBOX.publish(handle, TOPIC, "never", id="a") == "a"
+        many = [("2", "b"), ("never", "a"), ("never", "b"), ("3", None), ("4", "c")]
+        ids = OUTBOX.publish_many(handle, [Message(TOPIC, text, "k", id=each) for text, each in many])
+        assert [*ids[:3], ids[4]] == ["b", "a", "b", "c"]
+    with way(engine) as handle:
+        assert OUTBOX.publish(handle, TOPIC, "never", id="c") == "c"
+        OUTBOX.publish(handle, TOPIC, "5", "k", id="d")
+    left = relayed(engine)
+    assert sorted(each.payload.decode() for each in left) == ["1", "2", "3", "4", "5"]
+    assert {each.id for each in left} - {"a", "b", "c", "d"} == {ids[3]}
+    assert [each.payload for each in left if each.key] == [b"2", b"3", b"4", b"5"]
+
+
+def be_delayed(engine: Engine) -> None:
+    publish(engine, "first", delay=3_600)
+
+
+def be_dead(engine: Engine) -> None:
+    publish(engine, "first")
+    refuse(engine)
+
+
+def be_held(engine: Engine) -> None:
+    publish(engine, "first", key="k")
+    refuse(engine, after_dead="hold")
+
+
+def be_revived(engine: Engine) -> None:
+    be_dead(engine)
+    retry(engine, "order-1")
+
+
+def be_sent(engine: Engine) -> None:
+    publish(engine, "first")
+    assert texts(engine, keep_sent=3_600) == ["first"]
+
+
+@pytest.mark.parametrize("be", [be_delayed, be_dead, be_held, be_revived, be_sent])
+def test_wherever_the_message_is(engine: Engine, be: Callable[[Engine], None]) -> None:
+    """The id is in use while its message is delayed, dead, held, retried, or kept as sent."""
+    be(engine)
+    before = [*peek(engine), *peek(engine, state="dead"), *peek(engine, state="delayed")]
+    assert publish(engine, "never") == "order-1"
+    with engine.begin() as connection:
+        OUTBOX.publish_many(connection, [Message(TOPIC, "never", id="order-1")] * 20)
+        OUTBOX.publish(connection, TOPIC, "never", delay=1, id="order-1")
+    after = [*peek(engine), *peek(engine, state="dead"), *peek(engine, state="delayed")]
+    assert after == before
+    assert len(before) == (be is not be_sent)
+
+
+def leave(engine: Engine) -> None:
+    assert texts(engine) == ["first"]
+
+
+def leave_the_record(engine: Engine) -> None:
+    assert texts(engine, keep_sent=0.001) == ["first"]
+    assert texts(engine, keep_sent=0.001) == []
+
+
+def be_dropped(engine: Engine) -> None:
+    assert drop(engine, "order-1") is MessageState.PENDING
+
+
+def be_dropped_when_dead(engine: Engine) -> None:
+    refuse(engine)
+    assert drop(engine, "order-1") is MessageState.DEAD
+
+
+def be_purged(engine: Engine) -> None:
+    refuse(engine)
+    assert purge_dead(engine, 0) == 1
+
+
+@pytest.mark.parametrize("go", [leave, leave_the_record, be_dropped, be_dropped_when_dead, be_purged])
+def test_when_the_message_is_gone(engine: Engine, go: Callable[[Engine], None]) -> None:
+    """The id may be used again once the outbox does not know it any more."""
+    publish(engine, "first")
+    go(engine)
+    publish(engine, "second")
+    publish(engine, "never")
+    assert texts(engine) == ["second"]
+
+
+@every_way
+def test_what_is_rolled_back_uses_no_id(engine: Engine, way: Way) -> None:
+    """A transaction or a savepoint that is rolled back takes the use of the id with it."""
+    with pytest.raises(ZeroDivisionError):
+        break_off(way, engine, lambda handle: OUTBOX.publish(handle, TOPIC, "never", id="a"))
+    with way(engine) as handle:
+        OUTBOX.publish(handle, TOPIC, "before")
+        savepoint = handle.begin_nested()
+        OUTBOX.publish(handle, TOPIC, "never", id="a")
+        savepoint.rollback()
+        OUTBOX.publish(handle, TOPIC, "ever", id="a")
+    assert sorted(texts(engine)) == ["before", "ever"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("kind", ["connection", "session"])
+def test_two_at_the_same_time(migrated: Database, end: str, kind: str) -> None:
+    """The second waits for the first: it adds nothing if that commits, and its own message if not."""
+
+    def second() -> None:
+        handle: Any = migrated.engine().connect() if kind == "connection" else Session(migrated.engine())
+        with handle:
+            OUTBOX.publish(handle, TOPIC, "second", id="a")
+            handle.commit()
+
+    with migrated.engine().connect() as connection:
+        OUTBOX.publish(connection, TOPIC, "first", id="a")
+        task = Task(second)
+        wait_until_blocked(migrated.engine())
+        getattr(connection, end)()
+    task.result()
+    assert texts(migrated.engine()) == (["first"] if end == "commit" else ["second"])
+
+
+def has_published(engine: Engine, messages: list[Message]) -> bool:
+    """In one transaction; False if it has to be tried again."""
+    try:
+        with Session(engine) as session, session.begin():
+            OUTBOX.publish_many(session, messages)
+    except DBAPIError as error:
+        if not is_transient(error):
+            raise
+        return False
+    return True
+
+
+def test_many_at_the_same_time(migrated: Database) -> None:
+    """Of all who publish the same ids in batches of any order, exactly one adds each. (InnoDB may see a
+    deadlock, which is transient.)"""
+    ids = [f"order-{number}" for number in range(30)]
+
+    def work(number: int) -> None:
+        engine = migrated.engine()
+        turned = ids[number * 5 :] + ids[: number * 5]
+        for start in range(0, len(turned), 15):
+            part = [Message(TOPIC, "x", id=each) for each in turned[start : start + 15]]
+            while not has_published(engine, part):
+                pass
+
+    together([lambda number=number: work(number) for number in range(4)])  # type: ignore[misc]
+    assert Counter(each.id for each in relayed(migrated.engine())) == Counter(ids)
+
+
+@pytest.mark.parametrize("size", [1, 20])
+@pytest.mark.parametrize("keep_sent", [None, 0.001])
+def test_ids_of_any_characters(engine: Engine, size: int, keep_sent: float | None) -> None:
+    """Ids compare byte for byte, and what a broker has taken is deleted, whatever is in them."""
+    for rounds in range(2):
+        with engine.begin() as connection:
+            for start in range(0, len(STRANGE), size):
+                part = STRANGE[start : start + size]
+                OUTBOX.publish_many(connection, [Message(TOPIC, str(rounds), id=each) for each in part])
+        left = relayed(engine, keep_sent=keep_sent)
+        assert Counter(each.id for each in left) == Counter(STRANGE)
+        assert relayed(engine, keep_sent=keep_sent) == []
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "Ä", "a\nb", "a\0", "\x7f", 7, b"a", ("a",)], ids=repr)
+def test_bad_ids(postgres: Database, given: Any) -> None:
+    """They are refused by name, before anything is written."""
+    with postgres.engine().begin() as connection:
+        with pytest.raises(InvalidMessage, match=r"^id="):
+            OUTBOX.publish(connection, TOPIC, "never", id=given)
+        with pytest.raises(InvalidMessage, match=r"^id="):
+            OUTBOX.publish_many(connection, [Message(TOPIC, "never"), Message(TOPIC, "never", id=given)])
+    assert texts(postgres.engine()) == []
+
+
+def test_messages_without_an_id_of_their_own_cost_nothing(engine: Engine) -> None:
+    """Neither the producer nor the relay looks for the ids of other messages."""
+    seen: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        seen.append(statement)
+
+    with engine.begin() as connection:
+        OUTBOX.publish_many(connection, [Message(TOPIC, "x")] * 20)
+        OUTBOX.publish(connection, TOPIC, "x", delay=0.001)
+    while len(relayed(engine, keep_sent=0.001)) > 0:
+        pass
+    assert [each for each in seen if "INSERT INTO outbox_message" in each]
+    assert [each for each in seen if "outbox_id" in each] == []
+
+
+def test_open_transactions_do_not_hold_up_the_relay(migrated: Database) -> None:
+    """One that has published another id, and one that has published the same id again, stay open while the
+    relay sends the message and lets its id go."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer at a time")
+    engine = migrated.engine()
+    publish(engine, "first", id="a")
+    with engine.connect() as other, engine.connect() as again:
+        OUTBOX.publish(other, TOPIC, "other", id="b")
+        OUTBOX.publish(again, TOPIC, "never", id="a")
+        assert texts(engine) == ["first"]
+        publish(engine, "second", id="a")
+        other.commit()
+        again.commit()
+    assert sorted(texts(engine)) == ["other", "second"]
+
+
+def test_async(migrated: Database) -> None:
+    """The same with asynchronous connections and sessions."""
+    accounts.make(migrated.engine())
+
+    async def work(engine: AsyncEngine) -> None:
+        for text in ("first", "never"):
+            async with engine.begin() as connection:
+                await OUTBOX.publish(connection, TOPIC, text, id="a")
+            async with AsyncSession(engine) as session:
+                many = [Message(TOPIC, text, id=each) for each in ("a", "b", "b")]
+                assert await OUTBOX.publish_many(session, many) == ["a", "b", "b"]
+                await session.commit()
+
+    run(migrated, work)
+    assert sorted(texts(migrated.engine())) == ["first", "first"]
+
+
+def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> None:
+    """Do something right after the first statement of the engine that begins like this."""
+    calls = iter([act])
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def look(*args: Any) -> None:
+        if args[2].startswith(statement):
+            next(calls, lambda: None)()
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+def test_what_is_sent_again_while_it_is_purged(migrated: Database) -> None:
+    """A dead letter that an operator sends again at the same moment keeps its id: nobody else may use it."""
+    purging, engine = migrated.engine(), migrated.engine()
+    publish(engine, "1")
+    refuse(engine)
+    in_between(purging, "SELECT outbox_dead.id", lambda: retry(engine, "order-1"))
+    assert purge_dead(purging, 0) == 0
+    publish(engine, "never")
+    assert texts(engine) == ["1"]
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+def test_two_relays_forget_the_same_record(migrated: Database) -> None:
+    """The slower one frees no id that has been used again since the quicker one has freed it."""
+    engine = migrated.engine()
+    slow, quick = (migrated.engine(isolation_level="READ COMMITTED") for _ in range(2))
+    database = relaying(engine.dialect.name)
+    publish(engine, "1")
+    Relay(engine, Recorder(), keep_sent=3600).run_once()
+
+    def forget_and_publish() -> None:
+        with quick.begin() as connection:
+            forget_sent(connection, database, TABLES, 0)
+        publish(engine, "2")
+
+    in_between(slow, "SELECT outbox_sent.id", forget_and_publish)
+    with pytest.raises(Overtaken), slow.begin() as connection:
+        forget_sent(connection, database, TABLES, 0)
+    publish(engine, "never")
+    assert texts(engine) == ["2"]
+
+
+def test_an_id_of_a_message_that_was_dropped_while_it_was_sent(engine: Engine) -> None:
+    """The relay's lease was over, so the message could be dropped, and its id used again: what the relay
+    writes about its late send does not free that id."""
+
+    def answer(message: Envelope) -> Outcome:
+        late.stop()
+        let_leases_end(engine)
+        drop(engine, message.id)
+        publish(engine, "1")
+        return ACCEPTED
+
+    publish(engine, "1")
+    late = Relay(engine, Recorder(answer))
+    late.run_once()
+    publish(engine, "1")
+    assert texts(engine) == ["1"]
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+def test_a_purge_whose_first_letters_others_have_taken(migrated: Database) -> None:
+    """It goes on with those that are left."""
+    purging, engine = migrated.engine(), migrated.engine()
+    publish(engine, "1")
+    refuse(engine)
+
+    def take_it_and_leave_another() -> None:
+        drop(engine, "order-1")
+        publish(engine, "2", "order-2")
+        refuse(engine)
+
+    in_between(purging, "SELECT outbox_dead.id", take_it_and_leave_another)
+    assert purge_dead(purging, 0) == 1
+    assert not peek(engine, state="dead")

@@ -1,0 +1,282 @@
+"""Messages are written in the caller's transaction: they leave if and only if it commits."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from inbox import migration
+from inbox.schema import utcnow
+from outbox import Message, Outbox, schema
+from outbox._publishing.buckets import bucket_of
+from outbox._publishing.ids import new_id
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.published import (
+    TOPIC,
+    WAYS,
+    Handle,
+    Way,
+    beginning_early,
+    break_off,
+    relayed,
+    texts,
+    waiting,
+)
+
+OUTBOX = Outbox()
+KEYS = [
+    "a",
+    "A",
+    "a ",
+    " a",
+    "Ä",
+    "A\u0308",
+    "ß",
+    "ss",
+    "K",
+    "\u212a",
+    "🙂",
+    "a\tb",
+    "a\nb",
+    "'; --",
+    "%s",
+    "fi",
+    "\ufb01",
+]
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with an account beside the outbox, on which savepoints may be used."""
+    engine = beginning_early(migrated)
+    accounts.make(engine)
+    return engine
+
+
+@every_way
+def test_what_commits_leaves(engine: Engine, way: Way) -> None:
+    """Messages leave once their transaction has committed: not before, each once, in their order."""
+    with way(engine) as handle:
+        accounts.add(handle)
+        ids = [OUTBOX.publish(handle, TOPIC, text, key="k") for text in ("1", "2")]
+        ids += OUTBOX.publish_many(handle, [Message(TOPIC, text, "k") for text in ("3", "4")])
+    assert accounts.total(engine) == 1
+    sent = relayed(engine)
+    assert [(message.id, message.payload) for message in sent] == list(
+        zip(ids, [b"1", b"2", b"3", b"4"], strict=True)
+    )
+    assert relayed(engine) == []
+
+
+@every_way
+def test_what_rolls_back_never_leaves(engine: Engine, way: Way) -> None:
+    """An exception in the block takes the messages away with the business rows; what is published and
+    committed afterwards leaves alone."""
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            break_off(way, engine, add_and_publish)
+    with way(engine) as handle:
+        OUTBOX.publish(handle, TOPIC, "ever", key="k")
+    assert accounts.total(engine) == 0
+    assert count(engine, "delayed") == 0
+    assert texts(engine) == ["ever"]
+
+
+def add_and_publish(handle: Handle) -> None:
+    """A business row, a message, and a delayed one."""
+    accounts.add(handle)
+    OUTBOX.publish(handle, TOPIC, "never", key="k")
+    OUTBOX.publish(handle, TOPIC, "never", delay=0.001)
+
+
+@every_way
+def test_nothing_leaves_before_the_commit(migrated: Database, engine: Engine, way: Way) -> None:
+    """While the transaction is open, a relay finds nothing."""
+    if migrated.name == "sqlite":
+        pytest.skip("a relay waits for the writer there")
+    with way(engine) as handle:
+        OUTBOX.publish(handle, TOPIC, "later", key="k")
+        assert texts(engine) == []
+    assert texts(engine) == ["later"]
+
+
+@every_way
+def test_savepoints_take_their_messages_with_them(engine: Engine, way: Way) -> None:
+    """A savepoint that is rolled back has no messages, one that is released has; in any depth."""
+    with way(engine) as handle:
+        OUTBOX.publish(handle, TOPIC, "1", key="k")
+        with handle.begin_nested():
+            OUTBOX.publish(handle, TOPIC, "2", key="k")
+            lost = handle.begin_nested()
+            OUTBOX.publish(handle, TOPIC, "lost", key="k")
+            with handle.begin_nested():
+                OUTBOX.publish(handle, TOPIC, "lost with the one around it", key="k")
+            lost.rollback()
+            OUTBOX.publish(handle, TOPIC, "3", key="k")
+        OUTBOX.publish(handle, TOPIC, "4", key="k")
+    assert texts(engine) == ["1", "2", "3", "4"]
+
+
+@every_way
+@pytest.mark.parametrize("size", [0, 1, 5_000])
+def test_many_at_once(engine: Engine, way: Way, size: int) -> None:
+    """`publish_many` writes none, one or thousands in their order, and returns their ids in that order."""
+    messages = [
+        Message(TOPIC, str(number), f"key-{number % 7}", {"n": str(number)}) for number in range(size)
+    ]
+    with way(engine) as handle:
+        ids = OUTBOX.publish_many(handle, iter(messages))
+    rows = waiting(engine)
+    assert [(row.id, row.payload.decode(), row.key) for row in rows] == [
+        (id_, message.payload, message.key) for id_, message in zip(ids, messages, strict=True)
+    ]
+    assert len(set(ids)) == size
+
+
+@every_way
+def test_many_are_all_or_none(engine: Engine, way: Way) -> None:
+    """A batch of which one message breaks a limit, or that is rolled back, leaves nothing."""
+    messages = [Message(TOPIC, "x")] * 100
+    with way(engine) as handle, pytest.raises(ValueError, match="topic=''"):
+        OUTBOX.publish_many(handle, [*messages, Message("", "x")])
+    with pytest.raises(ZeroDivisionError):
+        break_off(way, engine, lambda handle: OUTBOX.publish_many(handle, messages))
+    assert texts(engine) == []
+
+
+def test_a_source_of_messages_that_raises_writes_nothing(engine: Engine) -> None:
+    """`publish_many` reads all messages before it writes the first one."""
+    with engine.begin() as connection, pytest.raises(ZeroDivisionError):
+        OUTBOX.publish_many(connection, (Message(TOPIC, str(1 // number)) for number in (1, 0)))
+    assert texts(engine) == []
+
+
+@every_way
+def test_every_key_comes_through_byte_for_byte(engine: Engine, way: Way) -> None:
+    """Keys and topics that differ in case, spaces or composition stay apart, and come back as they were."""
+    with way(engine) as handle:
+        for key in KEYS:
+            OUTBOX.publish(handle, f"topic {key}", key, key=key, headers={key: key, "empty": ""})
+    sent = relayed(engine)
+    assert sorted(message.key or "" for message in sent) == sorted(KEYS)
+    for message in sent:
+        assert message.key is not None
+        assert message.topic == f"topic {message.key}"
+        assert message.payload == message.key.encode()
+        assert message.headers == {message.key: message.key, "empty": ""}
+
+
+def test_what_an_envelope_says(engine: Engine) -> None:
+    """Topic, key, bytes, content type and headers are those that were published, the time is the
+    database's."""
+    with engine.connect() as connection:
+        before = connection.scalar(select(utcnow()))
+    payload = bytes(range(256)) * 20
+    with engine.begin() as connection:
+        id_ = OUTBOX.publish(connection, TOPIC, payload, headers={"a": "ä"}, content_type="image/png")
+    (message,) = relayed(engine)
+    assert (message.id, message.topic, message.key, message.payload) == (id_, TOPIC, None, payload)
+    assert (message.content_type, message.headers, message.attempt) == ("image/png", {"a": "ä"}, 1)
+    with engine.connect() as connection:
+        after = connection.scalar(select(utcnow()))
+    assert before is not None
+    assert after is not None
+    assert before <= message.created_at <= after
+    assert message.created_at.tzinfo is UTC
+
+
+def test_ids_are_unique_and_grow_with_time() -> None:
+    """Ids are UUIDs of version 7: unique among threads, and the first 48 bits are the milliseconds of now."""
+    drawn: list[list[str]] = [[] for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda ids=ids: ids.extend(new_id() for _ in range(5_000))) for ids in drawn
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    everything = [UUID(each) for ids in drawn for each in ids]
+    assert len(set(everything)) == 20_000
+    assert {(each.version, each.variant) for each in everything} == {(7, UUID(int=0x8 << 60).variant)}
+    assert all(str(UUID(each)) == each for each in drawn[0])
+    for ids in drawn:
+        milliseconds = [UUID(each).int >> 80 for each in ids]
+        assert milliseconds == sorted(milliseconds)
+    now = datetime.now(UTC).timestamp() * 1000
+    assert abs((everything[-1].int >> 80) - now) < timedelta(hours=1).total_seconds() * 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "bucket"),
+    [("order-42", 30), ("a", 3), ("A", 11), ("Ä", 11), ("🙂", 41), ("x" * 512, 29)],
+)
+def test_the_bucket_of_a_key_never_changes(key: str, bucket: int) -> None:
+    """Old rows and old processes agree with new ones, for ever: another bucket would break the order."""
+    assert bucket_of(key, 64) == bucket
+
+
+def test_a_row_stands_in_the_bucket_of_its_key(engine: Engine) -> None:
+    """All messages of a key are in one bucket; those without a key are spread."""
+    with engine.begin() as connection:
+        for _ in range(3):
+            OUTBOX.publish(connection, TOPIC, "x", key="order-42")
+        OUTBOX.publish(connection, TOPIC, "x", key="order-42", delay=60)
+        ids = [OUTBOX.publish(connection, TOPIC, "x") for _ in range(200)]
+    rows = waiting(engine)
+    assert {row.bucket for row in rows if row.key} == {bucket_of("order-42", schema.BUCKETS)}
+    assert {row.id: row.bucket for row in rows if row.key is None} == {
+        id_: bucket_of(id_, schema.BUCKETS) for id_ in ids
+    }
+    with engine.connect() as connection:
+        assert connection.scalars(select(schema.tables().delayed.c.bucket)).all() == [rows[0].bucket]
+
+
+def test_in_a_schema(postgres: Database) -> None:
+    """On PostgreSQL the tables may stand in a schema of their own; those elsewhere are left alone."""
+    engine = postgres.engine()
+    migration.migrate(engine, schema='Äpp "x"')
+    there = Outbox(schema='Äpp "x"')
+    with engine.begin() as connection:
+        there.publish(connection, TOPIC, "there", key="k")
+        OUTBOX.publish(connection, TOPIC, "here", key="k")
+    with Session(engine) as session:
+        there.publish(session, TOPIC, "there, too", key="k")
+        session.commit()
+    assert texts(engine, schema='Äpp "x"') == ["there", "there, too"]
+    assert texts(engine) == ["here"]
+
+
+def test_a_sessionmaker_makes_sessions_like_any_other(engine: Engine) -> None:
+    """`sessionmaker.begin()` is a transaction of the caller's as well."""
+    make = sessionmaker(engine)
+    with make.begin() as session:
+        OUTBOX.publish(session, TOPIC, "a", key="k")
+    with make() as session:
+        OUTBOX.publish(session, TOPIC, "never")
+    assert texts(engine) == ["a"]
+
+
+def test_a_scoped_session_is_the_session_of_its_scope(engine: Engine) -> None:
+    """It may be passed as it is, as the many applications do that have only this one."""
+    session = scoped_session(sessionmaker(engine))
+    accounts.add(session())
+    OUTBOX.publish(session, TOPIC, "a", key="k")
+    OUTBOX.publish_many(session, [Message(TOPIC, "b", "k")])
+    session.commit()
+    OUTBOX.publish(session, TOPIC, "never")
+    session.remove()
+    assert accounts.total(engine) == 1
+    assert texts(engine) == ["a", "b"]
+
+
+def count(engine: Engine, table: str) -> int:
+    """How many rows one of the outbox's tables has."""
+    with engine.connect() as connection:
+        chosen = getattr(schema.tables(), table)
+        return connection.execute(select(func.count()).select_from(chosen)).scalar_one()

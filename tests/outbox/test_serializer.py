@@ -1,0 +1,290 @@
+"""Payloads become bytes once, when they are published."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from sqlalchemy import Connection
+
+from outbox import Message, Outbox, Refused, Relay, peek, retry_all
+from outbox.errors import InvalidMessage, InvalidOption
+from tests.support.database import Database
+from tests.support.outbox_publishers import Recorder
+from tests.support.published import TOPIC, relayed
+
+TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
+
+
+class Colour(Enum):
+    """An enum whose values are text."""
+
+    RED = "red"
+
+
+class Size(IntEnum):
+    """An enum of numbers."""
+
+    LARGE = 3
+
+
+class Kind(StrEnum):
+    """An enum of strings."""
+
+    NEW = "new"
+
+
+@dataclass
+class Line:
+    """A dataclass inside another one."""
+
+    article: str
+    price: Decimal
+    colours: list[Colour] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A dataclass with everything that JSON does not have."""
+
+    id: UUID
+    lines: tuple[Line, ...]
+    placed_at: datetime
+
+
+class Customer(BaseModel):
+    """A pydantic model inside another one."""
+
+    name: str
+    born: date
+
+
+class Contract(BaseModel):
+    """A pydantic model with an alias, which is not used, and a default."""
+
+    customer: Customer
+    amount: Decimal
+    runs: timedelta = timedelta(days=1)
+    kind: Kind = Field(default=Kind.NEW, alias="theKind")
+
+
+@pydantic_dataclass
+class Parcel:
+    """A dataclass of pydantic's."""
+
+    weight: Decimal
+
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=timezone(timedelta(hours=2)))
+NUMBER = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
+ORDER = Order(NUMBER, (Line("tea", Decimal("1.10"), [Colour.RED]), Line("ä", Decimal("1E+2"))), AT)
+CONTRACT = Contract(customer=Customer(name="Ä", born=date(2000, 1, 2)), amount=Decimal("0.30"))
+
+AS_BYTES: dict[str, tuple[Any, bytes, str]] = {
+    "bytes": (b"\x00\xff", b"\x00\xff", BINARY),
+    "bytearray": (bytearray(b"ab"), b"ab", BINARY),
+    "memoryview": (memoryview(b"abcd"), b"abcd", BINARY),
+    "memoryview with gaps": (memoryview(b"abcd")[::2], b"ac", BINARY),
+    "no bytes": (b"", b"", BINARY),
+    "text": ("Grüße 🙂\n", "Grüße 🙂\n".encode(), TEXT),
+    "no text": ("", b"", TEXT),
+    "text with NUL": ("a\0b", b"a\0b", TEXT),
+    "text that is JSON": ('{"a":1}', b'{"a":1}', TEXT),
+}
+AS_JSON: dict[str, tuple[Any, Any]] = {
+    "dict": ({"b": 1, "a": [True, None, 1.5, "ä"]}, {"b": 1, "a": [True, None, 1.5, "ä"]}),
+    "another mapping": (OrderedDict(a=1), {"a": 1}),
+    "list": ([1, "a"], [1, "a"]),
+    "tuple": ((1, "a"), [1, "a"]),
+    "number": (7, 7),
+    "large number": (2**80, 2**80),
+    "bool": (False, False),
+    "Decimal": ({"a": Decimal("1.10")}, {"a": "1.10"}),
+    "UUID": ([NUMBER], [str(NUMBER)]),
+    "datetime": ([AT, AT.date(), time(1, 2)], ["2026-01-02T03:04:05.678900+02:00", "2026-01-02", "01:02:00"]),
+    "UTC": (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00+00:00"),
+    "enums": ([Colour.RED, Size.LARGE, Kind.NEW], ["red", 3, "new"]),
+    "dataclasses": (
+        ORDER,
+        {
+            "id": str(NUMBER),
+            "lines": [
+                {"article": "tea", "price": "1.10", "colours": ["red"]},
+                {"article": "ä", "price": "1E+2", "colours": []},
+            ],
+            "placed_at": "2026-01-02T03:04:05.678900+02:00",
+        },
+    ),
+    "pydantic model": (
+        CONTRACT,
+        {"customer": {"name": "Ä", "born": "2000-01-02"}, "amount": "0.30", "runs": "P1D", "kind": "new"},
+    ),
+    "models in a dict": ({"a": [CONTRACT.customer]}, {"a": [{"name": "Ä", "born": "2000-01-02"}]}),
+    "pydantic dataclass": (Parcel(Decimal("1.5")), {"weight": "1.5"}),
+}
+
+
+@pytest.mark.parametrize(("payload", "expected", "content_type"), AS_BYTES.values(), ids=AS_BYTES)
+def test_bytes_and_text_stay_what_they_are(
+    migrated: Database, payload: Any, expected: bytes, content_type: str
+) -> None:
+    """Bytes come through as they are, text as UTF-8, and the content type says which it was."""
+    assert published(migrated, payload) == (expected, content_type)
+
+
+@pytest.mark.parametrize(("payload", "expected"), AS_JSON.values(), ids=AS_JSON)
+def test_everything_else_is_json(migrated: Database, payload: Any, expected: Any) -> None:
+    """Dictionaries, lists, dataclasses and pydantic models are compact JSON in UTF-8."""
+    found, content_type = published(migrated, payload)
+    assert content_type == JSON
+    assert json.loads(found) == expected
+    assert found.decode() == json.dumps(expected, ensure_ascii=False, separators=(",", ":"))
+
+
+def published(database: Database, payload: Any, **options: Any) -> tuple[bytes, str]:
+    """What has become of a payload on its way through the database."""
+    engine = database.engine()
+    with engine.begin() as connection:
+        Outbox(**options).publish(connection, TOPIC, payload)
+    (message,) = relayed(engine)
+    return message.payload, message.content_type
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+UNFIT: dict[str, tuple[Any, str]] = {
+    "a lone surrogate": ("a\ud800", "not Unicode"),
+    "a lone surrogate in JSON": ({"a": "\ud800"}, "not Unicode"),
+    "not a number": ({"a": float("nan")}, "payload of type dict"),
+    "infinite": ([float("inf")], "payload of type list"),
+    "infinite beside a UUID": ([float("inf"), NUMBER], "payload of type list"),
+    "a set": ({1, 2}, "payload of type set.*a set is no JSON"),
+    "bytes in JSON": ({"a": b"b"}, "payload of type dict.*a bytes is no JSON"),
+    "an object": (object(), "payload of type object"),
+    "a class": (Order, "payload of type type"),
+    "a class of pydantic's": (Contract, "payload of type ModelMetaclass"),
+    "a function": (published, "payload of type function"),
+    "a key that is a tuple": ({(1, 2): 3}, "payload of type dict"),
+    "a circle": (CIRCLE, "payload of type list"),
+    "a deep one": (DEEP, "payload of type list"),
+}
+
+
+@pytest.mark.parametrize(("payload", "told"), UNFIT.values(), ids=UNFIT)
+def test_what_has_no_bytes_is_refused(postgres: Database, payload: Any, told: str) -> None:
+    """One clear error that names the payload, before anything is written; the transaction goes on."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        with pytest.raises(InvalidMessage, match=told):
+            Outbox().publish(connection, TOPIC, payload)
+        Outbox().publish(connection, TOPIC, "a")
+    assert [message.payload for message in relayed(engine)] == [b"a"]
+
+
+@pytest.mark.parametrize("many", [1, 20])
+def test_tombstones(migrated: Database, many: int) -> None:
+    """None is a tombstone wherever the message is; no bytes are something else, whatever the serializer."""
+    engine, recorder = migrated.engine(), Recorder(lambda _: Refused("no"))
+    outbox = Outbox(serializer=lambda payload: (bytes(payload), "x/y"))
+    with engine.begin() as connection:
+        outbox.publish_many(connection, [Message(TOPIC, None, f"{number}") for number in range(many)])
+        outbox.publish(connection, TOPIC, b"", key="empty")
+        outbox.publish(connection, TOPIC, None, key="delayed", delay=0.001)
+    assert {each.content_type for each in peek(engine, many)} == {""}
+    Relay(engine, recorder).run_once()
+    retry_all(engine, "dead")
+    assert {each.key: (each.payload, each.content_type) for each in relayed(engine)} == {
+        **{f"{number}": (None, "") for number in range(many)},
+        "empty": (b"", "x/y"),
+        "delayed": (None, ""),
+    }
+
+
+@pytest.mark.parametrize("given", [{"key": None}, {"key": "k", "content_type": "text/plain"}], ids=str)
+def test_a_tombstone_has_a_key_and_nothing_else(postgres: Database, given: dict[str, Any]) -> None:
+    """It deletes what its key had, and has no content of any type."""
+    with postgres.engine().begin() as connection, pytest.raises(InvalidMessage, match="payload=None, "):
+        Outbox().publish(connection, TOPIC, None, **given)
+    assert relayed(postgres.engine()) == []
+
+
+def test_a_payload_may_change_afterwards(postgres: Database) -> None:
+    """What leaves is what the payload was when it was published, also where the row is written later."""
+    engine, payload = postgres.engine(), {"a": 1}
+    raw = bytearray(b"ab")
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message(TOPIC, payload), Message(TOPIC, raw)])
+        payload["a"], raw[0] = 2, 0
+    assert [message.payload for message in relayed(engine)] == [b'{"a":1}', b"ab"]
+
+
+def test_a_serializer_of_one_s_own(migrated: Database) -> None:
+    """A function of the payload says what its bytes and their content type are."""
+
+    def shout(payload: Any) -> tuple[bytes, str]:
+        return str(payload).upper().encode(), "text/shouting"
+
+    assert published(migrated, "hello", serializer=shout) == (b"HELLO", "text/shouting")
+
+
+def test_a_content_type_of_one_s_own(postgres: Database) -> None:
+    """The content type of a message comes before that of the serializer."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        Outbox().publish(connection, TOPIC, b"GIF89a", content_type="image/gif")
+    (message,) = relayed(engine)
+    assert message.content_type == "image/gif"
+
+
+def _as_text(_: Any) -> Any:
+    return "text", "text/plain"
+
+
+def _without_type(_: Any) -> Any:
+    return b"bytes"
+
+
+def _with_empty_type(_: Any) -> Any:
+    return b"bytes", ""
+
+
+def _with_no_type(_: Any) -> Any:
+    return b"bytes", None
+
+
+@pytest.mark.parametrize("serializer", [_as_text, _without_type, _with_empty_type, _with_no_type])
+def test_a_serializer_that_returns_something_else(
+    postgres: Database, serializer: Callable[[Any], tuple[bytes, str]]
+) -> None:
+    """What is not bytes with a content type is refused before anything is written."""
+    with postgres.engine().begin() as connection:
+        with pytest.raises(InvalidOption, match=r"^(serializer|content_type)="):
+            Outbox(serializer=serializer).publish(connection, TOPIC, "a")
+        Outbox().publish(connection, TOPIC, "a")
+
+
+def test_a_serializer_s_error_comes_through(postgres: Database) -> None:
+    """What a serializer raises is the caller's to understand."""
+
+    def fail(_: Any) -> tuple[bytes, str]:
+        raise ZeroDivisionError
+
+    with postgres.engine().begin() as connection, pytest.raises(ZeroDivisionError):
+        publish_with(fail, connection)
+
+
+def publish_with(serializer: Callable[[Any], tuple[bytes, str]], connection: Connection) -> None:
+    """Publish a message with this serializer."""
+    Outbox(serializer=serializer).publish(connection, TOPIC, "a")

@@ -1,0 +1,268 @@
+"""Publishing on an ORM Session: messages are kept aside, and written last."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import pytest
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import IntegrityError, InvalidRequestError, PendingRollbackError
+from sqlalchemy.orm import Session, sessionmaker
+
+from examples.embedded_postgres import EmbeddedPostgres
+from inbox.schema import metadata
+from outbox import Outbox
+from tests.support import accounts
+from tests.support.accounts import Account
+from tests.support.database import Database
+from tests.support.published import TOPIC, beginning_early, texts
+
+OUTBOX = Outbox()
+JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with an account beside the outbox, on which savepoints may be used."""
+    engine = beginning_early(migrated)
+    accounts.make(engine)
+    return engine
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    """A session of its own transaction."""
+    with Session(engine) as session:
+        yield session
+
+
+def publish(session: Session, text: str) -> None:
+    """A message of the one key that all have here, so that their order counts."""
+    OUTBOX.publish(session, TOPIC, text, key="k")
+
+
+def test_a_session_goes_on_after_a_commit(session: Session, engine: Engine) -> None:
+    """Each transaction of a session has its own messages."""
+    for text in ("1", "2"):
+        publish(session, text)
+        session.commit()
+        assert texts(engine) == [text]
+
+
+def test_a_session_goes_on_after_a_rollback(session: Session, engine: Engine) -> None:
+    """What was published before a rollback is gone, also when the same session commits later."""
+    publish(session, "never")
+    session.rollback()
+    publish(session, "ever")
+    session.commit()
+    session.commit()
+    assert texts(engine) == ["ever"]
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "invalidate"])
+def test_a_session_goes_on_after_it_was_closed(session: Session, engine: Engine, end: str) -> None:
+    """A session that is closed without a commit forgets its messages, also when it is used again."""
+    publish(session, "never")
+    getattr(session, end)()
+    session.commit()
+    publish(session, "ever")
+    session.commit()
+    assert texts(engine) == ["ever"]
+
+
+def test_a_session_goes_on_after_a_failure(session: Session, engine: Engine) -> None:
+    """A flush that fails takes the messages with it; until the rollback nothing can be published."""
+    publish(session, "never")
+    session.add(Account(name="cash", total=1))
+    with pytest.raises(IntegrityError):
+        session.commit()
+    with pytest.raises(PendingRollbackError):
+        publish(session, "never")
+    session.rollback()
+    publish(session, "ever")
+    session.commit()
+    assert texts(engine) == ["ever"]
+
+
+def test_messages_that_cannot_be_written_roll_back(session: Session, engine: Engine) -> None:
+    """If writing the messages fails at the end, the commit fails, and cannot be had by asking again."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def spoil(_: object, __: object, statement: str, *___: object) -> None:
+        if "INSERT INTO outbox_message" in statement:
+            raise ZeroDivisionError
+
+    accounts.add(session)
+    publish(session, "never")
+    with pytest.raises(ZeroDivisionError):
+        session.commit()
+    with pytest.raises(InvalidRequestError):
+        session.commit()
+    session.rollback()
+    session.commit()
+    assert accounts.total(engine) == 0
+    assert texts(engine) == []
+
+
+@pytest.mark.parametrize("commit", ["the transaction", "the session"])
+def test_a_savepoint_that_is_left_open(session: Session, engine: Engine, commit: str) -> None:
+    """Whoever commits while savepoints are open releases them, messages included."""
+    transaction = session.begin()
+    publish(session, "1")
+    for text in ("2", "3"):
+        session.begin_nested()
+        publish(session, text)
+    (transaction if commit == "the transaction" else session).commit()
+    assert texts(engine) == ["1", "2", "3"]
+
+
+def test_a_savepoint_that_is_closed(session: Session, engine: Engine) -> None:
+    """Closing a savepoint rolls it back."""
+    savepoint = session.begin_nested()
+    publish(session, "never")
+    savepoint.close()
+    publish(session, "ever")
+    session.commit()
+    assert texts(engine) == ["ever"]
+
+
+def test_a_savepoint_that_fails(session: Session, engine: Engine) -> None:
+    """A savepoint whose flush fails has no messages; those around it are kept."""
+    publish(session, "1")
+    savepoint = session.begin_nested()
+    publish(session, "never")
+    session.add(Account(name="cash", total=1))
+    with pytest.raises(IntegrityError):
+        savepoint.commit()
+    savepoint.rollback()
+    publish(session, "2")
+    session.commit()
+    assert texts(engine) == ["1", "2"]
+
+
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+def test_a_savepoint_that_is_not_the_sessions(session: Session, engine: Engine, end: str) -> None:
+    """A savepoint that was begun on the session's connection, in which the session publishes: it takes its
+    messages with it, too, and the order is that of publishing."""
+    publish(session, "1")
+    savepoint = session.connection().begin_nested()
+    publish(session, "2")
+    getattr(savepoint, end)()
+    publish(session, "3")
+    session.commit()
+    assert texts(engine) == (["1", "2", "3"] if end == "commit" else ["1", "3"])
+
+
+LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexec"]
+
+
+@pytest.mark.parametrize("place", ["the session", "its sessionmaker"])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("moment", LISTENED)
+def test_publishing_from_a_listener(engine: Engine, moment: str, place: str, is_first: bool) -> None:
+    """Events of the Session, where applications gather what is to be told, may publish until the end."""
+    make = sessionmaker(engine)
+    with make() as session:
+        if not is_first:
+            publish(session, "from the body")
+        target: Any = session if place == "the session" else make
+        event.listen(target, moment, lambda session, *_: publish(session, "from the listener"))
+        session.add(Account(name="new", total=1))
+        session.commit()
+    assert texts(engine) == ([] if is_first else ["from the body"]) + ["from the listener"]
+
+
+@pytest.mark.parametrize("moment", LISTENED)
+def test_publishing_from_a_listener_on_a_connection(engine: Engine, moment: str) -> None:
+    """The same for a session that joins a Connection's transaction."""
+    with engine.begin() as connection, Session(connection) as session:
+        event.listen(session, moment, lambda session, *_: publish(session, "from the listener"))
+        session.add(Account(name="new", total=1))
+        session.commit()
+    assert texts(engine) == ["from the listener"]
+
+
+@pytest.mark.parametrize("mode", get_args(JoinMode))
+@pytest.mark.parametrize("inner", ["commit", "rollback"])
+@pytest.mark.parametrize("outer", ["commit", "rollback"])
+def test_a_session_that_joins_a_transaction(engine: Engine, mode: JoinMode, inner: str, outer: str) -> None:
+    """Whatever the way of joining, messages leave if and only if the business rows beside them are there."""
+    with engine.connect() as connection, connection.begin() as transaction:
+        with Session(connection, join_transaction_mode=mode) as session:
+            session.add(Account(name="new", total=1))
+            publish(session, "told")
+            getattr(session, inner)()
+        if transaction.is_active:
+            getattr(transaction, outer)()
+    is_there = "new" in accounts.totals(engine)
+    assert texts(engine) == ["told"] * is_there
+    assert is_there or "rollback" in (inner, outer)
+
+
+def test_a_connection_that_commits_without_asking_its_session(engine: Engine) -> None:
+    """A session on a Connection keeps nothing aside that the connection's owner could leave behind."""
+    with engine.connect() as connection:
+        session = Session(connection)
+        session.add(Account(name="new", total=1))
+        publish(session, "told")
+        connection.commit()
+        session.close()
+    assert "new" in accounts.totals(engine)
+    assert texts(engine) == ["told"]
+
+
+def test_several_outboxes_in_one_session(session: Session, engine: Engine) -> None:
+    """The order is that of publishing, whichever `Outbox` wrote each."""
+    first, second = Outbox(), Outbox(cloudevents="/shop")
+    for number, outbox in enumerate([first, second, first, second, second, first]):
+        outbox.publish(session, TOPIC, str(number), key="k")
+    session.commit()
+    assert texts(engine) == [str(number) for number in range(6)]
+
+
+def test_messages_are_written_after_the_business_rows(engine: Engine) -> None:
+    """Nothing but the COMMIT comes after them, even if publishing came first."""
+    written: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        written.append(statement)
+
+    with Session(engine) as session, session.begin():
+        publish(session, "a")
+        session.add(Account(name="new", total=1))
+    assert "INSERT INTO outbox_message" in written[-1]
+    assert [each for each in written if "INSERT INTO account" in each]
+
+
+ENDS = ["commit", "rollback", "rollback when prepared"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_two_phases(migrated: Database, engine: Engine, end: str) -> None:
+    """With a two-phase commit messages are written before the transaction is prepared, and share its fate."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite has no two-phase commit")
+    if migrated.name != "postgresql":
+        _commit_in_two_phases(engine, end)
+        return
+    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # 0 unless it is asked for
+        engine = create_engine(server.url)
+        metadata.create_all(engine)
+        accounts.make(engine)
+        _commit_in_two_phases(engine, end)
+        engine.dispose()
+
+
+def _commit_in_two_phases(engine: Engine, end: str) -> None:
+    with Session(engine, twophase=True) as session:
+        accounts.add(session)
+        publish(session, "told")
+        if end == "rollback":
+            session.rollback()
+        else:
+            session.prepare()
+            assert texts(engine) == []
+            session.commit() if end == "commit" else session.rollback()
+    is_committed = end == "commit"
+    assert accounts.total(engine) == is_committed
+    assert texts(engine) == ["told"] * is_committed

@@ -1,0 +1,1 @@
+"""Promises of the whole: public names, packaging, documentation, poolers, privileges, replication."""

@@ -1,0 +1,82 @@
+"""The code in README.md and docs/ runs."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.documented_code import FENCE, PAGES, TABLES, Block, blocks, name, pages_that_need, reader, rows
+from tests.support.kafka_topics import Topics
+from tests.support.rabbit_queues import Queues
+
+pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each block that needs no broker runs after those before it, on a database with our tables, and prints
+    what the page says."""
+    monkeypatch.chdir(tmp_path)
+    names = reader(tmp_path)
+    for block in blocks(page):
+        capsys.readouterr()
+        block.run(names)
+        assert block.output in (None, capsys.readouterr().out), f"{page.name}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", pages_that_need("kafka"), ids=name)
+def test_the_code_for_kafka_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: Topics
+) -> None:
+    """On a broker, what one block of a page publishes, the next one sends and another one takes."""
+    for topic in ("orders", "orders.dead"):
+        topics.make(topic)
+    run_on_broker(page, tmp_path, monkeypatch, "kafka", {"kafka:9092": topics.address})
+
+
+@pytest.mark.parametrize("page", pages_that_need("rabbitmq"), ids=name)
+def test_the_code_for_rabbitmq_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queues: Queues
+) -> None:
+    """The same on RabbitMQ."""
+    queues.make("orders")
+    run_on_broker(page, tmp_path, monkeypatch, "rabbitmq", {"amqp://guest:guest@rabbitmq/": queues.url})
+
+
+def run_on_broker(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, broker: str, addresses: Mapping[str, str]
+) -> None:
+    """Run the blocks of a page; no message is left in the outbox."""
+    monkeypatch.chdir(folder)
+    names = reader(folder)
+    for block in blocks(page):
+        block.run(names, broker, addresses)
+    assert not rows(names["engine"], TABLES.outbox.message)
+
+
+def test_the_first_program_runs_as_it_is(tmp_path: Path) -> None:
+    """README's first program has 25 lines at most, prints what README says, and the second time, as README
+    says too, takes nothing again."""
+    program = blocks(PAGES[0])[0]
+    assert len(program.code.splitlines()) <= 25
+    assert printed(program, tmp_path) == program.output
+    assert printed(program, tmp_path) == (program.output or "").replace("NEW", "DUPLICATE")
+
+
+def printed(program: Block, folder: Path) -> str:
+    """What a block prints as a program of its own."""
+    (folder / "shop.py").write_text(program.code)
+    command = [sys.executable, "-W", "error", "shop.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_python_block_is_overlooked(page: Path) -> None:
+    """Whatever is fenced as Python in another way, such as indented, would not be run."""
+    assert len(FENCE.findall(page.read_text())) == len(blocks(page))

@@ -1,0 +1,143 @@
+"""What the log says: one line for each event, loud enough for what may need a look, on every database."""
+
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy import delete
+
+from inbox import Backoff, Event, EventKind, LogEvents, SqlStore, StatusInbox
+from inbox.errors import LeaseLost
+from inbox.schema import tables
+from tests.support.database import Database
+
+LOUD = {
+    "failed": logging.WARNING,
+    "lost": logging.WARNING,
+    "abandoned": logging.WARNING,
+    "fenced_write": logging.WARNING,
+    "mismatch": logging.WARNING,
+    "too_old": logging.WARNING,
+    "unprotected": logging.WARNING,
+    "commit_resolved": logging.WARNING,
+    "refused": logging.WARNING,
+    "unavailable": logging.WARNING,
+    "unknown": logging.WARNING,
+    "dead": logging.ERROR,
+    "halted": logging.ERROR,
+    "step_unknown": logging.ERROR,
+    "dead_letter": logging.ERROR,
+}
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What was logged, from DEBUG on."""
+    caplog.set_level(logging.DEBUG, "inbox.messages")
+    return caplog
+
+
+def logging_inbox(database: Database, **options: Any) -> StatusInbox:
+    store = SqlStore(database.engine())
+    return StatusInbox("orders", store=store, on_event=LogEvents(), backoff=Backoff(0.01), **options)
+
+
+def loud(log: pytest.LogCaptureFixture) -> list[str]:
+    """The lines that are WARNING or more, without what differs from run to run."""
+    lines = [record.getMessage() for record in log.records if record.levelno >= logging.WARNING]
+    words = (line.split(" ") for line in lines)
+    return [" ".join(word for word in line if not word.startswith(("token=", "seconds="))) for line in words]
+
+
+def test_repeated_failure_of_one_key_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+    """Each failure is a line with key, attempt and error; the last one says that the message is dead."""
+    inbox = logging_inbox(migrated, max_attempts=3)
+    for _ in range(3):
+        with pytest.raises(OSError, match="no"), inbox.claim("order-1"):
+            raise OSError("no")
+    assert loud(log) == [
+        "'orders' key='order-1': failed attempt=1 error='OSError: no'",
+        "'orders' key='order-1': failed attempt=2 error='OSError: no'",
+        "'orders' key='order-1': dead attempt=3 error='OSError: no'",
+    ]
+    assert log.records[-1].levelno == logging.ERROR
+
+
+def test_a_halted_step_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+    """The line names the step whose outcome is unknown."""
+    inbox = logging_inbox(migrated)
+
+    def charge() -> None:
+        raise TimeoutError("no answer")
+
+    with pytest.raises(TimeoutError), inbox.claim("order-1") as claim:
+        claim.step("charge", charge, on_unknown="halt")
+    unknown, halted = loud(log)
+    assert (
+        unknown
+        == "'orders' key='order-1': step unknown step='charge' attempt=1 error='TimeoutError: no answer'"
+    )
+    assert halted.startswith("'orders' key='order-1': halted step='charge' attempt=1 error=")
+
+
+def test_a_lost_claim_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+    """The refused write, the loss and the end of the handler are a line each."""
+    inbox = logging_inbox(migrated, heartbeat=False)
+    with pytest.raises(LeaseLost), inbox.claim("order-1"), migrated.engine().begin() as connection:
+        connection.execute(delete(tables().status))
+    assert loud(log) == [
+        "'orders' key='order-1': fenced write attempt=1 error='completing'",
+        "'orders' key='order-1': lost attempt=1 error='the lease is over, or somebody took the message away'",
+        "'orders' key='order-1': abandoned attempt=1",
+    ]
+
+
+def test_the_ordinary_is_quiet(migrated: Database, log: pytest.LogCaptureFixture) -> None:
+    """A message that succeeds, and its duplicate, are no warning; completing is the one line at INFO."""
+    inbox = logging_inbox(migrated)
+    for _ in range(2):
+        with inbox.claim("order-1") as claim:
+            if claim.is_new:
+                claim.step("lock-stock", lambda: None)
+    assert loud(log) == []
+    kinds = [(record.levelname, record.__dict__["inbox_event"].kind) for record in log.records]
+    assert kinds == [
+        ("DEBUG", EventKind.CLAIMED),
+        ("DEBUG", EventKind.STEP_DONE),
+        ("INFO", EventKind.COMPLETED),
+        ("DEBUG", EventKind.DUPLICATE),
+    ]
+
+
+@pytest.mark.parametrize("kind", EventKind)
+def test_every_kind_has_its_level(kind: EventKind, log: pytest.LogCaptureFixture) -> None:
+    """What may need a look is WARNING, what will not pass by itself is ERROR, the rest is below."""
+    LogEvents()(Event(kind=kind, consumer="orders", key="order-1"))
+    (record,) = log.records
+    assert record.levelno == LOUD.get(kind.value, record.levelno)
+    assert (record.levelno >= logging.WARNING) is (kind.value in LOUD)
+
+
+def test_a_batch_is_one_line(log: pytest.LogCaptureFixture) -> None:
+    """An event of a relay names the topic and how many messages it is about, or the single one."""
+    LogEvents()(Event(kind=EventKind.UNAVAILABLE, topic="orders", count=50, error="no route"))
+    LogEvents()(Event(kind=EventKind.DEAD_LETTER, topic="orders", key="order-1", message_id="m-1"))
+    assert loud(log) == [
+        "topic='orders': unavailable count=50 error='no route'",
+        "topic='orders' key='order-1' id='m-1': dead letter",
+    ]
+
+
+def test_an_event_is_one_line(log: pytest.LogCaptureFixture) -> None:
+    """Neither a key nor an error can begin a line of its own, or forge one."""
+    event = Event(kind=EventKind.FAILED, consumer="o", key="a\nERROR b", error="x\n\u2028y %s")
+    LogEvents()(event)
+    (record,) = log.records
+    assert len(record.getMessage().splitlines()) == 1
+    assert record.getMessage() == r"'o' key='a\nERROR b': failed error='x\n\u2028y %s'"
+
+
+def test_a_logger_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
+    """The lines go where they are sent."""
+    LogEvents(logging.getLogger("mine"))(Event(kind=EventKind.DEAD, consumer="orders", key="order-1"))
+    assert [record.name for record in caplog.records] == ["mine"]

@@ -1,0 +1,51 @@
+"""Without an extra, the import or the class that needs it says which one brings what is missing."""
+
+import json
+import sys
+
+import pytest
+
+from tests.support.program import run
+
+NEEDS = {
+    "import inbox.kafka": ("confluent_kafka", "kafka"),
+    "import outbox.kafka": ("confluent_kafka", "kafka"),
+    "import inbox.rabbitmq": ("aiormq", "rabbitmq"),
+    "import outbox.rabbitmq": ("aiormq", "rabbitmq"),
+    "import inbox.otel": ("opentelemetry", "otel"),
+    "import spark": ("pyarrow", "spark"),
+    "import inbox; inbox.RedisStore(None)": ("redis", "redis"),
+    "import inbox; inbox.AsyncInbox('a')": ("greenlet", "asyncio"),
+    "import inbox; inbox.AsyncStatusInbox('a', store=None)": ("greenlet", "asyncio"),
+}
+SCRIPT = """
+import json, sys
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[1])))
+import inbox, outbox
+said = {}
+for code in json.loads(sys.argv[2]):
+    try:
+        exec(code)
+    except ModuleNotFoundError as error:
+        said[code] = [str(error), error.name]
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, tuple[str, str]]:
+    """What each of them says where nothing but the plain package is installed."""
+    hidden = json.dumps([module for module, _ in NEEDS.values()])
+    done = run([sys.executable, "-c", SCRIPT, hidden, json.dumps(list(NEEDS))])
+    assert done.returncode == 0, done.stderr
+    found: dict[str, tuple[str, str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("code", NEEDS)
+def test_what_is_missing_is_named(code: str, said: dict[str, tuple[str, str]]) -> None:
+    """The module that is missing, and the extra that brings it."""
+    module, extra = NEEDS[code]
+    text, name = said[code]
+    assert name.partition(".")[0] == module
+    assert text == f"{name} is not installed; inbox-outbox[{extra}] brings it"

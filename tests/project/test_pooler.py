@@ -1,0 +1,234 @@
+"""Behind PgBouncer in transaction mode a session lasts as long as a transaction: everything works there with
+psycopg's prepared statements turned off, and leaves nothing in sessions that others get."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import URL, Connection, insert, inspect, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+import inbox
+import outbox
+from inbox import AsyncInbox, Inbox, SqlStore, StatusInbox, Verdict, migration
+from outbox import AsyncRelay, Outbox, Relay
+from tests.support import accounts
+from tests.support.cli import as_json, error, in_this_process, succeeded
+from tests.support.database import Database
+from tests.support.outbox_publishers import AsyncRecorder, Recorder, publish
+from tests.support.spark_writes import RESULT, attempt, batch, make_result, prepared, written
+from tests.support.status_workers import wait_until
+from tests.support.together import Task, together, wait_until_blocked
+
+NEW, DUPLICATE, IN_FLIGHT = Verdict.NEW, Verdict.DUPLICATE, Verdict.IN_FLIGHT
+WORKERS, KEYS = 8, 25
+"""More workers than the pooler has sessions."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_in_a_session(postgres: Database, pooled: Database) -> Iterator[None]:
+    """No lock and no setting outlives its transaction: the session's next user would have it."""
+    yield
+    pooled.dispose()
+    with postgres.engine().connect() as connection:
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM "
+        locks += "pg_database WHERE datname = current_database())"
+        assert connection.execute(text(locks)).scalar_one() == 0
+    assert settings(pooled) == set()
+
+
+def settings(pooled: Database) -> set[str]:
+    """Names of settings that somebody has changed in the pooler's sessions."""
+    engine = pooled.engine()
+    connections = [engine.connect() for _ in range(4)]
+    # PgBouncer itself hands on the client's application_name.
+    changed = text("SELECT name FROM pg_settings WHERE source = 'session' AND name <> 'application_name'")
+    found = {name for connection in connections for name in connection.scalars(changed)}
+    for connection in connections:
+        connection.close()
+    engine.dispose()
+    return found
+
+
+def test_the_exactly_once_path(pooled: Database) -> None:
+    """Deliveries of the same messages to many workers at once take effect once each; what a duplicate gets
+    is the first one's result."""
+    engine = pooled.engine(pool_size=WORKERS)
+    accounts.make(engine)
+    handler = Inbox("billing").handler(engine, key=str)
+
+    @handler
+    def add(connection: Connection, message: int) -> dict[str, int]:
+        accounts.add(connection, amount=message)
+        return {"added": message}
+
+    def work() -> list[Any]:
+        return [add(number).result for number in range(KEYS)]
+
+    assert together([work] * WORKERS) == [[{"added": number} for number in range(KEYS)]] * WORKERS
+    assert accounts.total(engine) == sum(range(KEYS))
+    with engine.begin() as connection:
+        verdicts = Inbox("billing").accept_many(connection, [str(number) for number in range(KEYS + 2)])
+    assert verdicts == [DUPLICATE] * KEYS + [NEW] * 2
+
+
+def test_a_bounded_wait(pooled: Database, postgres: Database) -> None:
+    """A duplicate of a message in flight waits no longer than it was told to, and its transaction goes on."""
+    engine = pooled.engine()
+    with engine.begin() as first, engine.begin() as second:
+        assert Inbox("billing").accept(first, "k") is NEW
+        assert Inbox("billing", wait=0).accept(second, "k") is IN_FLIGHT
+        assert Inbox("billing", wait=0.2).accept(second, "k") is IN_FLIGHT
+        waiting = Task(lambda: Inbox("billing", wait=30).accept(second, "k"))
+        wait_until_blocked(postgres.engine())
+        first.commit()
+        assert waiting.result() is DUPLICATE
+
+
+def test_asynchronous_code(pooled: Database) -> None:
+    """The same guarantees in a loop; an asynchronous relay sends what is published there."""
+
+    async def scenario() -> list[str]:
+        engine, publisher = pooled.async_engine(), AsyncRecorder()
+        try:
+            handler = AsyncInbox("billing").handler(engine, key=str)
+
+            @handler
+            async def tell(connection: AsyncConnection, message: int) -> None:
+                await Outbox().publish(connection, "orders", b"a%d" % message, key="a")
+
+            relay = AsyncRelay(engine, publisher)
+            running = asyncio.create_task(relay.run())
+            for _ in range(2):
+                await asyncio.gather(*(tell(number) for number in range(10)))
+            await asyncio.to_thread(wait_until, lambda: len(publisher.accepted) == 10)
+            relay.stop()
+            await running
+        finally:
+            await engine.dispose()
+        return publisher.names
+
+    assert sorted(asyncio.run(scenario())) == [f"a{number}" for number in range(10)]
+
+
+def test_status_mode(pooled: Database) -> None:
+    """Claims, heartbeats, steps and `transact` of many workers at once: each message is handled once."""
+    engine, handled = pooled.engine(pool_size=WORKERS), list[str]()
+    accounts.make(engine)
+    inbox = StatusInbox("orders", store=SqlStore(engine), lease=3, on_refusal="return")
+
+    def work() -> None:
+        for number in range(KEYS):
+            with inbox.claim(str(number)) as claim:
+                if claim.is_new:
+                    handled.append(str(number))
+                    claim.step("a", lambda: 1)
+                    claim.transact("b", accounts.add)
+                    claim.heartbeat()
+
+    together([work] * WORKERS)
+    assert sorted(handled) == sorted(str(number) for number in range(KEYS))
+    assert accounts.total(engine) == KEYS
+
+
+def test_relays(pooled: Database) -> None:
+    """Two relays beside each other send every message once, those of a key in their order."""
+    engine, publisher = pooled.engine(), Recorder()
+    relays = [Relay(engine, publisher, name=name, lease=10) for name in ("one", "two")]
+    running = [Task(relay.run) for relay in relays]
+    for number in range(KEYS):
+        publish(engine, *(f"{key}{number}" for key in "abcdef"), delay=0.01 if number % 5 == 0 else None)
+    wait_until(lambda: len(publisher.accepted) >= 6 * KEYS)
+    for relay in relays:
+        relay.stop()
+    for task in running:
+        task.result()
+    assert len(publisher.accepted) == 6 * KEYS
+    assert outbox.is_drained(engine)
+
+
+def test_purge(pooled: Database) -> None:
+    """Rows of both modes go once they are old."""
+    engine = pooled.engine()
+    store = SqlStore(engine)
+    with engine.begin() as connection:
+        Inbox("billing").accept_many(connection, ["a", "b"])
+    with StatusInbox("orders", store=store, lease=60).claim("c"):
+        pass
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE inbox_message SET accepted_at = accepted_at - interval '30 days'"))
+        connection.execute(text("UPDATE inbox_status SET updated_at = updated_at - interval '30 days'"))
+    assert inbox.purge(engine).rows == 3
+    assert [each.rows for each in inbox.status(engine)] == [0, 0]
+
+
+def test_migrations(pooled: Database) -> None:
+    """Several processes that migrate at the same time take turns."""
+    engine = pooled.engine()
+    migration.migrate(engine, "base")
+    together([lambda: migration.migrate(pooled.engine())] * 4)
+    assert inspect(engine).has_table("outbox_message")
+
+
+def test_spark_s_connections(pooled: Database) -> None:
+    """Tasks of the Spark writer are never more than `max_connections`, and none waits for ever for the place
+    of one that has ended."""
+    engine = make_result(pooled)
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+
+    def work(number: int) -> Any:
+        task = prepared(pooled, max_connections=2, url=off(pooled.url))
+        task = replace(task, settings=replace(task.settings, results=slow))
+        return attempt(task, number, batch((f"key {number}", number)))
+
+    for _ in range(2):
+        together([partial(work, number) for number in range(8)])
+    assert most == 2
+    assert len(written(engine)) == 8
+
+
+def test_the_command_line(pooled: Database) -> None:
+    """Every command takes an address that turns prepared statements off; one that says nonsense is refused
+    before anything is done."""
+    url = off(pooled.url)
+    succeeded(in_this_process("migrate", "--url", url))
+    publish(pooled.engine(), *(f"a{number}" for number in range(12)))
+    for _ in range(7):
+        assert as_json(in_this_process("outbox", "status", "--json", "--url", url))["pending"] == 12
+    done = in_this_process("outbox", "status", "--url", url.replace("none", "never"))
+    assert error(done) == "url: prepare_threshold: expected a whole number or none"
+
+
+def test_the_command_line_s_relay(pooled: Database) -> None:
+    """`--listen-url` is checked before anything is done, and its password not shown."""
+    options = [
+        "--to",
+        "amqp://127.0.0.1:1",
+        "--url",
+        off(pooled.url),
+        "--listen-url",
+        "mysql://user:pass-word@host/shop",
+    ]
+    done = in_this_process("outbox", "drain", *options)
+    assert error(done) == "listen_url: mysql+pymysql: only PostgreSQL wakes relays, through psycopg"
+
+
+def off(url: URL) -> str:
+    """The address as a user of the command line or of Spark writes it."""
+    return url.update_query_dict({"prepare_threshold": "none"}).render_as_string(hide_password=False)

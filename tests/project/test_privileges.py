@@ -1,0 +1,281 @@
+"""Each part does its work with the rights that docs/privileges.md lists, and needs every one of them."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, delete, insert, select, update
+from sqlalchemy.exc import DBAPIError
+
+import inbox
+import outbox
+from inbox import Inbox, SqlStore, StatusInbox, Verdict
+from inbox.errors import GiveUp
+from inbox.schema import metadata, tables
+from outbox import Accepted, Message, Outbox, Outcome, Refused, Relay, Unavailable
+from tests.support.database import Database
+from tests.support.outbox_publishers import Recorder
+from tests.support.repairs import gives_up, halts
+from tests.support.roles import SECTIONS, Right, Role, is_denied, page, rights, role
+from tests.support.spark_writes import batch, make_result, write
+
+TABLES = tables()
+OLD = datetime.now(UTC) - timedelta(days=100)
+FEW = 6  # on the others it takes longer, and the same code decides
+Part = Callable[[Engine, Database], None]
+
+
+def take(owner: Engine, app: Database) -> None:
+    """A message with a result, its duplicate, and a batch."""
+    engine = app.engine()
+    bill = Inbox("billing").handler(engine, key=str)(lambda *_: 7)
+    assert (bill("a").verdict, bill("a").result) == (Verdict.NEW, 7)
+    with engine.begin() as connection:
+        assert Inbox("billing").accept_many(connection, ["a", "b"]) == [Verdict.DUPLICATE, Verdict.NEW]
+
+
+def status_mode(owner: Engine, app: Database) -> None:
+    """A message that fails first, its steps, and its duplicate."""
+    orders = StatusInbox("orders", store=SqlStore(app.engine()))
+    with pytest.raises(ZeroDivisionError), orders.claim("a"):
+        raise ZeroDivisionError
+    with orders.claim("a") as claim:
+        claim.step("charge", lambda: 7)
+        claim.heartbeat()
+        claim.result = 7
+    with orders.claim("a") as claim:
+        assert claim.result == 7
+
+
+def publish(owner: Engine, app: Database) -> None:
+    """Messages that wait, that are delayed, and that have ids of the caller's own."""
+    with app.engine().begin() as connection:
+        Outbox().publish(connection, "orders", "a", key="k")
+        Outbox().publish(connection, "orders", "b", delay=60)
+        for _ in range(2):
+            Outbox().publish(connection, "orders", "c", id="order-42")
+
+
+def relay(owner: Engine, app: Database) -> None:
+    """Messages of all fates, some left behind by a relay that was lost, and a record of them that is old."""
+    with owner.begin() as connection:
+        Outbox().publish_many(
+            connection, [Message(topic, "a", "k") for topic in ("good", "bad", "good", "later")]
+        )
+        Outbox().publish(connection, "good", "d", id="order-42")
+        Outbox().publish(connection, "good", "a", delay=0.001)
+        sent = {"topic": "good", "created_at": OLD, "sent_at": OLD}
+        connection.execute(insert(TABLES.outbox.sent), [sent | {"id": "old", "own_id": True}])
+        lost = {"name": "lost", "lease_until": OLD, "sending": '{"0": [1]}'}
+        connection.execute(insert(TABLES.outbox.relay), lost)
+
+    answers: dict[str, Outcome] = {"good": Accepted(), "bad": Refused("no"), "later": Unavailable("no")}
+
+    at_work = Relay(app.engine(), Recorder(lambda message: answers[message.topic]), keep_sent=60)
+    for _ in range(3):
+        at_work.run_once()
+    at_work.stop()
+    at_work.run()
+
+
+def operators_of_the_inbox(owner: Engine, app: Database) -> None:
+    """Looking at messages of both modes, and every decision about those that did not succeed."""
+    store = SqlStore(owner)
+    orders = StatusInbox("orders", store=store, on_refusal="return")
+    for key, body, error in (("a", gives_up, GiveUp), ("b", gives_up, GiveUp), ("c", halts, TimeoutError)):
+        with pytest.raises(error), orders.claim(key) as claim:
+            body(claim)
+    engine = app.engine()
+    store = SqlStore(engine)
+    assert [each.consumer for each in inbox.status(engine)] == ["orders"]
+    assert inbox.show(engine, "orders", "a") is None
+    assert len(inbox.list_messages(store)) == 3
+    inbox.retry(store, "orders", "a")
+    inbox.discard(store, "orders", "b")
+    inbox.resolve_step(store, "orders", "c", "charge", "done", result=7)
+    inbox.set_policy(engine, "orders", retention=60)
+
+
+def operators_of_the_outbox(owner: Engine, app: Database) -> None:
+    """Looking at the outbox, and every decision about its messages."""
+    with owner.begin() as connection:
+        Outbox().publish_many(connection, [Message("bad", "a", str(number)) for number in range(5)])
+        waiting = Outbox().publish(connection, "orders", "a")
+        delayed = Outbox().publish(connection, "orders", "a", delay=60)
+    refuses = Relay(
+        owner, Recorder(lambda message: Refused("no") if message.topic == "bad" else Unavailable("no"))
+    )
+    refuses.run_once()
+    refuses.stop()
+    refuses.run()
+    engine = app.engine()
+    assert outbox.status(engine).dead == 5
+    first, second, *_ = (each.id for each in outbox.peek(engine, state="dead"))
+    outbox.pause(engine, "orders")
+    outbox.resume(engine, "orders")
+    outbox.retry(engine, waiting)
+    outbox.retry(engine, first)
+    outbox.drop(engine, second)
+    outbox.drop(engine, delayed)
+    outbox.drop(engine, waiting)
+    outbox.retry_all(engine, "dead")
+    outbox.purge_dead(engine, 0)
+    outbox.audit(engine, "orders", "billing")
+
+
+def purge(owner: Engine, app: Database) -> None:
+    """Old rows in every table of the inbox."""
+    counts = dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
+    partition = {"run": "r", "batch": 0, "part": 0, "parts": 0, "fingerprint": bytes(16), "committed_at": OLD}
+    with owner.begin() as connection:
+        connection.execute(
+            insert(TABLES.message), {"consumer": "a", "key": "a", "claim": bytes(16), "accepted_at": OLD}
+        )
+        connection.execute(insert(TABLES.ledger), partition | counts | {"consumer": "a"})
+        for number in range(2):
+            policy = {
+                "consumer": "a",
+                "id": bytes([number]),
+                "mode": "exactly-once",
+                "retention": 60,
+                "margin": 0,
+            }
+            connection.execute(insert(TABLES.consumer), policy | {"digest_format": 1})
+    with StatusInbox("orders", store=SqlStore(owner)).claim("a"):
+        pass
+    with owner.begin() as connection:
+        connection.execute(update(TABLES.status).values(updated_at=OLD))
+    assert inbox.purge(app.engine()).rows == 2
+
+
+def spark(owner: Engine, app: Database) -> None:
+    """Partitions with new keys and with known ones."""
+    for rows in ([("a", 1), ("b", 2)], [("b", 2), ("c", 3)]):
+        write(app, [batch(*rows)], run=str(rows))
+
+
+PARTS: dict[str, Part] = {
+    "take": take,
+    "status mode": status_mode,
+    "publish": publish,
+    "relay": relay,
+    "operators of the inbox": operators_of_the_inbox,
+    "operators of the outbox": operators_of_the_outbox,
+    "purge": purge,
+    "Spark": spark,
+}
+
+
+@pytest.fixture
+def granted(migrated: Database) -> Any:
+    """A database on which a role may have rights, with the table for results of Spark."""
+    if migrated.name not in ("postgresql", "mariadb"):
+        pytest.skip("SQLite has no roles" if migrated.name == "sqlite" else "MySQL's rights are MariaDB's")
+    make_result(migrated)
+    with role(migrated) as app:
+        yield migrated, app
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_needs_these_rights(granted: tuple[Database, Role], part: str) -> None:
+    """With the rights of the page the part does all its work; without any single one of them it fails, and
+    the error is the database's own. (Without those to `inbox_consumer` messages are taken all the same.)"""
+    database, app = granted
+    needed = rights(database.name, part)
+    assert needed
+    for right in needed:
+        app.grant(right)
+    attempt(part, database, app)
+    if database.name == "postgresql" or len(needed) <= FEW:
+        assert [right for right in needed if not is_needed(part, database, app, right)] == []
+    attempt(part, database, app)
+
+
+def is_needed(part: str, database: Database, app: Role, right: Right) -> bool:
+    """Whether the part fails without this right; or does without what it can do without."""
+    app.revoke(right)
+    try:
+        attempt(part, database, app)
+    except Exception as error:
+        if not is_denied(error):
+            raise
+        return True
+    finally:
+        app.grant(right)
+    return right.thing == "inbox_consumer" and part in ("take", "status mode", "Spark")
+
+
+def attempt(part: str, database: Database, app: Role) -> None:
+    """Do a part's work in empty tables, with connections of its own."""
+    owner = database.engine()  # nothing is known of the tables from the last time
+    with owner.begin() as connection:
+        for table in reversed(metadata.sorted_tables):
+            if table.name not in ("outbox_bucket", "inbox_outbox_version"):
+                connection.execute(delete(table))
+        connection.execute(update(TABLES.outbox.bucket).values(epoch=None))
+    mine = app.database
+    try:
+        PARTS[part](owner, mine)
+    finally:
+        for engine in (owner, *mine._engines):
+            engine.dispose()
+
+
+def test_row_level_security(postgres: Database) -> None:
+    """With the policies of the page each tenant takes messages of its own consumers, and sees none of the
+    others'; a consumer of somebody else is refused by the database, and nothing is written."""
+    owner = postgres.engine()
+    with role(postgres) as app:
+        for right in rights("postgresql", "take"):
+            app.grant(right)
+        with owner.begin() as connection:
+            connection.exec_driver_sql(policies())
+        engines = {name: tenant(app, name) for name in ("acme", "other")}
+        for name, engine in engines.items():
+            bill = Inbox(f"{name}:billing", wait=1).handler(engine, key=str)(lambda *_: 7)
+            assert [bill("a").verdict, bill("a").verdict] == [Verdict.NEW, Verdict.DUPLICATE]
+            with engine.connect() as connection:
+                found = connection.execute(select(TABLES.message.c.consumer)).scalars().all()
+                assert found == [f"{name}:billing"]
+        with (
+            pytest.raises(DBAPIError, match="row-level security") as caught,
+            engines["acme"].begin() as connection,
+        ):
+            Inbox("other:billing").accept(connection, "b")
+        assert is_denied(caught.value)
+    stored = {each.consumer: (each.rows, each.policy and each.policy.mode) for each in inbox.status(owner)}
+    assert stored == {f"{name}:billing": (1, "exactly-once") for name in ("acme", "other")}
+
+
+def tenant(app: Role, name: str) -> Engine:
+    """An engine whose every session is a tenant's."""
+    return app.database.engine(connect_args={"options": f"-c app.tenant={name}"}, poolclass=NullPool)
+
+
+def policies() -> str:
+    """The policies of the page."""
+    return page().split("-- row-level security\n")[1].split("```")[0]
+
+
+def test_the_page_covers_every_part() -> None:
+    """Both sections have each part, and the first table names it."""
+    for server in SECTIONS:
+        for part in PARTS:
+            assert rights(server, part)
+            assert f"\n| {part}" in page()
+
+
+def test_an_inbox_without_a_right_to_its_policy(granted: tuple[Database, Role], caplog: Any) -> None:
+    """It takes messages, says once in its log what is missing, and asks no more; the policy is stored by
+    others, and then it is kept to."""
+    database, app = granted
+    for right in rights(database.name, "take")[:3]:
+        app.grant(right)
+    engine = app.database.engine(poolclass=NullPool)
+    bill = Inbox("billing", retention=60).handler(engine, key=str)(lambda *_: 7)
+    assert [bill(key).verdict for key in "abb"] == [Verdict.NEW, Verdict.NEW, Verdict.DUPLICATE]
+    warnings = [each.getMessage() for each in caplog.records if each.name == "inbox.policy"]
+    assert len(warnings) == 1
+    assert "consumer 'billing': its policy (mode exactly-once, retention 1m) cannot be" in warnings[0]
+    assert inbox.set_policy(database.engine(), "billing", mode="exactly-once", retention=3_600).mode

@@ -1,0 +1,106 @@
+"""What docs/production.md says about connections."""
+
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event
+
+from inbox import Action, Claim, Inbox, SqlStore, StatusInbox
+from outbox import Outbox, Relay
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.outbox_publishers import Recorder, publish
+from tests.support.status_workers import wait_until
+from tests.support.together import Task
+
+WORKERS = 4
+MESSAGES = [str(number) for number in range(20)]
+
+
+class Most:
+    """The most connections of an engine's pool that were in use at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.most = 0
+        self._pool: Any = engine.pool
+        event.listen(engine, "checkout", self._look)
+
+    def _look(self, *_: object) -> None:
+        self.most = max(self.most, self._pool.checkedout())
+
+
+def test_the_exactly_once_path_needs_a_connection_for_each_message(migrated: Database) -> None:
+    """A listener with `concurrency=4` takes four of the pool, also if the handlers publish."""
+    if migrated.name == "sqlite":
+        pytest.skip("it has one writer at a time")
+    engine = migrated.engine(pool_size=WORKERS, max_overflow=0, pool_timeout=5)
+    accounts.make(engine, MESSAGES)
+    most, inbox = Most(engine), Inbox("billing")
+
+    @inbox.handler(engine, key=str)
+    def add(connection: Connection, message: str) -> None:
+        accounts.add(connection, message)
+        Outbox().publish(connection, "added", message)
+        time.sleep(0.02)
+
+    decisions = inbox.listener(concurrency=WORKERS).decide(MESSAGES, add)
+    assert {decision.action for decision in decisions} == {Action.ACK}
+    assert most.most == WORKERS
+
+
+def test_status_mode_needs_some_more_for_heartbeats(migrated: Database) -> None:
+    """One for each message at most, and one for each round of heartbeats, of which three may be under way."""
+    if migrated.name == "sqlite":
+        pytest.skip("it has one writer at a time")
+    engine = migrated.engine(pool_size=WORKERS + 3, max_overflow=0, pool_timeout=5)
+    accounts.make(engine, MESSAGES)
+    most = Most(engine)
+    inbox = StatusInbox("orders", store=SqlStore(engine), lease=3)
+
+    @inbox.handler(key=str)
+    def add(claim: Claim, message: str) -> None:
+        claim.step("wait", lambda: time.sleep(0.3))
+        claim.transact("add", lambda connection: accounts.add(connection, message))
+
+    decisions = inbox.listener(concurrency=WORKERS).decide(MESSAGES, add)
+    assert {decision.action for decision in decisions} == {Action.ACK}
+    assert most.most <= WORKERS + 3
+
+
+class Slow(Recorder):
+    """Takes longer than half of the lease, so that it has to be renewed meanwhile."""
+
+    timeout = 1.8
+
+    def send(self, batch: Any) -> Any:
+        time.sleep(1.5)
+        return super().send(batch)
+
+
+def test_a_relay_needs_two_connections(migrated: Database) -> None:
+    """One for its transactions, one while it renews its lease; on PostgreSQL a third one beside the pool."""
+    engine = migrated.engine(pool_size=2, max_overflow=0, pool_timeout=5)
+    publish(engine, "a1", "b1", "a2")
+    most, publisher = Most(engine), Slow()
+    relay = Relay(engine, publisher, lease=2.5)
+    running = Task(relay.run)
+    wait_until(lambda: len(publisher.accepted) == 3)
+    relay.stop()
+    running.result()
+    assert most.most <= 2
+
+
+def test_a_server_that_ends_idle_sessions(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """An idle_session_timeout ends the connection on which a relay listens, again and again: it says so, goes
+    on and polls; nothing is an error."""
+    engine = postgres.engine(connect_args={"options": "-c idle_session_timeout=300ms"}, pool_pre_ping=True)
+    publisher = Recorder()
+    relay = Relay(engine, publisher, poll=0.1)
+    running = Task(relay.run)
+    wait_until(lambda: any("no wake-up from other processes" in each.message for each in caplog.records))
+    publish(postgres.engine(), "a1")
+    wait_until(lambda: len(publisher.accepted) == 1)
+    relay.stop()
+    running.result()
+    assert {each.levelname for each in caplog.records} <= {"DEBUG", "INFO", "WARNING"}

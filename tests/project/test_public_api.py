@@ -1,0 +1,254 @@
+"""What the packages promise to whoever imports them."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import inbox
+import outbox
+import spark
+from tests.support.program import ROOT
+
+PACKAGES = ("inbox", "inbox_outbox", "outbox", "spark")
+NAMESPACES = (
+    "inbox.errors",
+    "inbox.kafka",
+    "inbox.migration",
+    "inbox.otel",
+    "inbox.rabbitmq",
+    "inbox.schema",
+    "outbox.errors",
+    "outbox.kafka",
+    "outbox.rabbitmq",
+    "outbox.schema",
+    "spark.errors",
+)
+LONGEST_CONTENTS_PAGE = 50
+ERROR = re.compile(r"^(?P<lead>[│ ├└─]*)(?P<name>[A-Z]\w+)(?:\s+\((?P<also>\w+)\))?")
+
+
+def test_the_names_are_fixed() -> None:
+    """`inbox` offers these names, and no others."""
+    assert sorted(inbox.__all__) == [
+        "Action",
+        "AsyncClaim",
+        "AsyncInbox",
+        "AsyncListener",
+        "AsyncStatusInbox",
+        "Backoff",
+        "Claim",
+        "ConsumerStatus",
+        "Decision",
+        "Decisions",
+        "Delivery",
+        "Event",
+        "EventKind",
+        "Inbox",
+        "Key",
+        "Listener",
+        "LogEvents",
+        "Message",
+        "Outcome",
+        "Policy",
+        "Purged",
+        "Record",
+        "RedisStore",
+        "Retention",
+        "SqlStore",
+        "Status",
+        "StatusInbox",
+        "Store",
+        "Taken",
+        "Verdict",
+        "Work",
+        "discard",
+        "errors",
+        "is_transient",
+        "list_messages",
+        "message_id",
+        "message_key",
+        "purge",
+        "release",
+        "resolve_step",
+        "retry",
+        "schema",
+        "set_policy",
+        "show",
+        "show_message",
+        "status",
+    ]
+
+
+def test_the_names_of_the_outbox_are_fixed() -> None:
+    """`outbox` offers these names, and no others."""
+    assert sorted(outbox.__all__) == [
+        "Accepted",
+        "AsyncDirectDelivery",
+        "AsyncPublisher",
+        "AsyncRelay",
+        "Audit",
+        "DirectDelivery",
+        "Envelope",
+        "Message",
+        "MessageState",
+        "Missing",
+        "Outbox",
+        "OutboxStatus",
+        "Outcome",
+        "Publisher",
+        "Refused",
+        "Relay",
+        "RelayStatus",
+        "StoredMessage",
+        "Unavailable",
+        "Unknown",
+        "audit",
+        "drop",
+        "errors",
+        "is_drained",
+        "pause",
+        "peek",
+        "purge_dead",
+        "resume",
+        "retry",
+        "retry_all",
+        "schema",
+        "set_bucket_count",
+        "status",
+    ]
+
+
+def test_the_names_of_the_spark_writer_are_fixed() -> None:
+    """`spark` offers these names, and no others."""
+    assert sorted(spark.__all__) == [
+        "Append",
+        "InboxDataSource",
+        "InboxWriter",
+        "Statements",
+        "Upsert",
+        "WriteReport",
+        "errors",
+    ]
+
+
+@pytest.mark.parametrize("package", ["inbox", "outbox", "spark"])
+def test_everything_else_is_private(package: str) -> None:
+    """Every module that is no namespace on purpose has a name with an underscore."""
+    modules = {f"{package}.{path.stem}" for path in (ROOT / package).glob("[!_]*.py")}
+    assert modules == {name for name in NAMESPACES if name.startswith(f"{package}.")}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_contents_pages_are_short(package: str) -> None:
+    """Every `__init__.py` is a contents page: at most 50 lines besides the names in `__all__`."""
+    pages = list((ROOT / package).rglob("__init__.py"))
+    assert pages
+    for page in pages:
+        lines = [line for line in page.read_text().splitlines() if not line.startswith('    "')]
+        assert len(lines) <= LONGEST_CONTENTS_PAGE, page
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in (inbox, outbox, spark) for name in package.__all__]
+)
+def test_every_name_is_explained(package: ModuleType, name: str) -> None:
+    """Every public name has a docstring, and so has every public method and property."""
+    found = getattr(package, name)
+    if name == "Key":
+        pytest.skip("a type alias, which cannot carry one")
+    assert inspect.getdoc(found)
+    assert undocumented(found) == []
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_every_name_of_the_namespaces_is_explained(name: str) -> None:
+    """The same for what the namespaces define."""
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert undocumented(module) == []
+
+
+def test_every_option_is_in_the_signature() -> None:
+    """Nothing of `inbox` takes options that its signature does not name, so that a misspelt one is found by
+    type checkers, and editors offer the right ones."""
+    places = [inbox, importlib.import_module("inbox.kafka"), importlib.import_module("inbox.rabbitmq")]
+    owners = [getattr(place, name) for place in places for name in place.__all__]
+    functions = [each for each in owners if inspect.isfunction(each)]
+    functions += [
+        value
+        for owner in owners
+        if inspect.isclass(owner)
+        for kind in owner.__mro__
+        if kind.__module__.startswith("inbox.")
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_"))
+    ]
+    assert len(functions) > len(owners)
+    variable = inspect.Parameter.VAR_KEYWORD
+    kinds = {each.__qualname__: inspect.signature(each).parameters.values() for each in functions}
+    assert [name for name, found in kinds.items() if any(each.kind is variable for each in found)] == []
+
+
+def undocumented(owner: ModuleType | type | object) -> list[str]:
+    """The public functions, classes, methods and properties of ours in it without a docstring."""
+    if not isinstance(owner, ModuleType | type):
+        return []
+    return [
+        name
+        for name, value in vars(owner).items()
+        if not name.startswith("_") and is_ours(owner, value) and not inspect.getdoc(getattr(owner, name))
+    ]
+
+
+def is_ours(owner: ModuleType | type, value: object) -> bool:
+    """Whether it is defined here, and is something that has a docstring."""
+    if isinstance(value, property | classmethod | staticmethod):
+        return True
+    home = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+    return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == home
+
+
+@pytest.mark.parametrize(
+    ("errors", "root"),
+    [(inbox.errors, "Exception"), (outbox.errors, "InboxError"), (spark.errors, "InboxError")],
+    ids=["inbox", "outbox", "spark"],
+)
+def test_the_error_tree_is_the_real_one(errors: ModuleType, root: str) -> None:
+    """The tree in the docstring of `errors` names every error, its parent and what else it is."""
+    assert drawn(errors.__doc__ or "", root) == {
+        name: (error.__bases__[0].__name__, others(error))
+        for name, error in vars(errors).items()
+        if inspect.isclass(error) and error.__module__ == errors.__name__
+    }
+
+
+def others(error: type) -> list[str]:
+    """What else it is; a namesake in another package is what that is besides."""
+    return [
+        name
+        for base in error.__bases__[1:]
+        for name in (others(base) if base.__name__ == error.__name__ else [base.__name__])
+    ]
+
+
+def drawn(text: str, root: str) -> dict[str, tuple[str, list[str]]]:
+    """Of each error in the drawing: its parent, and the classes in brackets."""
+    tree: dict[str, tuple[str, list[str]]] = {}
+    above = {-1: root}
+    for line in text.split("::", 1)[1].splitlines():
+        if not line.startswith("    ") or not (found := ERROR.match(line[4:])):
+            continue
+        depth = len(found["lead"]) // 4
+        above[depth] = found["name"]
+        tree[found["name"]] = (above[depth - 1], [found["also"]] if found["also"] else [])
+    return tree
+
+
+def test_every_package_is_typed() -> None:
+    """Every import package carries the marker that type checkers look for."""
+    for package in PACKAGES:
+        assert Path(ROOT / package / "py.typed").is_file()

@@ -1,0 +1,254 @@
+"""AsyncRelay: the same promises, on every asynchronous driver."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from outbox import AsyncRelay, Envelope, Outbox, Outcome, Refused, Unavailable, Unknown
+from outbox.errors import UnsafeBroker
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    AsyncRecorder,
+    count,
+    dead,
+    let_backoffs_end,
+    messages,
+    name_of,
+    publish,
+    waiting,
+)
+from tests.support.status_workers import workers
+
+Scenario = Callable[[AsyncEngine], Coroutine[Any, Any, Any]]
+
+
+def in_loop(database: Database, scenario: Scenario) -> Any:
+    """What a scenario returns, run on an asynchronous engine."""
+
+    async def with_engine() -> Any:
+        engine = create_async_engine(database.async_url)
+        try:
+            return await asyncio.wait_for(scenario(engine), 60)
+        finally:
+            await engine.dispose()
+
+    return asyncio.run(with_engine())
+
+
+def test_what_was_published_leaves(migrated: Database) -> None:
+    """Whatever it was published on, in the order of its key, counted, and gone."""
+    publish(migrated.engine(), "a1", "b1")
+    publisher = AsyncRecorder()
+
+    async def scenario(engine: AsyncEngine) -> list[int]:
+        async with engine.begin() as connection:
+            await Outbox().publish_many(connection, messages(["a2", "-1"]))
+        async with AsyncSession(engine) as session, session.begin():
+            await Outbox().publish(session, "orders", b"a3", key="a")
+        once = AsyncRelay(engine, publisher)
+        return [await once.run_once(), await once.run_once()]
+
+    assert in_loop(migrated, scenario) == [5, 0]
+    assert publisher.of("a") == ["a1", "a2", "a3"]
+    assert count(migrated.engine(), TABLES.message) == 0
+    assert count(migrated.engine(), TABLES.relay) == 0
+
+
+def test_every_outcome(migrated: Database) -> None:
+    """Refused is a dead letter; unavailable and unknown wait and hold back their key, and are sent again with
+    the same id."""
+    engine = migrated.engine()
+    published = publish(engine, "a1", "b1", "c1", "d1", "a2", "b2", "c2", "d2")
+    outcomes = {"b1": [Refused("no")], "c1": [Unavailable("away")], "d1": [Unknown("silence")]}
+    publisher = AsyncRecorder(outcomes)
+
+    async def scenario(engine: AsyncEngine) -> int:
+        return await AsyncRelay(engine, publisher).run_once()
+
+    assert in_loop(migrated, scenario) == 3
+    assert list(dead(engine)) == ["b1"]
+    rows = waiting(engine)
+    assert [(name, row.state) for name, row in rows.items()] == [
+        ("c1", "pending"),
+        ("d1", "unknown"),
+        ("c2", "pending"),
+        ("d2", "pending"),
+    ]
+    let_backoffs_end(engine)
+    assert in_loop(migrated, scenario) == 4
+    assert publisher.of("c") == ["c1", "c2"]
+    assert publisher.of("d") == ["d1", "d2"]
+    assert {each.id for each in publisher.sent} == set(published)
+
+
+def test_a_publisher_that_raises(migrated: Database) -> None:
+    """Its messages are unknown, and the relay goes on."""
+    publish(migrated.engine(), "a1")
+
+    class Rude:
+        async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+            raise ConnectionError("gone")
+
+    async def scenario(engine: AsyncEngine) -> int:
+        return await AsyncRelay(engine, Rude()).run_once()
+
+    assert in_loop(migrated, scenario) == 0
+    row = waiting(migrated.engine())["a1"]
+    assert (row.state, row.error) == ("unknown", "ConnectionError: gone")
+
+
+class Stuck(AsyncRecorder):
+    """A publisher that takes everything, but for one message whose send never ends by itself."""
+
+    def __init__(self, stuck: str) -> None:
+        super().__init__()
+        self.stuck = stuck
+        self.sending = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
+        if self.stuck in [name_of(message) for message in batch]:
+            self.sending.set()
+            await self.go_on.wait()
+        return await super().send(batch)
+
+
+def test_a_relay_that_is_stopped(migrated: Database) -> None:
+    """The send at hand ends and is written, the next message of its key stays, and the buckets are free."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2")
+
+    async def scenario(engine: AsyncEngine) -> list[str]:
+        publisher = Stuck("a1")
+        running = AsyncRelay(engine, publisher)
+        task = asyncio.create_task(running.run())
+        await publisher.sending.wait()
+        running.stop()
+        publisher.go_on.set()
+        await task
+        return publisher.names
+
+    assert in_loop(migrated, scenario) == ["a1"]
+    assert list(waiting(engine)) == ["a2"]
+    assert count(engine, TABLES.relay) == 0
+
+
+def test_a_relay_that_is_cancelled(migrated: Database) -> None:
+    """What was accepted is written; what was on its way may have left, so the send counts as one without an
+    answer; the rest is as it was, and the buckets are free."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "a3", "b1")
+
+    async def scenario(engine: AsyncEngine) -> None:
+        publisher = Stuck("a2")
+        task = asyncio.create_task(AsyncRelay(engine, publisher).run())
+        await publisher.sending.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    in_loop(migrated, scenario)
+    assert [(name, row.state, row.attempts) for name, row in waiting(engine).items()] == [
+        ("a2", "unknown", 1),
+        ("a3", "pending", 0),
+    ]
+    assert count(engine, TABLES.relay) == 0
+
+
+def test_a_relay_that_is_cancelled_while_it_waits(migrated: Database) -> None:
+    """Nothing is on its way: it gives up its buckets and ends."""
+    engine = migrated.engine()
+    publish(engine, "a1")
+
+    async def scenario(engine: AsyncEngine) -> None:
+        publisher = AsyncRecorder()
+        task = asyncio.create_task(AsyncRelay(engine, publisher).run())
+        while not publisher.accepted:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    in_loop(migrated, scenario)
+    assert not waiting(engine)
+    assert count(engine, TABLES.relay) == 0
+
+
+def test_the_loop_is_free_while_it_relays(migrated: Database) -> None:
+    """While a send takes its time, and while there is nothing to do, other tasks run."""
+    publish(migrated.engine(), "a1")
+
+    async def scenario(engine: AsyncEngine) -> int:
+        publisher = Stuck("a1")
+        running = AsyncRelay(engine, publisher)
+        task = asyncio.create_task(running.run())
+        await publisher.sending.wait()
+        turns = 0
+        for _ in range(100):
+            await asyncio.sleep(0)
+            turns += 1
+        publisher.go_on.set()
+        running.stop()
+        await task
+        return turns
+
+    assert in_loop(migrated, scenario) == 100
+
+
+def test_sigterm_finishes_the_batch(migrated: Database) -> None:
+    """A process that is told to end while it sends: what was accepted is written, the buckets are free, and
+    it ends without an error."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "b1")
+    with workers((_relay_until_sigterm, migrated.async_url)) as (child,):
+        assert child.hear() == "sending"
+        child._signal(signal.SIGTERM)
+        assert child.exit_code() == 0
+    assert list(waiting(engine)) == ["a2"]
+    assert count(engine, TABLES.relay) == 0
+
+
+def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
+    """Relays; says when it sends, which ends when SIGTERM has come."""
+
+    async def run() -> None:
+        engine = create_async_engine(url)
+
+        class Slow(AsyncRecorder):
+            async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
+                pipe.send("sending")
+                while not running.stopped:  # noqa: ASYNC110 - there is no event to wait for
+                    await asyncio.sleep(0.01)
+                return [ACCEPTED for _ in batch]
+
+        running = AsyncRelay(engine, Slow())
+        with running.stopping_on_sigterm():
+            await running.run()
+        await engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_the_check_is_awaited(migrated: Database) -> None:
+    """A publisher whose check is a coroutine refuses its settings before anything is sent."""
+
+    class Careful(AsyncRecorder):
+        async def check(self, lease: float) -> None:
+            raise UnsafeBroker(f"lease={lease:g}")
+
+    async def scenario(engine: AsyncEngine) -> None:
+        relay = AsyncRelay(engine, Careful(), lease=7)
+        for begin in (relay.run_once, relay.run):
+            with pytest.raises(UnsafeBroker, match="lease=7"):
+                await begin()
+
+    in_loop(migrated, scenario)

@@ -1,0 +1,296 @@
+"""What a relay refuses, and what it makes of publishers that break their contract."""
+
+import asyncio
+import inspect
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import Backoff
+from outbox import AsyncRelay, Envelope, Outcome, Refused, Relay, Unavailable, Unknown
+from outbox.errors import InvalidOption, TablesMissing, UnsafeBroker, WrongBucketCount
+from outbox.schema import BUCKETS
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    AsyncRecorder,
+    Recorder,
+    Timed,
+    accept,
+    count,
+    dead,
+    let_backoffs_end,
+    names_of,
+    publish,
+    relay,
+    waiting,
+)
+
+ANYWHERE = create_engine("sqlite://")
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+class Rude:
+    """A publisher whose `send` does what it is told to."""
+
+    def __init__(self, send: Callable[[Sequence[Envelope]], Any]) -> None:
+        self._send = send
+        self.batches: list[list[str]] = []
+
+    def send(self, batch: Sequence[Envelope]) -> Any:
+        self.batches.append(names_of(batch))
+        return self._send(batch)
+
+
+def raising(_: Sequence[Envelope]) -> Iterable[Outcome]:
+    raise ConnectionError("gone")
+
+
+def dying_halfway(batch: Sequence[Envelope]) -> Iterable[Outcome]:
+    """A generator, and what is asked of it first fails after two answers."""
+    yield ACCEPTED
+    yield ACCEPTED
+    raise ConnectionError("gone")
+
+
+def dying_at_last(batch: Sequence[Envelope]) -> Iterable[Outcome]:
+    yield from [ACCEPTED] * len(batch)
+    raise ConnectionError("gone")
+
+
+SAYS_NOTHING = {
+    "raises": (raising, "ConnectionError: gone"),
+    "is a generator that raises": (lambda batch: itertools.chain(raising(batch)), "ConnectionError: gone"),
+    "forgets to answer": (lambda _: None, "TypeError: 'NoneType' object is not iterable"),
+    "answers nothing": (lambda _: [], "the publisher gave no answer"),
+    "answers True": (lambda batch: [True] * len(batch), "the publisher gave True, which is no outcome"),
+    "answers a class": (lambda batch: [type(ACCEPTED)] * len(batch), "which is no outcome"),
+    "answers too much": (
+        lambda batch: [ACCEPTED] * (len(batch) + 1),
+        "more answers than there were messages",
+    ),
+    "never stops": (lambda _: itertools.repeat(ACCEPTED), "more answers than there were messages"),
+}
+
+
+@pytest.mark.parametrize("how", SAYS_NOTHING)
+def test_a_publisher_that_says_nothing_usable(
+    engine: Engine, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it does instead of answering: the messages are unknown, and say why; the relay goes on, and
+    sends them again with the same ids."""
+    caplog.set_level(logging.CRITICAL)
+    send, why = SAYS_NOTHING[how]
+    published = publish(engine, "a1", "b1", "a2")
+    publisher = Rude(send)
+    assert relay(engine, publisher) == 0
+    assert publisher.batches == [["a1", "b1"]]
+    rows = waiting(engine)
+    assert [row.state for row in rows.values()] == ["unknown", "unknown", "pending"]
+    assert why in rows["a1"].error
+    let_backoffs_end(engine)
+    better = Recorder()
+    assert relay(engine, better) == 3
+    assert {each.id for each in better.sent} == set(published)
+
+
+def test_a_publisher_that_fails_halfway(engine: Engine) -> None:
+    """What was answered before a publisher raised holds; the rest is unknown."""
+    publish(engine, "a1", "b1", "c1", "d1")
+    assert relay(engine, Rude(dying_halfway)) == 2
+    assert {name: row.state for name, row in waiting(engine).items()} == {"c1": "unknown", "d1": "unknown"}
+
+
+def test_too_few_answers(engine: Engine) -> None:
+    """The messages at the end, which have none, are unknown."""
+    publish(engine, "a1", "b1", "c1")
+    assert relay(engine, Rude(lambda batch: [ACCEPTED] * (len(batch) - 1))) == 2
+    assert list(waiting(engine)) == ["c1"]
+
+
+def test_a_publisher_that_fails_after_its_last_answer(engine: Engine) -> None:
+    """All the answers are there, so they hold."""
+    publish(engine, "a1", "b1")
+    assert relay(engine, Rude(dying_at_last)) == 2
+    assert not waiting(engine)
+
+
+def test_answers_one_by_one(engine: Engine) -> None:
+    """`send` may be a generator."""
+    publish(engine, "a1", "a2", "b1", "c1")
+    publisher = Rude(lambda batch: (Refused("no") if each.key == "b" else ACCEPTED for each in batch))
+    assert relay(engine, publisher) == 3
+    assert list(dead(engine)) == ["b1"]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["", "a\0b", "\ud800", "x" * 100_000, "ä" * 10_000, ValueError("a"), None],
+    ids=["empty", "nul", "surrogate", "long", "long and wide", "exception", "none"],
+)
+def test_any_reason_can_be_stored(engine: Engine, reason: Any) -> None:
+    """However odd the reason is, and in whichever outcome, it stops neither the message nor the relay."""
+    publish(engine, "a1", "b1", "c1", "d1")
+    outcomes = {"a1": [Refused(reason)], "b1": [Unavailable(reason)], "c1": [Unknown(reason)]}
+    assert relay(engine, Recorder(outcomes)) == 1
+    assert list(dead(engine)) == ["a1"]
+    assert len(dead(engine)["a1"].error) <= 4_000
+    assert list(waiting(engine)) == ["b1", "c1"]
+
+
+@pytest.mark.parametrize(
+    "retry_after", [-1, float("nan"), float("inf"), 1e300, "soon", timedelta(seconds=1), True], ids=repr
+)
+def test_any_retry_after_can_be_stored(engine: Engine, retry_after: Any) -> None:
+    """What is no time to wait stops neither the message nor the relay."""
+    publish(engine, "a1", "b1")
+    publisher = Recorder({"a1": [Unavailable("a", retry_after)] * 2})
+    relay(engine, publisher)
+    let_backoffs_end(engine)
+    while "a1" in waiting(engine):
+        relay(engine, publisher)
+        let_backoffs_end(engine)
+    assert [each.attempt for each in publisher.sent if each.key == "a"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"batch": 1.5}, "batch=1.5"),
+        ({"lease": 0.5}, "lease=0.5"),
+        ({"lease": "30"}, "lease='30'"),
+        ({"lease": timedelta(days=2)}, "lease="),
+        ({"listen_url": 5}, "listen_url=int: expected an address"),
+        ({"listen_url": "here"}, "listen_url: expected something like postgresql://"),
+        ({"listen_url": "mysql://u:secret@h/d"}, "listen_url: mysql+pymysql: only PostgreSQL"),
+        ({"listen_url": "postgresql+asyncpg://u:secret@h/d"}, "listen_url: postgresql+asyncpg: only"),
+        ({"poll": -1}, "poll=-1"),
+        ({"max_attempts": 0}, "max_attempts=0"),
+        ({"backoff": 3}, "backoff=3"),
+        ({"after_dead": "stop"}, "after_dead='stop'"),
+        ({"keep_sent": -1}, "keep_sent=-1"),
+        ({"give_up_after": 0}, "give_up_after=0"),
+        ({"give_up_after": "1h"}, "give_up_after='1h'"),
+        ({"buckets": 0}, "buckets=0"),
+        ({"name": "x" * 256}, "name='x"),
+        ({"name": 7}, "name=7"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used(options: dict[str, Any], named: str) -> None:
+    """The error names the option and its value."""
+    with pytest.raises(InvalidOption) as caught:
+        Relay(ANYWHERE, Recorder(), **options)
+    assert str(caught.value).startswith(named)
+
+
+def test_options_at_their_limits() -> None:
+    """What is still allowed."""
+    Relay(ANYWHERE, Recorder(), batch=1, lease=1, poll=0, max_attempts=1, keep_sent=0, name="x" * 255)
+    Relay(ANYWHERE, Recorder(), lease=timedelta(days=1), backoff=Backoff(0), after_dead="hold")
+
+
+def test_who_can_be_a_publisher() -> None:
+    """Something with `send`, synchronous for a `Relay` and asynchronous for an `AsyncRelay`."""
+    tasks = create_async_engine("sqlite+aiosqlite://")
+    for nobody in (None, object(), accept):
+        with pytest.raises(InvalidOption, match="publisher="):
+            Relay(ANYWHERE, nobody)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="publisher=AsyncRecorder: Relay needs a synchronous one"):
+        Relay(ANYWHERE, AsyncRecorder())  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="publisher=Recorder: AsyncRelay needs an asynchronous one"):
+        AsyncRelay(tasks, Recorder())  # type: ignore[arg-type]
+
+
+def test_what_can_be_an_engine() -> None:
+    """An Engine for a `Relay`, an AsyncEngine for an `AsyncRelay`."""
+    tasks = create_async_engine("sqlite+aiosqlite://")
+    for wrong in (None, "sqlite://", tasks, tasks.sync_engine):
+        with pytest.raises(InvalidOption, match="engine="):
+            Relay(wrong, Recorder())  # type: ignore[arg-type]
+    for wrong in (None, "sqlite://", ANYWHERE):
+        with pytest.raises(InvalidOption, match="engine="):
+            AsyncRelay(wrong, AsyncRecorder())  # type: ignore[arg-type]
+
+
+def test_listening_where_there_is_nothing_to_hear() -> None:
+    """Only PostgreSQL notifies."""
+    with pytest.raises(InvalidOption, match="listen_url: the engine's database is sqlite"):
+        Relay(create_engine("sqlite://"), Recorder(), listen_url="postgresql://h/d")
+
+
+@pytest.mark.parametrize("lease", [4, 5])
+def test_a_send_that_could_outlast_the_lease(lease: float) -> None:
+    """A publisher whose own time limit is not shorter than the lease is refused, by the option's name."""
+    with pytest.raises(UnsafeBroker, match=r"publisher\.timeout=5"):
+        Relay(ANYWHERE, Timed(), lease=lease)
+    Relay(ANYWHERE, Timed(), lease=6.5)
+
+
+def test_a_publisher_that_is_not_safe(engine: Engine) -> None:
+    """When `check` raises, that comes through, each time, and nothing is sent."""
+
+    class Unsafe(Recorder):
+        def check(self, lease: float) -> None:
+            raise UnsafeBroker(f"acks=1: a message could be lost within {lease:g} s")
+
+    publish(engine, "a1")
+    publisher = Unsafe()
+    unsafe = Relay(engine, publisher)
+    for _ in range(2):
+        with pytest.raises(UnsafeBroker, match="acks=1"):
+            unsafe.run_once()
+    with pytest.raises(UnsafeBroker, match="acks=1"):
+        unsafe.run()
+    assert not publisher.sent
+    assert count(engine, TABLES.relay) == 0
+
+
+def test_another_number_of_buckets(engine: Engine) -> None:
+    """Keys would be in other buckets: the relay does not start, and there is none."""
+    assert relay(engine, Recorder(), buckets=BUCKETS) == 0
+    wrong = Relay(engine, Recorder(), buckets=BUCKETS + 1)
+    with pytest.raises(WrongBucketCount, match=f"buckets={BUCKETS + 1}: the database has {BUCKETS}"):
+        wrong.run_once()
+    with pytest.raises(WrongBucketCount):
+        wrong.run()
+    assert count(engine, TABLES.relay) == 0
+
+
+def test_a_database_without_the_tables(database: Database) -> None:
+    """The error says that the tables are missing, and does not try for long."""
+    with pytest.raises(TablesMissing):
+        relay(database.engine(), Recorder())
+
+    async def scenario() -> None:
+        engine = create_async_engine(database.async_url)
+        try:
+            with pytest.raises(TablesMissing):
+                await AsyncRelay(engine, AsyncRecorder()).run_once()
+        finally:
+            await engine.dispose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [Relay, AsyncRelay])
+def test_an_option_that_does_not_exist(kind: Any) -> None:
+    """A misspelled option is a TypeError that names it, and every option is in the signature, so that type
+    checkers and editors know it."""
+    known = inspect.signature(kind).parameters
+    assert {"name", "batch", "give_up_after", "keep_sent"} <= set(known)
+    assert not [each for each in known.values() if each.kind is each.VAR_KEYWORD]
+    with pytest.raises(TypeError, match="bacth"):
+        kind(ANYWHERE, Recorder(), bacth=10)

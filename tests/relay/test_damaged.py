@@ -1,0 +1,178 @@
+"""Rows that somebody else has written, and that are no messages: each is put away, and stops nothing else."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text, update
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from outbox import AsyncRelay, MessageState, Relay, Unknown, peek, retry_all
+from outbox._relaying import rounds
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    TABLES,
+    AsyncRecorder,
+    Recorder,
+    count,
+    dead,
+    let_backoffs_end,
+    publish,
+    relay,
+    waiting,
+)
+from tests.support.relay_servers import server
+
+__all__ = ["server"]
+
+HEADERS = {
+    "no JSON": ("{it's", "its headers are not JSON"),
+    "too deep": ("[" * 60_000, "its headers are not JSON"),
+    "no object": ("[1]", "its headers are not a JSON object of strings"),
+    "no strings": ('{"tries": 3}', "its headers are not a JSON object of strings"),
+}
+
+
+def damage(engine: Engine, name: str, **values: Any) -> None:
+    """Change the row of a message by SQL of one's own."""
+    with engine.begin() as connection:
+        for table in (TABLES.message, TABLES.delayed):
+            connection.execute(update(table).where(table.c.payload == name.encode()).values(values))
+
+
+def spoil(engine: Engine, what: str) -> None:
+    """Let the message a2 have a column that no message could have."""
+    with engine.begin() as connection:
+        for table in ("outbox_message", "outbox_delayed"):
+            connection.execute(
+                text(f"UPDATE {table} SET {what} WHERE payload = :payload"),
+                {"payload": b"a2"},
+            )
+
+
+@pytest.mark.parametrize("headers", HEADERS)
+def test_headers_that_cannot_be_read(migrated: Database, headers: str) -> None:
+    """The row becomes a dead letter that says why, without having been sent; what is before and behind it in
+    its key leaves, in order, and so do others. Operators can look at it, and let it be tried again."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "a3", "b1", "-1")
+    written, reason = HEADERS[headers]
+    damage(engine, "a2", headers=written)
+    publisher = Recorder()
+    assert relay(engine, publisher) == 4
+    assert publisher.of("a") == ["a1", "a3"]
+    row = dead(engine)["a2"]
+    assert (row.outcome, row.attempts, row.headers) == ("refused", 0, written)
+    assert row.error.startswith(reason)
+    (letter,) = peek(engine, state=MessageState.DEAD)
+    assert (letter.headers, letter.error) == ({}, row.error)
+    damage_is_gone = update(TABLES.dead).values(headers=None)
+    with engine.begin() as connection:
+        connection.execute(damage_is_gone)
+    assert retry_all(engine, "dead") == 1
+    assert relay(engine, publisher) == 1
+    assert publisher.of("a") == ["a1", "a3", "a2"]
+
+
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "0044-03-15 BC"])
+def test_times_that_python_does_not_have(postgres: Database, time: str) -> None:
+    """PostgreSQL can store them: they stop nothing, and who has to wait until infinity waits."""
+    engine = postgres.engine()
+    publisher = Recorder()
+    for what in ("created_at = :time, failing_since = :time", "retry_at = :time, attempts = 1"):
+        publish(engine, "a1", "a2", "a3", "b1")
+        with engine.begin() as connection:
+            spoilt = text(f"UPDATE outbox_message SET {what} WHERE payload = 'a2'")
+            connection.execute(spoilt, {"time": time})
+        waits = time == "infinity" and what.startswith("retry_at")
+        assert relay(engine, publisher) == (2 if waits else 4)
+        assert count(engine, TABLES.message) == (2 if waits else 0)
+
+
+def test_its_key_is_held(migrated: Database) -> None:
+    """With after_dead="hold" the row stays where it is, and the messages behind it wait for an operator."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "a3", "b1")
+    damage(engine, "a2", headers="{")
+    publisher = Recorder()
+    assert relay(engine, publisher, after_dead="hold") == 2
+    assert publisher.of("a") == ["a1"]
+    rows = waiting(engine)
+    assert [(name, row.state) for name, row in rows.items()] == [("a2", "held"), ("a3", "pending")]
+    assert rows["a2"].error.startswith("its headers are not JSON")
+
+
+def test_a_delayed_one(migrated: Database) -> None:
+    """The same for a message that was delayed."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", delay=0.001)
+    damage(engine, "a2", headers="{")
+    publisher = Recorder()
+    relay(engine, publisher)
+    relay(engine, publisher)
+    assert publisher.of("a") == ["a1"]
+    assert list(dead(engine)) == ["a2"]
+
+
+def test_asynchronous(migrated: Database) -> None:
+    """The same for an AsyncRelay."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "a3")
+    damage(engine, "a2", headers="{")
+    publisher = AsyncRecorder()
+
+    async def scenario() -> int:
+        asynchronous = create_async_engine(migrated.async_url)
+        try:
+            return await AsyncRelay(asynchronous, publisher).run_once()
+        finally:
+            await asynchronous.dispose()
+
+    assert asyncio.run(scenario()) == 2
+    assert publisher.of("a") == ["a1", "a3"]
+    assert list(dead(engine)) == ["a2"]
+
+
+KINDS = {
+    "sqlite": ("payload = 'a text'", "its payload is not bytes, but str"),
+    "mysql": ("`key` = X'61ff'", "its key is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("delay", [None, 0.001], ids=["at once", "delayed"])
+@pytest.mark.parametrize("light", [True, False], ids=["light", "heavy"])
+def test_a_column_of_another_kind(
+    migrated: Database, monkeypatch: pytest.MonkeyPatch, *, light: bool, delay: float | None
+) -> None:
+    """The same for what a database takes although it is no payload or no key, also where the payload is read
+    later."""
+    if migrated.url.get_backend_name() not in KINDS:
+        pytest.skip("PostgreSQL knows its types")
+    if not light:
+        monkeypatch.setattr(rounds, "_LARGEST_BATCH", 1)
+    change, reason = KINDS[migrated.url.get_backend_name()]
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "a3", "b1", delay=delay)
+    spoil(engine, change)
+    publisher = Recorder()
+    for _ in range(2):
+        relay(engine, publisher)
+    assert publisher.of("a") == ["a1", "a3"]
+    assert publisher.of("b") == ["b1"]
+    assert count(engine, TABLES.message) == 0
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT error FROM outbox_dead").scalar_one() == reason
+    assert len(peek(engine, state=MessageState.DEAD)) == 1
+
+
+def test_it_was_sent_before(migrated: Database) -> None:
+    """A row that is damaged while it waits to be sent again keeps its attempts."""
+    engine = migrated.engine()
+    publish(engine, "a1")
+    publisher = Recorder({"a1": [Unknown("silence")]})
+    once = Relay(engine, publisher)
+    once.run_once()
+    damage(engine, "a1", headers="{")
+    let_backoffs_end(engine)
+    once.run_once()
+    assert dead(engine)["a1"].attempts == 1

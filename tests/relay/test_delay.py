@@ -1,0 +1,207 @@
+"""Messages that leave later."""
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, delete, event, select, update
+
+from inbox_outbox_base.databases.taking_statements import clock
+from outbox import Envelope, Message, Outbox, Outcome, Relay
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    Recorder,
+    count,
+    messages,
+    publish,
+    relay,
+    waiting,
+)
+from tests.support.status_workers import wait_until
+from tests.support.together import Task
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+@pytest.mark.parametrize("later", ["delay", "available_at"])
+def test_a_delayed_message_waits(engine: Engine, later: str) -> None:
+    """It leaves when it is due, as it was published, and messages behind it do not wait."""
+    when: Any = timedelta(hours=1) if later == "delay" else datetime.now(UTC) + timedelta(hours=1)
+    (published,) = publish(engine, "a1", **{later: when})
+    publish(engine, "a2")
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    assert publisher.names == ["a2"]
+    with engine.connect() as connection:
+        created = connection.scalars(select(TABLES.delayed.c.created_at)).one()
+    _let_time_pass(engine)
+    assert relay(engine, publisher) == 1
+    last = publisher.sent[-1]
+    assert (last.id, last.key, last.attempt, last.created_at) == (published, "a", 1, created)
+    assert count(engine, TABLES.delayed) == 0
+    assert not waiting(engine)
+
+
+def test_it_does_not_leave_before_it_is_due(engine: Engine) -> None:
+    """A relay that is at work sends it by itself, and by the database's clock not too early."""
+    early = []
+
+    def answer(message: Envelope) -> Outcome:
+        with engine.connect() as connection:
+            now = connection.execute(clock()).scalar_one()
+        early.append(now < message.created_at + timedelta(seconds=float(message.headers["after"])))
+        return ACCEPTED
+
+    running = Relay(engine, Recorder(answer))
+    task = Task(running.run)
+    for delay in (0.0, 0.3, 1.3):
+        publish(engine, "a1", delay=delay, headers={"after": str(delay)})
+    wait_until(lambda: len(early) == 3)
+    running.stop()
+    task.result()
+    assert early == [False] * 3
+
+
+def test_the_order_of_due_times(engine: Engine) -> None:
+    """Delayed messages of one key leave in the order in which they become due, not in that of publishing,
+    and behind those that were there before they were due."""
+    now = datetime.now(UTC)
+    hours = {"a1": 3, "a2": 1, "a3": 2, "b1": 2, "a4": 1.5}
+    with engine.begin() as connection:
+        for name, each in hours.items():
+            (message,) = messages([name], available_at=now + timedelta(hours=each))
+            Outbox().publish_many(connection, [message])
+    publish(engine, "a5")
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    _let_time_pass(engine)
+    publish(engine, "a6")
+    assert relay(engine, publisher) == 6
+    assert publisher.of("a") == ["a5", "a6", "a2", "a4", "a3", "a1"]
+
+
+def test_many_are_due_at_once(engine: Engine) -> None:
+    """More of one key than are moved at a time: all of them leave, in their order."""
+    names = [f"a{number}" for number in range(2_300)]
+    start = datetime.now(UTC) + timedelta(hours=1)
+    with engine.begin() as connection:
+        Outbox().publish_many(
+            connection,
+            [
+                Message("orders", name.encode(), "a", available_at=start + timedelta(seconds=number))
+                for number, name in enumerate(names)
+            ],
+        )
+    _let_time_pass(engine, timedelta(days=1))
+    publisher = Recorder()
+    once = Relay(engine, publisher)
+    while once.run_once():
+        pass
+    assert publisher.names == names
+
+
+def test_a_time_that_is_over(engine: Engine) -> None:
+    """Due in the past is due now."""
+    publish(engine, "a1", available_at=datetime.now(UTC) - timedelta(days=3))
+    publish(engine, "a2", delay=0)
+    publisher = Recorder()
+    relay(engine, publisher)
+    assert sorted(publisher.names) == ["a1", "a2"]
+
+
+def test_what_was_rolled_back_is_never_due(engine: Engine) -> None:
+    """A delayed message leaves if and only if its transaction commits, as any other."""
+    with engine.connect() as connection:
+        Outbox().publish(connection, "orders", b"a1", key="a", delay=3_600)
+        connection.rollback()
+    publish(engine, "a2", delay=3_600)
+    _let_time_pass(engine)
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    assert publisher.names == ["a2"]
+
+
+def test_relays_that_move_side_by_side(migrated: Database) -> None:
+    """Two messages of one key become due while two relays look, and the first move takes long. They leave in
+    the order of their due times all the same."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer: nobody moves meanwhile")
+    looking, publisher, slowed = migrated.engine(), Recorder(), threading.Event()
+
+    def move_slowly(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith("INSERT INTO outbox_message") and not slowed.is_set():
+            slowed.set()
+            end = time.monotonic() + 3
+            while count(looking, TABLES.delayed) == 2 and time.monotonic() < end:
+                time.sleep(0.05)
+
+    relays = []
+    for _ in range(2):
+        engine = migrated.engine()
+        event.listen(engine, "before_cursor_execute", move_slowly)
+        relays.append(Relay(engine, publisher))
+    tasks = [Task(each.run) for each in relays]
+    wait_until(lambda: count(looking, TABLES.relay) == 2)
+    with looking.begin() as connection:
+        for name, delay in (("a1", 2.5), ("a2", 3.0)):
+            (message,) = messages([name], delay=delay)
+            Outbox().publish_many(connection, [message])
+    wait_until(lambda: len(publisher.accepted) == 2)
+    for each in relays:
+        each.stop()
+    for task in tasks:
+        task.result()
+    assert slowed.is_set()
+    assert publisher.of("a") == ["a1", "a2"]
+
+
+def _let_time_pass(engine: Engine, by: timedelta = timedelta(hours=12)) -> None:
+    """Let time pass for delayed messages, which keeps their order."""
+    c = TABLES.delayed.c
+    with engine.begin() as connection:
+        for row in connection.execute(select(c.id, c.available_at)).all():
+            earlier = row.available_at - by
+            connection.execute(update(TABLES.delayed).where(c.id == row.id).values(available_at=earlier))
+
+
+def test_what_is_due_at_the_same_time(engine: Engine) -> None:
+    """Messages of one key leave in the order in which they were published, together or one by one."""
+    due = datetime.now(UTC) + timedelta(hours=1)
+    names = [f"a{number}" for number in range(60)]
+    publish(engine, *names[:30], available_at=due)
+    for name in names[30:]:
+        publish(engine, name, available_at=due)
+    _let_time_pass(engine)
+    publisher = Recorder()
+    assert relay(engine, publisher) == 60
+    assert publisher.names == names
+
+
+def test_a_row_that_is_locked_is_not_passed_by(migrated: Database) -> None:
+    """Somebody has locked the first of two due messages of a key: the second one does not move before it.
+    What an operator has dropped meanwhile is gone."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer: nobody moves meanwhile")
+    engine, publisher = migrated.engine(), Recorder()
+    past = datetime.now(UTC) - timedelta(hours=1)
+    first, _, third = publish(engine, "a1", "a2", "a3", available_at=past)
+    running = Relay(engine, publisher, lease=60)
+    with engine.connect() as other:
+        other.execute(select(TABLES.delayed).where(TABLES.delayed.c.id == first).with_for_update())
+        task = Task(running.run)
+        time.sleep(0.5)
+        assert not publisher.sent
+        other.execute(delete(TABLES.delayed).where(TABLES.delayed.c.id == third))
+        other.commit()
+    wait_until(lambda: len(publisher.accepted) == 2)
+    running.stop()
+    task.result()
+    assert publisher.names == ["a1", "a2"]
+    assert count(engine, TABLES.delayed) == 0

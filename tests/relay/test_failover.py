@@ -1,0 +1,62 @@
+"""A failover that has lost the last commits, while a relay is sending: other messages have their places."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, delete, insert, select
+
+from outbox import Envelope, Outcome, Refused, Relay, Unavailable, Unknown
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    Recorder,
+    dead,
+    names_of,
+    publish,
+    relay,
+    waiting,
+)
+
+OUTCOMES = [ACCEPTED, Refused("no"), Unavailable("away"), Unknown("no answer")]
+
+
+class Overtaken(Recorder):
+    """While it sends, the messages are lost, and others get their numbers, in the same buckets."""
+
+    def __init__(self, engine: Engine, outcome: Outcome) -> None:
+        super().__init__(lambda _: outcome)
+        self.engine = engine
+        self.relay = Relay(engine, self)
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        with self.engine.begin() as connection:
+            lost = connection.execute(select(TABLES.message)).mappings().all()
+            connection.execute(delete(TABLES.message))
+            rows = [dict(row) | {"id": f"new{row['id'][3:]}", "payload": b"new"} for row in lost]
+            connection.execute(insert(TABLES.message), rows)
+        self.relay.stop()
+        return super().send(batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_sent": 60}, {"after_dead": "hold"}], ids=str)
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+def test_what_was_sent_says_nothing_of_others(
+    migrated: Database, outcome: Outcome, options: dict[str, Any]
+) -> None:
+    """What became of the messages that were lost is not written about those that have their places: these
+    leave, in their first attempt."""
+    engine = migrated.engine()
+    if migrated.name == "sqlite":
+        pytest.skip("a file has no standby")
+    publish(engine, "a1", "b1", "-1")
+    publisher = Overtaken(engine, outcome)
+    publisher.relay = Relay(engine, publisher, max_attempts=1, **options)
+    publisher.relay.run_once()
+    assert [row.attempts for row in waiting(engine).values()] == [0]
+    assert not dead(engine)
+    after = Recorder()
+    assert relay(engine, after) == 3
+    assert names_of(after.sent) == ["new"] * 3
+    assert {message.attempt for message in after.sent} == {1}

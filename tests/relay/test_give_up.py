@@ -1,0 +1,173 @@
+"""Messages that the broker never accepts: the log says so, and a relay may give them up."""
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, update
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import Backoff
+from outbox import AsyncRelay, Envelope, Outcome, Relay, Unavailable, Unknown, retry
+from outbox._relaying import sending
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    AsyncRecorder,
+    Recorder,
+    dead,
+    let_backoffs_end,
+    publish,
+    relay,
+    waiting,
+)
+from tests.support.relay_servers import server
+
+__all__ = ["server"]
+
+HOUR = 3_600.0
+LOG = "outbox.relay"
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def no_queue(message: Envelope) -> Outcome:
+    """A broker that knows the topic "orders" and no other."""
+    return ACCEPTED if message.topic == "orders" else Unavailable(f"no queue {message.topic!r}")
+
+
+def let_time_pass(engine: Engine, seconds: float) -> None:
+    """As far as messages are concerned that were not accepted."""
+    since = datetime.now(UTC) - timedelta(seconds=seconds)
+    failing = TABLES.message.c.failing_since.is_not(None)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).where(failing).values(failing_since=since))
+    let_backoffs_end(engine)
+
+
+def test_a_message_that_is_given_up(engine: Engine) -> None:
+    """It is sent again until it has failed for that long; then it is a dead letter with the last reason, and
+    its key goes on."""
+    publish(engine, "a1", topic="typo")
+    publish(engine, "a2", "b1")
+    publisher = Recorder(no_queue)
+    assert relay(engine, publisher, give_up_after=HOUR) == 1
+    let_time_pass(engine, HOUR - 60)
+    assert relay(engine, publisher, give_up_after=HOUR) == 0
+    assert list(waiting(engine)) == ["a1", "a2"]
+    let_time_pass(engine, HOUR + 60)
+    assert relay(engine, publisher, give_up_after=timedelta(hours=1)) == 1
+    assert publisher.of("a") == ["a2"]
+    row = dead(engine)["a1"]
+    assert (row.outcome, row.attempts) == ("refused", 3)
+    assert row.error.startswith("given up after 36")
+    assert row.error.endswith(" s: no queue 'typo'")
+
+
+def test_it_may_have_arrived(engine: Engine) -> None:
+    """One of its sends had no answer: the dead letter says that nobody knows."""
+    publish(engine, "a1")
+    publisher = Recorder({"a1": [Unknown("silence"), Unavailable("full")]})
+    relay(engine, publisher, give_up_after=HOUR)
+    let_time_pass(engine, 2 * HOUR)
+    relay(engine, publisher, give_up_after=HOUR)
+    assert dead(engine)["a1"].outcome == "unknown"
+
+
+def test_its_key_is_held(engine: Engine) -> None:
+    """With after_dead="hold" an operator decides; a retry lets the time begin anew."""
+    publish(engine, "a1", topic="typo")
+    publisher = Recorder(no_queue)
+    options: dict[str, Any] = {"give_up_after": HOUR, "after_dead": "hold"}
+    relay(engine, publisher, **options)
+    let_time_pass(engine, 2 * HOUR)
+    relay(engine, publisher, **options)
+    row = waiting(engine)["a1"]
+    assert row.state == "held"
+    retry(engine, row.id)
+    relay(engine, publisher, **options)
+    assert waiting(engine)["a1"].state == "pending"
+
+
+def test_without_the_option(engine: Engine) -> None:
+    """A message is sent again without end, however long it has failed."""
+    publish(engine, "a1", topic="typo")
+    publisher = Recorder(no_queue)
+    for _ in range(3):
+        relay(engine, publisher)
+        let_time_pass(engine, 1_000 * HOUR)
+    assert list(waiting(engine)) == ["a1"]
+
+
+def test_many_are_given_up_at_once(engine: Engine) -> None:
+    """A topic that is tried with one message at a time keeps none of those longer whose time is over."""
+    publish(engine, *(f"-{number}" for number in range(300)), topic="typo")
+    with engine.begin() as connection:
+        connection.execute(
+            update(TABLES.message).values(
+                failing_since=datetime(2020, 1, 1, tzinfo=UTC), attempts=1, error="no"
+            )
+        )
+    relay(engine, Recorder(no_queue), give_up_after=HOUR)
+    assert len(dead(engine)) == 300
+
+
+def test_asynchronous(migrated: Database) -> None:
+    """The same for an AsyncRelay."""
+    engine = migrated.engine()
+    publish(engine, "a1", topic="typo")
+
+    async def scenario() -> None:
+        asynchronous = create_async_engine(migrated.async_url)
+        try:
+            await AsyncRelay(asynchronous, AsyncRecorder(no_queue), give_up_after=HOUR).run_once()
+        finally:
+            await asynchronous.dispose()
+
+    asyncio.run(scenario())
+    let_time_pass(engine, 2 * HOUR)
+    asyncio.run(scenario())
+    assert list(dead(engine)) == ["a1"]
+
+
+def test_the_log_names_topics_that_are_not_taken(
+    migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A WARNING with the reason when it begins, another one when a minute is over, and none in between; INFO
+    when it is taken again. No password is among it."""
+    engine = migrated.engine()
+    publish(engine, "a1", topic="typo")
+    publish(engine, "b1")
+    broker = Recorder(
+        lambda each: ACCEPTED if each.topic == "orders" else Unavailable("amqp://me:secret@host/: no queue")
+    )
+    once = Relay(engine, broker, backoff=Backoff(first=0.01, longest=0.01))
+
+    def said(level: int) -> list[str]:
+        found = [
+            each.getMessage() for each in caplog.records if each.levelno == level and "topic" in each.msg
+        ]
+        caplog.clear()
+        return found
+
+    with caplog.at_level(logging.INFO, LOG):
+        once.run_once()
+        let_backoffs_end(engine)
+        once.run_once()
+        (warning,) = said(logging.WARNING)
+        assert warning.startswith("topic 'typo' is not taken")
+        assert warning.endswith(": amqp://me:***@host/: no queue")
+        monkeypatch.setattr(sending, "_SAID_EVERY", 0)
+        let_backoffs_end(engine)
+        once.run_once()
+        assert len(said(logging.WARNING)) == 1
+        broker.answer = lambda _: ACCEPTED
+        let_backoffs_end(engine)
+        once.run_once()
+        assert said(logging.INFO) == ["topic 'typo' is taken again"]

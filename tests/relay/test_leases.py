@@ -1,0 +1,206 @@
+"""A relay's lease: renewed in time, and what becomes of a relay that loses it."""
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from sqlalchemy import Engine, create_engine, select
+
+from outbox import Envelope, Message, Outbox, Outcome, Relay
+from outbox.schema import BUCKETS
+from tests.support.database import Database
+from tests.support.outbox_publishers import TABLES, Recorder, count, publish
+from tests.support.proxy import TcpProxy
+from tests.support.relay_crashes import (
+    METADATA,
+    Paused,
+    arrivals,
+    assert_exact,
+    engine_of,
+    is_shared,
+    ownership,
+    produce,
+    running,
+    take,
+)
+from tests.support.relay_servers import server  # noqa: F401 - where its databases are
+from tests.support.relay_worker import frozen_relay, halting_relay, relay, wrong_clock_relay
+from tests.support.status_workers import Worker, wait_until, workers
+from tests.support.together import Task
+
+KEYS = [f"key-{number}" for number in range(16)]
+LEASE = 3.0
+"""Seconds: so short that a test can wait for its end, so long that no relay at work misses it."""
+
+
+class Long(Recorder):
+    """A publisher that takes as many seconds for a batch as it is told."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self.begun = threading.Event()
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        """Take a batch."""
+        self.begun.set()
+        time.sleep(self._seconds)
+        return super().send(batch)
+
+
+def test_a_lease_is_renewed_while_a_send_takes_longer(migrated: Database) -> None:
+    """A send takes twice as long as the lease. Nobody else gets the buckets meanwhile, and the message
+    is sent once."""
+    engine = engine_of(migrated)
+    publish(engine, "a1")
+    slow, other = Long(2 * LEASE), Recorder()
+    with running(Relay(engine_of(migrated), slow, lease=LEASE)):
+        assert slow.begun.wait(60)
+        with running(Relay(engine_of(migrated), other, lease=LEASE)):
+            owner = ownership(engine)
+            wait_until(lambda: count(engine, TABLES.message) == 0)
+            assert (slow.names, other.names) == (["a1"], [])
+            assert owner.total() == owner.most_common(1)[0][1] == BUCKETS
+            wait_until(lambda: is_shared(engine, 2))
+
+
+class Timed(Paused):
+    """A publisher that says how long a send can take, in seconds."""
+
+    timeout: ClassVar[float] = LEASE - 1
+
+
+def test_no_send_begins_that_could_outlast_the_lease(
+    migrated: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once less is left of the lease than a send can take, a relay that cannot renew it sends nothing: not
+    even the second message of a batch whose first one was taken."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite is never away")
+    publish(engine_of(migrated), "a1", "a2", "a3")
+    publisher = Timed()
+    address = migrated.url
+    with TcpProxy(str(address.host), address.port or 0) as proxy:
+        engine = create_engine(address.set(host="127.0.0.1", port=proxy.port))
+        relay = Relay(engine, publisher, lease=LEASE)
+        task = Task(relay.run)
+        assert publisher.begun.wait(60)
+    time.sleep(LEASE - publisher.timeout + 0.5)
+    publisher.may_end.set()
+    wait_until(lambda: "does not answer" in caplog.text)
+    assert publisher.names == ["a1"]
+    relay.stop()
+    task.result()
+    engine.dispose()
+
+
+def test_a_relay_that_reads_no_more(postgres: Database) -> None:
+    """While PostgreSQL is sending it a batch it stands still, or its machine is gone: once its lease is over
+    the others have its buckets, and send what it was about to."""
+    engine = engine_of(postgres)
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("t", b"x" * 900_000) for _ in range(16)])
+    address, other = postgres.url, Recorder()
+    with TcpProxy(str(address.host), address.port or 0) as proxy:
+        proxy.stall_on(lambda sent: b"SELECT outbox_message.sequence, outbox_message.payload" in sent)
+        still_engine = create_engine(address.set(host="127.0.0.1", port=proxy.port))
+        still = Relay(still_engine, Recorder(), lease=LEASE)
+        task = Task(still.run)
+        assert proxy.was_cut.wait(60)
+        with running(Relay(engine, other, lease=LEASE)):
+            wait_until(lambda: len(other.accepted) == 16)
+        still.stop()
+    task.result()
+    still_engine.dispose()
+
+
+def test_a_relay_that_was_frozen_changes_nothing(migrated: Database) -> None:
+    """Three relays. One stands still past its lease in the middle of a send, and goes on while the others are
+    sending the same messages: its completions change no row, it says so, and it joins anew. The messages of
+    each key come in order, copies of the frozen relay included, and each is taken once."""
+    engine = engine_of(migrated)
+    METADATA.create_all(engine)
+    with engine.begin() as connection:
+        produce(connection, range(1, 4), KEYS)
+    with workers((halting_relay, migrated.url, "frozen", LEASE)) as (frozen,):
+        assert hear_number(frozen) == len(KEYS)
+        names = ("second", "third")
+        with workers(*((halting_relay, migrated.url, name, LEASE) for name in names)) as others:
+            wait_until(lambda: count(engine, TABLES.relay) == 3)
+            frozen.freeze()
+            heard = [hear_number(other) for other in others]
+            assert sum(heard) == len(KEYS), "each is being sent by one of them"
+            before = content(engine)
+            frozen.tell()
+            frozen.thaw()
+            wait_until(lambda: f"{len(KEYS)} completions were refused and changed nothing" in frozen.hear())
+            assert content(engine) == before
+            for other in others:
+                other.tell()
+            wait_until(lambda: count(engine, TABLES.message) == 0)
+            wait_until(lambda: is_shared(engine, 3))
+            for each in (frozen, *others):
+                each.terminate()
+            assert [each.exit_code() for each in (frozen, *others)] == [0, 0, 0]
+    copies = arrivals(engine)
+    assert sorted(copy.attempt for copy in copies if copy.number == 1) == [1] * len(KEYS) + [2] * len(KEYS)
+    for copy in copies:
+        take(engine, copy)
+    assert_exact(engine)
+
+
+def hear_number(worker: Worker) -> int:
+    """How many messages a relay is about to send; what it logs before is passed over."""
+    while not isinstance(heard := worker.hear(), int):
+        pass
+    return heard
+
+
+def content(engine: Engine) -> list[list[Any]]:
+    """Messages and buckets, whole."""
+    with engine.connect() as connection:
+        return [
+            [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))]
+            for table in (TABLES.message, TABLES.bucket)
+        ]
+
+
+def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Database) -> None:
+    """A relay stands still while its row is locked by its own transaction. Once its lease is over the server
+    ends that transaction, and others take the buckets."""
+    engine = engine_of(postgres)
+    METADATA.create_all(engine)
+    with engine.begin() as connection:
+        produce(connection, [1, 2], KEYS)
+    with workers((frozen_relay, postgres.url, LEASE)) as (frozen,):
+        assert frozen.hear() == "frozen"
+        with workers((relay, postgres.url, "other", LEASE)):
+            wait_until(lambda: count(engine, TABLES.message) == 0)
+        frozen.thaw()
+    for copy in arrivals(engine):
+        take(engine, copy)
+    assert_exact(engine)
+
+
+def test_relays_whose_clocks_are_wrong_agree(migrated: Database) -> None:
+    """Two relays whose clocks are two hours apart share the buckets for longer than a lease, and neither is
+    taken for lost. When one stands still, the other one takes over as if its clock were right."""
+    engine = engine_of(migrated)
+    METADATA.create_all(engine)
+    slow, fast = ((wrong_clock_relay, migrated.url, f"{minutes}", LEASE, minutes) for minutes in (-60, 60))
+    with workers(slow, fast) as (frozen, _):
+        wait_until(lambda: is_shared(engine, 2))
+        owned = ownership(engine)
+        time.sleep(LEASE + 1)
+        assert ownership(engine) == owned
+        frozen.freeze()
+        with engine.begin() as connection:
+            produce(connection, [1, 2], KEYS)
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+        assert is_shared(engine, 1)
+        frozen.thaw()
+    for copy in arrivals(engine):
+        take(engine, copy)
+    assert_exact(engine)

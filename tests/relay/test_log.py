@@ -1,0 +1,306 @@
+"""What a relay says about its work: in the log, to those who watch it, and when it is not let in."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import Event, EventKind, LogEvents
+from outbox import AsyncRelay, DirectDelivery, Envelope, Outcome, Refused, Relay, Unavailable, Unknown, status
+from outbox._relaying import journal
+from outbox.errors import DatabaseRefused, InvalidOption
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    AsyncRecorder,
+    Recorder,
+    count,
+    publish,
+    relay,
+)
+from tests.support.proxy import TcpProxy
+from tests.support.relay_servers import server
+from tests.support.status_workers import wait_until, workers
+from tests.support.together import Task
+
+__all__ = ["server"]
+
+LOG = "outbox.relay"
+WORD = "s3cr3t"
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def brief(event: Event) -> tuple[str, str | None, int, str | None]:
+    return event.kind.value, event.topic, event.count, event.error
+
+
+OUTCOMES: dict[str, list[Outcome]] = {
+    "b1": [Refused("no")],
+    "c1": [Unavailable("full")],
+    "d1": [Unknown("silence")],
+}
+EVENTS = [
+    ("sent", "orders", 2, None),
+    ("sent", "mail", 1, None),
+    ("refused", "orders", 1, "no"),
+    ("unavailable", "orders", 1, "full"),
+    ("unknown", "orders", 1, "silence"),
+    ("dead_letter", "orders", 1, "no"),
+]
+
+
+def test_events_of_a_batch(engine: Engine) -> None:
+    """One for each kind, topic and batch, with the number of messages and the reason; about a single message
+    its id, key and attempt as well. Each is committed before it is told of, and none is told of twice."""
+    ids = publish(engine, "a1", "-1", "b1", "c1", "d1")
+    publish(engine, "m1", topic="mail")
+    told: list[Event] = []
+    seen: list[int] = []
+
+    def watch(event: Event) -> None:
+        told.append(event)
+        seen.append(count(engine, TABLES.message))
+
+    relay(engine, Recorder(OUTCOMES), on_event=[watch, LogEvents()])
+    assert sorted(map(brief, told)) == sorted(EVENTS)
+    assert set(seen) == {2}
+    (refused,) = (event for event in told if event.kind is EventKind.REFUSED)
+    assert (refused.message_id, refused.key, refused.attempt) == (ids[2], "b", 1)
+    (several,) = (event for event in told if event.count == 2)
+    assert (several.message_id, several.key) == (None, "")
+
+
+def test_events_of_an_asynchronous_relay(migrated: Database) -> None:
+    """The same for an AsyncRelay."""
+    publish(migrated.engine(), "a1", "-1", "b1", "c1", "d1")
+    publish(migrated.engine(), "m1", topic="mail")
+    told: list[Event] = []
+
+    async def scenario() -> None:
+        engine = create_async_engine(migrated.async_url)
+        try:
+            await AsyncRelay(engine, AsyncRecorder(OUTCOMES), on_event=told.append).run_once()
+        finally:
+            await engine.dispose()
+
+    asyncio.run(scenario())
+    assert sorted(map(brief, told)) == sorted(EVENTS)
+
+
+def test_events_of_direct_delivery(engine: Engine) -> None:
+    """The same where the relay runs the handlers itself."""
+    publish(engine, "a1")
+    told: list[Event] = []
+
+    def fail(_: Envelope) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    relay(engine, DirectDelivery({"orders": fail}), on_event=told.append)
+    ((kind, topic, number, error),) = map(brief, told)
+    assert (kind, topic, number) == ("unavailable", "orders", 1)
+    assert "by zero" in str(error)
+
+
+def test_a_hook_that_raises(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and hurts neither the message nor the other hooks."""
+    publish(engine, "a1")
+    told: list[Event] = []
+
+    def fail(_: Event) -> None:
+        raise ZeroDivisionError
+
+    assert relay(engine, Recorder(), on_event=[fail, told.append]) == 1
+    assert [event.kind for event in told] == [EventKind.SENT]
+    assert "a hook failed" in caplog.text
+    assert count(engine, TABLES.message) == 0
+    with pytest.raises(InvalidOption, match="on_event=3"):
+        Relay(engine, Recorder(), on_event=3)  # type: ignore[arg-type]
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What relays have logged, without their names."""
+    return [each.getMessage().partition("one ")[2] for each in caplog.records if each.name == LOG]
+
+
+def test_the_life_of_a_relay(
+    migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line when it starts, is connected, has other buckets, and stops, and a summary of each minute in
+    which something has moved."""
+    engine = migrated.engine()
+    monkeypatch.setattr(journal, "MINUTE", 0.1)
+    publisher = Recorder({"c1": [Refused("no")]})
+    running = Relay(engine, publisher, name="one", poll=0.1)
+    with caplog.at_level(logging.INFO, LOG):
+        task = Task(running.run)
+        publish(engine, "a1", "b1")
+        wait_until(lambda: any("in the last minute" in line for line in lines(caplog)))
+        other = Relay(migrated.engine(), Recorder(), poll=0.1)
+        beside = Task(other.run)
+        wait_until(lambda: "owns 32 buckets, 64 before" in lines(caplog))
+        other.stop()
+        beside.result()
+        running.stop()
+        task.result()
+    said = lines(caplog)
+    place = f"{migrated.url.get_backend_name()}://"
+    assert said[0].startswith(f"starts: from {place}")
+    assert said[0].endswith(" to Recorder")
+    assert said[1].startswith(f"is connected to {place}")
+    assert said[2] == "owns 64 buckets, 0 before"
+    assert "in the last minute: 2 sent" in said
+    assert said[-1] == "has stopped"
+
+
+LOCKED_OUT: dict[str, dict[str, tuple[str, Any]]] = {
+    "postgresql": {"role": ("28", {"username": "nobody"}), "database": ("3D000", {"database": "nowhere"})},
+    "mysql": {
+        "role": ("1045", {"username": "nobody", "password": WORD}),
+        "database": ("1049", {"database": "nowhere"}),
+    },
+}
+
+
+@pytest.mark.parametrize("how", ["role", "database"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_login_that_is_refused(migrated: Database, how: str, *, is_async: bool) -> None:
+    """Before it has been let in once, a relay ends with an error that names the place and the code, and no
+    password."""
+    if migrated.name == "sqlite":
+        pytest.skip("a file asks for no password")
+    code, change = LOCKED_OUT[migrated.url.get_backend_name()][how]
+    begin = _run_async if is_async else _run
+    url = migrated.async_url if is_async else migrated.url
+    with pytest.raises(DatabaseRefused, match=code) as raised:
+        begin(url.set(**change))
+    assert f"{migrated.url.host}:{migrated.url.port}" in str(raised.value)
+    assert WORD not in str(raised.value)
+
+
+def _run(url: URL) -> None:
+    Relay(create_engine(url), Recorder()).run()
+
+
+def _run_async(url: URL) -> None:
+    async def run() -> None:
+        engine = create_async_engine(url)
+        try:
+            await AsyncRelay(engine, AsyncRecorder()).run()
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_nobody_answers_yet(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that does not answer at all is waited for, also the first time; the log says which, and
+    why."""
+    if migrated.name == "sqlite":
+        pytest.skip("a file has no server")
+    with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
+        port = proxy.port
+    running = Relay(create_engine(migrated.url.set(host="127.0.0.1", port=port)), Recorder())
+    task = Task(running.run)
+    wait_until(lambda: "does not answer" in caplog.text)
+    running.stop()
+    task.result()
+    assert f"127.0.0.1:{port}" in caplog.text
+    assert "refused" in caplog.text
+
+
+@contextmanager
+def own_role(engine: Engine, url: URL) -> Iterator[tuple[URL, Callable[[bool], None]]]:
+    """A role that may do everything, and a function that lets it in or not, ending its connections."""
+    name = f"relay_{uuid4().hex[:12]}"
+    if url.get_backend_name() == "postgresql":
+        make, drop = f"CREATE ROLE {name} SUPERUSER LOGIN", f"DROP ROLE {name}"
+        locks = {True: f"ALTER ROLE {name} LOGIN", False: f"ALTER ROLE {name} NOLOGIN"}
+        ends = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'"
+    else:
+        make, drop = f"CREATE USER {name} IDENTIFIED BY '{WORD}'", f"DROP USER {name}"
+        locks = {
+            True: f"ALTER USER {name} IDENTIFIED BY '{WORD}'",
+            False: f"ALTER USER {name} IDENTIFIED BY 'other'",
+        }
+        ends = f"KILL USER {name}"
+
+    def let_in(is_let_in: bool) -> None:
+        run(locks[is_let_in], *([] if is_let_in else [ends]))
+
+    def run(*statements: str) -> None:
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+
+    run(make)
+    if url.get_backend_name() != "postgresql":
+        run(f"GRANT ALL ON {url.database}.* TO {name}")
+    try:
+        yield url.set(username=name, password=WORD), let_in
+    finally:
+        run(ends, drop)
+
+
+def test_a_login_that_is_refused_later(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """Once it has been let in, a relay that is refused goes on trying, and goes on when it is let in again:
+    a password may just be changing."""
+    if migrated.name == "sqlite":
+        pytest.skip("a file asks for no password")
+    engine = migrated.engine()
+    publisher = Recorder()
+    with own_role(engine, migrated.url) as (url, let_in):
+        relays = create_engine(url)
+        running = Relay(relays, publisher, poll=0.1)
+        task = Task(running.run)
+        publish(engine, "a1")
+        wait_until(lambda: publisher.of("a") == ["a1"])
+        let_in(False)
+        publish(engine, "a2")
+        wait_until(lambda: "does not answer" in caplog.text)
+        let_in(True)
+        wait_until(lambda: publisher.of("a") == ["a1", "a2"])
+        running.stop()
+        task.result()
+        relays.dispose()
+    assert WORD not in caplog.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_in_the_main_thread_handles_signals(postgres: Database, number: signal.Signals) -> None:
+    """`Relay.run()` as README has it: told to end, it gives up its buckets, and the process ends as it would
+    have."""
+    with workers((_run_relay, postgres.url)) as (child,):
+        wait_until(lambda: len(status(postgres.engine()).relays) == 1)
+        child._signal(number)
+        assert child.hear() == "ended"
+        assert child.exit_code() == 0
+    assert status(postgres.engine()).relays == ()
+
+
+def _run_relay(pipe: Any, url: URL) -> None:
+    Relay(create_engine(url), Recorder(), lease=300).run()
+    pipe.send("ended")
+
+
+def test_run_in_another_thread_handles_none(engine: Engine) -> None:
+    """Only the main thread may: elsewhere the handlers stay as they are."""
+    before = signal.getsignal(signal.SIGTERM)
+    running = Relay(engine, Recorder(lambda _: ACCEPTED))
+    task = Task(running.run)
+    publish(engine, "a1")
+    wait_until(lambda: count(engine, TABLES.message) == 0)
+    assert signal.getsignal(signal.SIGTERM) is before
+    running.stop()
+    task.result()

@@ -1,0 +1,225 @@
+"""Messages of one key leave in their order, whatever becomes of one of them; other keys go on."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import Engine, delete, insert, text, update
+
+from inbox import Backoff
+from outbox import Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    Recorder,
+    dead,
+    let_backoffs_end,
+    messages,
+    name_of,
+    names_of,
+    publish,
+    relay,
+    waiting,
+)
+
+MIXED = ["a1", "b1", "a2", "-1", "b2", "a3", "-2", "a4", "b3"]
+OUTCOMES = [Refused("a"), Unavailable("b"), Unknown("c")]
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def test_the_order_of_publishing(engine: Engine) -> None:
+    """Within a transaction and across them, for every key."""
+    keys = "abcdefghijklmnop"
+    for number in range(10, 20):
+        publish(engine, *(f"{key}{number}" for key in keys))
+    publish(engine, *(f"{key}{number}" for number in range(20, 60) for key in keys))
+    publisher = Recorder()
+    assert relay(engine, publisher, batch=50) == 50 * len(keys)
+    for key in keys:
+        assert publisher.of(key) == [f"{key}{number}" for number in range(10, 60)]
+
+
+def test_no_two_messages_of_a_key_are_sent_at_once(engine: Engine) -> None:
+    """In what `send` is handed at once every key occurs at most once, since a publisher may send it in any
+    order; messages without a key may all go together."""
+    publish(engine, *(["a1", "a2", "b1", "a3", "b2"] + [f"-{number}" for number in range(10)]) * 3)
+    publisher = Recorder()
+    assert relay(engine, publisher) == 45
+    for batch in publisher.batches:
+        keys = [message.key for message in batch if message.key is not None]
+        assert len(keys) == len(set(keys))
+    assert sum(message.key is None for message in publisher.batches[0]) == 30
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES[1:], ids=["unavailable", "unknown"])
+def test_what_comes_behind_a_failure_waits(engine: Engine, outcome: Outcome) -> None:
+    """Message 2 of a key is not taken: 3 and 4 of that key wait for it, other keys go on, and so do messages
+    without one. Then it is sent again before them."""
+    publish(engine, *MIXED)
+    publisher = Recorder({"a2": [outcome, outcome]})
+    assert relay(engine, publisher) == 6
+    assert list(waiting(engine)) == ["a2", "a3", "a4"]
+    assert "a3" not in publisher.names
+    publish(engine, "a5", "b4")
+    assert relay(engine, publisher) == 1
+    let_backoffs_end(engine)
+    assert relay(engine, publisher) == 0
+    let_backoffs_end(engine)
+    assert relay(engine, publisher) == 4
+    assert [name for name in publisher.names if name[0] == "a"] == ["a1", "a2", "a2", "a2", "a3", "a4", "a5"]
+    assert publisher.of("b") == ["b1", "b2", "b3", "b4"]
+
+
+def test_what_comes_behind_a_refusal_waits_until_it_is_recorded(engine: Engine) -> None:
+    """Message 2 of a key is refused: when message 3 is sent, the dead letter has been committed."""
+    publish(engine, *MIXED)
+    recorded: list[str] = []
+
+    def answer(message: Envelope) -> Outcome:
+        if name_of(message) == "a3":
+            recorded.extend(dead(engine))
+        return Refused("no") if name_of(message) == "a2" else ACCEPTED
+
+    publisher = Recorder(answer)
+    assert relay(engine, publisher) == 8
+    assert recorded == ["a2"]
+    assert publisher.of("a") == ["a1", "a3", "a4"]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=["refused", "unavailable", "unknown"])
+def test_a_failure_without_a_key_stops_nothing(engine: Engine, outcome: Outcome) -> None:
+    """Messages without a key do not wait for each other."""
+    publish(engine, "-1", "-2", "a1", "-3")
+    publisher = Recorder({"-1": [outcome]})
+    assert relay(engine, publisher) == 3
+    assert sorted(names_of(publisher.accepted)) == ["-2", "-3", "a1"]
+
+
+def test_many_messages_that_wait_stop_none_behind_them(engine: Engine) -> None:
+    """Thousands wait in a bucket, each for itself: one behind them in the same bucket is sent."""
+    names = [f"-{number}" for number in range(3_000)]
+    publish(engine, *names, topic="away")
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).values(bucket=_bucket_of_z(engine)))
+    publish(engine, "z1", "z2")
+
+    def answer(message: Envelope) -> Outcome:
+        return Unavailable("away") if message.topic == "away" else ACCEPTED
+
+    _all_wait(engine)
+    publisher = Recorder(answer)
+    assert relay(engine, publisher) == 2
+    assert publisher.names == ["z1", "z2"]
+    let_backoffs_end(engine)
+    publisher = Recorder()
+    assert relay(engine, publisher) == 3_000
+    assert sorted(publisher.names) == sorted(names)
+
+
+def test_keys_that_wait_stop_none_behind_them(engine: Engine) -> None:
+    """The same for messages that come behind one of their key that waits, however many they are."""
+    publish(engine, "a1")
+    relay(engine, Recorder({"a1": [Unavailable("away")]}), backoff=Backoff(3_600, longest=3_600))
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, messages(f"a{number}" for number in range(2, 3_000)))
+        Outbox().publish_many(connection, messages(["b1", "-1"]))
+        connection.execute(update(TABLES.message).values(bucket=7))
+    publisher = Recorder()
+    assert relay(engine, publisher) == 2
+    assert publisher.names == ["b1", "-1"]
+    assert len(waiting(engine)) == 2_999
+
+
+@pytest.mark.parametrize("paused", ["orders", "*"])
+def test_a_paused_topic_waits(engine: Engine, paused: str) -> None:
+    """A row in outbox_pause holds a topic's messages back, or those of all; without it they leave."""
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.pause).values(topic=paused))
+    publish(engine, "a1", "a2")
+    publish(engine, "b1", topic="invoices")
+    publisher = Recorder()
+    others = [] if paused == "*" else ["b1"]
+    assert relay(engine, publisher) == len(others)
+    assert publisher.names == others
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.pause))
+    assert relay(engine, publisher) == 3 - len(others)
+    assert publisher.of("a") == ["a1", "a2"]
+
+
+def test_a_pause_is_of_one_topic(engine: Engine) -> None:
+    """Messages of the same key to other topics do not wait for those that are paused."""
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.pause).values(topic="orders"))
+    publish(engine, "a1")
+    publish(engine, "a2", topic="invoices")
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    assert publisher.names == ["a2"]
+
+
+def test_a_topic_that_is_paused_meanwhile(engine: Engine) -> None:
+    """A relay that is at work hears of a pause, and of its end."""
+    publish(engine, "a1", "a2", "b1")
+    publisher = Recorder()
+    once = Relay(engine, publisher)
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.pause).values(topic="orders"))
+    assert once.run_once() == 0
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.pause))
+    assert once.run_once() == 3
+
+
+class Backwards(Recorder):
+    """Sends a batch from its end, as a broker with several connections may."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        return [*super().send(batch[::-1])][::-1]
+
+
+def test_the_order_does_not_depend_on_the_publisher(engine: Engine) -> None:
+    """A publisher that sends a batch in another order keeps every key's."""
+    publish(engine, *(f"{key}{number}" for number in range(10, 40) for key in "abc"))
+    publisher = Backwards()
+    assert relay(engine, publisher) == 90
+    for key in "abc":
+        assert publisher.of(key) == [f"{key}{number}" for number in range(10, 40)]
+
+
+def test_commits_in_the_opposite_order_lose_nothing(migrated: Database) -> None:
+    """A transaction that wrote its messages first commits last, after later ones have left: its own leave."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer: nobody overtakes")
+    engine = migrated.engine()
+    publisher = Recorder()
+    with engine.connect() as slow:
+        Outbox().publish_many(slow, messages(["a1", "-1"]))
+        publish(engine, "b1", "-2")
+        once = Relay(engine, publisher)
+        assert once.run_once() == 2
+        slow.commit()
+        assert once.run_once() == 2
+    assert publisher.names == ["b1", "-2", "a1", "-1"]
+
+
+def _bucket_of_z(engine: Engine) -> int:
+    (row_id,) = publish(engine, "z0")
+    with engine.begin() as connection:
+        found = connection.execute(
+            text("SELECT bucket FROM outbox_message WHERE id = :id"), {"id": row_id}
+        ).scalar_one()
+        connection.execute(delete(TABLES.message).where(TABLES.message.c.id == row_id))
+    return int(found)
+
+
+def _all_wait(engine: Engine) -> None:
+    later = datetime.now(UTC).replace(year=datetime.now(UTC).year + 1)
+    changed = {"retry_at": later, "attempts": 1, "error": "away"}
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.message).where(TABLES.message.c.topic == "away").values(changed))

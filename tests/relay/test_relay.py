@@ -1,0 +1,272 @@
+"""What becomes of a message, by what the publisher says of it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, select
+
+from inbox import Backoff
+from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    Recorder,
+    count,
+    dead,
+    let_backoffs_end,
+    name_of,
+    names_of,
+    publish,
+    relay,
+    waiting,
+)
+
+NEVER = Backoff(first=3_600, longest=3_600)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def test_an_accepted_message_is_gone(engine: Engine) -> None:
+    """It was handed over as it was published, with the id that `publish` returned, and leaves nothing."""
+    before = datetime.now(UTC)
+    with engine.begin() as connection:
+        headers = {"x": "ü", "y": ""}
+        published = Outbox().publish(connection, "orders", {"order": "ä"}, key="a", headers=headers)
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    (envelope,) = publisher.sent
+    assert UUID(published).version
+    assert (envelope.id, envelope.topic, envelope.key) == (published, "orders", "a")
+    assert (envelope.payload, envelope.content_type) == ('{"order":"ä"}'.encode(), "application/json")
+    assert (envelope.headers, envelope.attempt) == (headers, 1)
+    assert abs(envelope.created_at - before) < timedelta(minutes=5)
+    left = (TABLES.message, TABLES.dead, TABLES.sent, TABLES.relay)
+    assert [count(engine, table) for table in left] == [0] * 4
+    assert relay(engine, publisher) == 0
+    assert len(publisher.sent) == 1
+
+
+def test_times_are_in_utc(migrated: Database) -> None:
+    """Whatever the session's time zone is."""
+    engine = migrated.engine()
+    if migrated.name == "postgresql":
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"ALTER DATABASE \"{migrated.url.database}\" SET timezone = 'Asia/Tokyo'"
+            )
+        engine.dispose()
+    before = datetime.now(UTC)
+    publish(engine, "a1")
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    (created,) = [envelope.created_at for envelope in publisher.sent]
+    assert created.tzinfo is UTC
+    assert abs(created - before) < timedelta(minutes=5)
+
+
+def test_a_payload_is_bytes_whatever_they_are(engine: Engine) -> None:
+    """Every byte comes out as it went in, and so does none at all."""
+    payloads = [bytes(range(256)), b"", b"\0" * 70_000]
+    with engine.begin() as connection:
+        for payload in payloads:
+            Outbox().publish(connection, "orders", payload, key="a")
+    publisher = Recorder()
+    assert relay(engine, publisher) == 3
+    assert [each.payload for each in publisher.sent] == payloads
+
+
+def test_what_was_rolled_back_never_leaves(engine: Engine) -> None:
+    """A message of a transaction that is rolled back, or still open, is not sent."""
+    with engine.connect() as connection:
+        Outbox().publish(connection, "orders", b"a1", key="a")
+        connection.rollback()
+    publisher = Recorder()
+    assert relay(engine, publisher) == 0
+    publish(engine, "a2")
+    assert relay(engine, publisher) == 1
+    assert publisher.names == ["a2"]
+
+
+def test_how_many_were_relayed(engine: Engine) -> None:
+    """`run_once` counts what was accepted, over all its batches, and begins anew each time."""
+    publish(engine, *(f"{key}{number}" for number in range(30) for key in "abcdefgh"))
+    publish(engine, *(f"-{number}" for number in range(50)))
+    publisher = Recorder({"a3": [Refused("no")], "b5": [Unavailable("later")]})
+    again = Relay(engine, publisher, batch=40, backoff=NEVER)
+    assert again.run_once() == 290 - 1 - 25
+    assert again.run_once() == 0
+    let_backoffs_end(engine)
+    assert again.run_once() == 25
+    assert max(len(batch) for batch in publisher.batches) <= 40
+    assert list(waiting(engine)) == []
+
+
+def test_a_refused_message_is_a_dead_letter(engine: Engine) -> None:
+    """It is put away with the reason and how often it was sent, and it is not sent again."""
+    (published,) = publish(engine, "a1", headers={"x": "y"})
+    publisher = Recorder({"a1": [Unavailable("busy"), Refused("too large")]})
+    assert relay(engine, publisher) == 0
+    let_backoffs_end(engine)
+    assert relay(engine, publisher) == 0
+    assert relay(engine, publisher) == 0
+    assert publisher.names == ["a1", "a1"]
+    assert not waiting(engine)
+    row = dead(engine)["a1"]
+    assert (row.id, row.topic, row.key, row.headers) == (published, "orders", "a", '{"x":"y"}')
+    assert (row.attempts, row.outcome, row.error) == (2, "refused", "too large")
+
+
+def test_an_unavailable_message_is_tried_for_ever(engine: Engine) -> None:
+    """However often the broker has not taken it: the same id, a growing attempt, and never dead."""
+    (published,) = publish(engine, "a1")
+    publisher = Recorder({"a1": [Unavailable("away")] * 20})
+    for attempt in range(1, 21):
+        assert relay(engine, publisher, max_attempts=2) == 0
+        row = waiting(engine)["a1"]
+        assert (row.attempts, row.unanswered, row.state, row.error) == (attempt, 0, "pending", "away")
+        let_backoffs_end(engine)
+    assert relay(engine, publisher) == 1
+    assert [each.attempt for each in publisher.sent] == [*range(1, 22)]
+    assert {each.id for each in publisher.sent} == {published}
+    assert not dead(engine)
+
+
+def test_an_unknown_message_is_sent_again_until_it_is_dead(engine: Engine) -> None:
+    """Nobody knows whether it was taken: the same id again, as often as `max_attempts` says."""
+    (published,) = publish(engine, "a1")
+    publisher = Recorder(lambda _: Unknown("no answer"))
+    for attempt in range(1, 3):
+        assert relay(engine, publisher, max_attempts=3) == 0
+        row = waiting(engine)["a1"]
+        assert (row.attempts, row.unanswered, row.state, row.error) == (
+            attempt,
+            attempt,
+            "unknown",
+            "no answer",
+        )
+        let_backoffs_end(engine)
+    assert relay(engine, publisher, max_attempts=3) == 0
+    assert [(each.id, each.attempt) for each in publisher.sent] == [(published, n) for n in (1, 2, 3)]
+    assert not waiting(engine)
+    row = dead(engine)["a1"]
+    assert (row.attempts, row.outcome, row.error) == (3, "unknown", "no answer after 3 sends")
+
+
+def test_an_unknown_message_that_is_accepted_later(engine: Engine) -> None:
+    """The second send has the same id, and ends it."""
+    publish(engine, "a1")
+    publisher = Recorder({"a1": [Unknown("a"), Unavailable("b")]})
+    relay(engine, publisher)
+    let_backoffs_end(engine)
+    relay(engine, publisher)
+    row = waiting(engine)["a1"]
+    assert (row.attempts, row.unanswered, row.state) == (2, 1, "unknown")
+    let_backoffs_end(engine)
+    assert relay(engine, publisher) == 1
+    assert len({each.id for each in publisher.sent}) == 1
+
+
+def test_unavailable_sends_do_not_count_towards_the_end(engine: Engine) -> None:
+    """Only sends without an answer use up `max_attempts`."""
+    publish(engine, "a1")
+    away, silent = Unavailable("a"), Unknown("b")
+    publisher = Recorder({"a1": [away, away, silent, away, away]})
+    for _ in range(5):
+        assert relay(engine, publisher, max_attempts=2) == 0
+        let_backoffs_end(engine)
+    assert relay(engine, publisher, max_attempts=2) == 1
+
+
+@pytest.mark.parametrize("outcome", [Unavailable("a"), Unknown("a")], ids=["unavailable", "unknown"])
+def test_the_backoff_grows_with_chance(engine: Engine, outcome: Outcome) -> None:
+    """A message waits by the backoff for its own number of sends, and two of them not equally long."""
+    publish(engine, *"abcdefgh")
+    backoff = Backoff(first=1_000, factor=3, longest=100_000)
+    publisher = Recorder(lambda _: outcome)
+    for attempt in range(1, 4):
+        while sum(row.attempts == attempt for row in waiting(engine).values()) < 8:
+            relay(engine, publisher, backoff=backoff)
+        waits = _seconds_left(engine)
+        full = 1_000 * 3 ** (attempt - 1)
+        assert all(full / 2 - 120 < wait <= full for wait in waits.values())
+        assert len(set(waits.values())) > 1
+        let_backoffs_end(engine)
+
+
+def test_how_long_the_broker_wants_to_be_left_alone(engine: Engine) -> None:
+    """`retry_after` overrules the backoff for that message."""
+    publish(engine, "a1", "b1")
+    publisher = Recorder({"a1": [Unavailable("a", retry_after=50_000)], "b1": [Unavailable("b")]})
+    relay(engine, publisher, backoff=Backoff(first=100, longest=100))
+    waits = _seconds_left(engine)
+    assert 49_000 < waits["a1"] <= 50_000
+    assert waits["b1"] <= 100
+    assert relay(engine, publisher) == 0
+    assert len(publisher.sent) == 2
+
+
+def test_what_was_sent_is_recorded_if_that_is_wanted(engine: Engine) -> None:
+    """With `keep_sent` a record stays for so long, and without it there is none."""
+    relay(engine, Recorder())
+    first, second = publish(engine, "a1", "-2")
+    publisher = Recorder({"a1": [Refused("no")]})
+    publish(engine, "a3")
+    relay(engine, publisher, keep_sent=3_600)
+    with engine.connect() as connection:
+        rows = {row.id: row for row in connection.execute(select(TABLES.sent))}
+    assert first not in rows
+    assert (rows[second].topic, rows[second].key) == ("orders", None)
+    assert abs(rows[second].sent_at - rows[second].created_at) < timedelta(minutes=5)
+    assert len(rows) == 2
+    relay(engine, publisher, keep_sent=timedelta(hours=1))
+    assert count(engine, TABLES.sent) == 2
+    relay(engine, publisher, keep_sent=0)
+    assert count(engine, TABLES.sent) == 0
+
+
+def test_the_publisher_is_asked_once_whether_it_is_safe(engine: Engine) -> None:
+    """`check` is called with the lease, in seconds, before the first send of a relay, and never again."""
+    calls: list[Any] = []
+
+    class Checked(Recorder):
+        def check(self, lease: float) -> None:
+            calls.append(lease)
+
+        def send(self, batch: Any) -> Any:
+            calls.append(names_of(batch))
+            return super().send(batch)
+
+    once = Relay(engine, Checked(), lease=timedelta(seconds=12))
+    assert calls == []
+    publish(engine, "a1")
+    once.run_once()
+    publish(engine, "a2")
+    once.run_once()
+    assert calls == [12.0, ["a1"], ["a2"]]
+
+
+def test_a_relay_that_is_stopped_begins_no_other_batch(engine: Engine) -> None:
+    """After `stop` the batch that is on its way is finished and written, and what is left stays."""
+    publish(engine, *(f"-{number}" for number in range(10)))
+
+    def stop(_: Envelope) -> Accepted:
+        stopped.stop()
+        return ACCEPTED
+
+    stopped = Relay(engine, Recorder(stop), batch=4)
+    assert not stopped.stopped
+    assert stopped.run_once() == 4
+    assert stopped.stopped
+    assert len(waiting(engine)) == 6
+    assert count(engine, TABLES.relay) == 0
+
+
+def _seconds_left(engine: Engine) -> dict[str, float]:
+    now = datetime.now(UTC)
+    return {name_of(row): (row.retry_at - now).total_seconds() for row in waiting(engine).values()}

@@ -1,0 +1,178 @@
+"""A relay that runs: until it is stopped, whatever the broker does."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine
+
+from outbox import Envelope, Outcome, Relay, Unavailable
+from outbox._relaying.settings import Settings
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    Recorder,
+    count,
+    name_of,
+    publish,
+    waiting,
+)
+from tests.support.relay_servers import server  # noqa: F401 - where its databases are
+from tests.support.status_workers import wait_until, workers
+from tests.support.together import Task
+
+PENDING = 20_000
+KEYS = [chr(0x4E00 + number) for number in range(1_000)]
+A_HANDFUL = 10
+"""Sends a second to a broker that is away, at most."""
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+def test_it_relays_what_is_there_and_what_comes(engine: Engine) -> None:
+    """Until `stop` is called from another thread; then its buckets are free."""
+    publish(engine, "a1", "b1")
+    publisher = Recorder()
+    running = Relay(engine, publisher)
+    task = Task(running.run)
+    for number in range(2, 6):
+        wait_until(lambda expected=number: len(publisher.accepted) == 2 * expected - 2)  # type: ignore[misc]
+        publish(engine, f"a{number}", f"b{number}")
+    wait_until(lambda: len(publisher.accepted) == 10)
+    running.stop()
+    running.stop()
+    task.result()
+    assert publisher.of("a") == ["a1", "a2", "a3", "a4", "a5"]
+    assert not waiting(engine)
+    assert count(engine, TABLES.relay) == 0
+
+
+def test_a_batch_that_is_on_its_way_is_finished(engine: Engine) -> None:
+    """After `stop` the send at hand ends and is written; the next message of its key stays as it was."""
+    publish(engine, "a1", "a2", "b1")
+    sending, go_on = threading.Event(), threading.Event()
+
+    def answer(_: Envelope) -> Outcome:
+        sending.set()
+        assert go_on.wait(60)
+        return ACCEPTED
+
+    publisher = Recorder(answer)
+    running = Relay(engine, publisher)
+    task = Task(running.run)
+    assert sending.wait(60)
+    running.stop()
+    go_on.set()
+    task.result()
+    assert publisher.names == ["a1", "b1"]
+    assert [(name, row.attempts) for name, row in waiting(engine).items()] == [("a2", 0)]
+
+
+def test_one_that_was_stopped_does_not_begin(engine: Engine) -> None:
+    """A relay that is stopped stays so."""
+    publish(engine, "a1")
+    publisher = Recorder()
+    stopped = Relay(engine, publisher)
+    stopped.stop()
+    stopped.run()
+    assert not publisher.sent
+    assert list(waiting(engine)) == ["a1"]
+
+
+def test_sigterm_finishes_the_batch(migrated: Database) -> None:
+    """A process that is told to end while it sends: what was accepted is written, the buckets are free, and
+    it ends without an error."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "b1")
+    with workers((_relay_until_sigterm, migrated.url)) as (child,):
+        assert child.hear() == "sending"
+        child._signal(signal.SIGTERM)
+        child.tell("go on")
+        assert child.exit_code() == 0
+    assert list(waiting(engine)) == ["a2"]
+    assert count(engine, TABLES.relay) == 0
+
+
+def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
+    """Relays; says when it sends, and goes on when it has heard something and SIGTERM has come."""
+    engine = create_engine(url)
+
+    def answer(_: Envelope) -> Outcome:
+        if not running.stopped:
+            pipe.send("sending")
+            pipe.recv()
+            wait_until(lambda: running.stopped)
+        return ACCEPTED
+
+    running = Relay(engine, Recorder(answer))
+    with running.stopping_on_sigterm():
+        running.run()
+    engine.dispose()
+
+
+def test_records_of_what_was_sent_are_forgotten_at_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are when they are over: not only some at each look."""
+    monkeypatch.setattr(Settings, "tend_every", 3_600)
+    publish(engine, *(f"-{number}" for number in range(2_500)))
+    assert Relay(engine, Recorder(), keep_sent=3_600).run_once() == 2_500
+    assert count(engine, TABLES.sent) == 2_500
+    running = Relay(engine, Recorder(), keep_sent=0, lease=7_200)
+    task = Task(running.run)
+    try:
+        wait_until(lambda: count(engine, TABLES.sent) == 0, timeout=30)
+    finally:
+        running.stop()
+        task.result()
+
+
+class Broker(Recorder):
+    """A broker that may be away; it counts what it is sent meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = True
+        self.asked = 0
+        """How often something was sent while it was away."""
+        self.failed = 0
+        """How many messages that were."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        if not self.is_away:
+            return super().send(batch)
+        self.asked += 1
+        self.failed += len(batch)
+        return [Unavailable("away") for _ in batch]
+
+
+def test_a_broker_that_is_away(engine: Engine) -> None:
+    """While thousands wait and the broker takes nothing, it is tried with single messages, a handful of times
+    a second at most; when it is back, everything leaves at once, each key in its order."""
+    publish(engine, *(f"{KEYS[number % 1_000]}{number}" for number in range(PENDING // 2)))
+    publish(engine, *(f"-{number}" for number in range(PENDING // 2)))
+    publisher = Broker()
+    running = Relay(engine, publisher)
+    begun = time.monotonic()
+    task = Task(running.run)
+    wait_until(lambda: publisher.asked >= 4)
+    asked, failed, seconds = publisher.asked, publisher.failed, time.monotonic() - begun
+    publisher.is_away = False
+    wait_until(lambda: len(publisher.accepted) == PENDING, timeout=120)
+    running.stop()
+    task.result()
+    assert asked <= 1 + A_HANDFUL * seconds
+    assert failed <= 100 + asked
+    assert len(publisher.batches) < PENDING / 20
+    assert count(engine, TABLES.message) == 0
+    for key in KEYS:
+        names = [int(name[1:]) for name in publisher.of(key)]
+        assert names == sorted(names)
+    assert len({name_of(each) for each in publisher.accepted}) == PENDING

@@ -1,0 +1,57 @@
+"""What a relay reads: not more bytes than a batch may have, and past thousands of keys that wait."""
+
+import pytest
+from sqlalchemy import Engine, insert, update
+
+from outbox import Message, Outbox, Relay
+from outbox._relaying import rounds
+from outbox.schema import BUCKETS
+from tests.support.database import Database
+from tests.support.outbox_publishers import TABLES, Recorder, publish
+from tests.support.relay_servers import server
+
+__all__ = ["server"]
+
+HELD = 40_000
+"""More than SQLite takes parameters in a statement."""
+SMALL, LARGE = 200, 20
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+@pytest.mark.parametrize("light", [True, False], ids=["light", "heavy"])
+def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, light: bool) -> None:
+    """Behind many small messages come large ones: no batch holds more than it may, or it is a single message;
+    each is whole, and all are in their order. A payload that is read along, and one that is not."""
+    most = 100_000
+    monkeypatch.setattr(rounds, "_LARGEST_BATCH", most)
+    size = most // (SMALL if light else 4) - 1
+    payloads = [b"s%d" % number for number in range(SMALL)]
+    payloads += [b"%d" % (number % 10) * size for number in range(LARGE)]
+    payloads += [b"x" * (most + 1), b"y" * (2 * most), b"end"]
+    drafts = [Message("orders", payload) for payload in payloads]
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, drafts)
+        connection.execute(update(TABLES.message).values(bucket=0))
+    publisher = Recorder()
+    assert Relay(engine, publisher, batch=SMALL).run_once() == len(payloads)
+    assert [message.payload for message in publisher.accepted] == payloads
+    batches = [[len(message.payload) for message in batch] for batch in publisher.batches]
+    assert all(len(batch) == 1 or sum(batch) <= most for batch in batches)
+
+
+def test_past_thousands_of_keys_that_wait(engine: Engine) -> None:
+    """A new message leaves while an operator has yet to decide about tens of thousands of others."""
+    held = {"payload": b"", "topic": "orders", "content_type": "x", "state": "held", "error": "no"}
+    rows = [
+        {"bucket": number % BUCKETS, "id": str(number), "key": f"k{number}", **held} for number in range(HELD)
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.message), rows)
+    publish(engine, "a1", "a2")
+    publisher = Recorder()
+    assert Relay(engine, publisher, after_dead="hold").run_once() == 2
+    assert publisher.names == ["a1", "a2"]

@@ -1,0 +1,73 @@
+"""A topic that is not taken at the moment holds up itself, and the keys of its messages, and nothing else."""
+
+import pytest
+
+from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
+from tests.support.database import Database
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish
+
+
+def answer(outcome: Outcome) -> Recorder:
+    """A publisher that takes everything but the topic "full"."""
+
+    def of(message: Envelope) -> Outcome:
+        return outcome if message.topic == "full" else ACCEPTED
+
+    return Recorder(of)
+
+
+@pytest.mark.parametrize("outcome", [Unavailable("the queue is full"), Unknown("no answer")], ids=str)
+@pytest.mark.parametrize("with_keys", [True, False], ids=["keys", "no keys"])
+def test_others_leave(postgres: Database, outcome: Outcome, with_keys: bool) -> None:
+    """Behind thousands of messages of a topic that is not taken, those of another one leave at once, and few
+    of the thousands have been tried."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        for topic, many in (("full", 3_000), ("free", 50)):
+            keys = [f"{topic}{number}" if with_keys else None for number in range(many)]
+            Outbox().publish_many(connection, [Message(topic, b"x", key) for key in keys])
+    publisher = answer(outcome)
+    relay = Relay(engine, publisher)
+    assert relay.run_once() == 50
+    assert {message.topic for message in publisher.accepted} == {"free"}
+    tried = len(publisher.sent) - 50
+    assert tried <= 110  # a first batch, and single ones of a topic that has rested
+    assert count(engine, TABLES.message) == 3_000
+    assert relay.run_once() == 0
+    assert len(publisher.sent) - 50 - tried <= 10
+
+
+def test_their_keys_wait(migrated: Database) -> None:
+    """A key's message to a topic that is taken does not overtake the one before it to a topic that is not."""
+    engine = migrated.engine()
+    names = [f"{key}1" for key in "abcdefgh"]
+    publish(engine, *names, topic="full")
+    publish(engine, *(f"{key}2" for key in "abcdefgh"), "x1", topic="free")
+    publisher = answer(Unavailable("the queue is full"))
+    Relay(engine, publisher, batch=2).run_once()
+    assert [message.key for message in publisher.accepted] == ["x"]
+
+
+def test_it_goes_on_when_it_is_taken_again(migrated: Database) -> None:
+    """Once a single message of the topic has been taken, all others follow, in the order of their keys."""
+    engine = migrated.engine()
+    publish(engine, "a1", "a2", "b1", "b2", "-1", topic="full")
+    publisher = answer(Unavailable("the queue is full", retry_after=0))
+    relay = Relay(engine, publisher)
+    assert relay.run_once() == 0
+    publisher.answer = lambda _: ACCEPTED
+    assert relay.run_once() == 5
+    assert (publisher.of("a"), publisher.of("b")) == (["a1", "a2"], ["b1", "b2"])
+
+
+def test_it_is_tried_once_in_a_batch(postgres: Database) -> None:
+    """Keys whose messages to it lie at different depths: it is handed to the publisher once, not once for
+    each depth, and what comes behind it in a key waits."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        for depth in range(8):
+            topics = [*("free" for _ in range(depth)), "full", "free"]
+            Outbox().publish_many(connection, [Message(topic, b"x", f"k{depth}") for topic in topics])
+    publisher = answer(Unknown("no answer"))
+    assert Relay(engine, publisher).run_once() == sum(range(8))
+    assert [message.topic for message in publisher.sent].count("full") == 1

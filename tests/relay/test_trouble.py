@@ -1,0 +1,262 @@
+"""Trouble that passes does not end a relay; trouble that does not is told each time."""
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import pytest
+from sqlalchemy import Connection, Engine, NullPool, create_engine, delete, event, select, text
+from sqlalchemy.engine.interfaces import ExceptionContext
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from inbox_outbox_base.errors.codes import code_of
+from outbox import Envelope, Outbox, Outcome, Relay, pause
+from outbox.errors import TablesMissing, WrongBucketCount
+from tests.support.database import Database
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay
+from tests.support.proxy import TcpProxy
+from tests.support.relay_crashes import Paused
+from tests.support.status_workers import wait_until
+from tests.support.together import Task, wait_until_blocked
+
+PATIENCE = 60.0
+
+
+class Slow(Recorder):
+    """Takes longer for a send than the lease lasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = threading.Event()
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        """Answer late."""
+        self.has_begun.set()
+        time.sleep(5)
+        return super().send(batch)
+
+
+def test_a_pool_that_is_empty(postgres: Database) -> None:
+    """While the application has all connections the relay waits, and goes on when it gets one."""
+    publish(postgres.engine(), "a1")
+    engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
+    publisher = Recorder()
+    looping = Relay(engine, publisher)
+    with engine.connect():
+        running = Task(looping.run)
+        time.sleep(1)
+        assert not publisher.accepted
+    wait_until(lambda: publisher.accepted)
+    looping.stop()
+    running.result()
+    assert publisher.names == ["a1"]
+
+
+def test_what_ends_a_relay_is_told_each_time(database: Database) -> None:
+    """Without tables `run` and `run_once` raise, as often as they are called."""
+    looping = Relay(database.engine(), Recorder())
+    for begin in (looping.run, looping.run, looping.run_once):
+        with pytest.raises(TablesMissing):
+            begin()
+
+
+def test_no_buckets(migrated: Database) -> None:
+    """A database whose buckets were deleted is refused, by the relay and when something is published."""
+    engine = migrated.engine()
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.bucket))
+    with pytest.raises(WrongBucketCount, match="outbox_bucket is empty"):
+        relay(engine, Recorder())
+    with pytest.raises(WrongBucketCount, match="outbox_bucket is empty"), engine.begin() as connection:
+        Outbox().publish(connection, "t", b"x")
+
+
+def test_one_pass_renews_its_lease(migrated: Database) -> None:
+    """While a send of `run_once` takes longer than the lease, another relay does not take its buckets."""
+    engine = migrated.engine()
+    publish(engine, "a1")
+    slow, other = Slow(), Recorder(lambda _: ACCEPTED)
+    first = Task(lambda: relay(engine, slow, lease=3))
+    assert slow.has_begun.wait(PATIENCE)
+    time.sleep(3.5)
+    assert relay(engine, other, lease=3) == 0
+    assert first.result() == 1
+    assert not other.sent
+
+
+CANCEL = {
+    "postgresql": "SELECT pg_cancel_backend(pid) FROM pg_locks WHERE NOT granted",
+    "mysql": "SELECT concat('KILL QUERY ', trx_mysql_thread_id) FROM information_schema.innodb_trx "
+    "WHERE trx_state = 'LOCK WAIT'",
+}
+TIME_LIMIT = {
+    "postgresql": {"options": "-c statement_timeout=200"},
+    "mariadb": {"init_command": "SET max_statement_time = 0.2"},
+}
+ENDED = {
+    ("cancelled", "postgresql"): "57014",
+    ("cancelled", "mysql"): 1317,
+    ("cancelled", "mariadb"): 1317,
+    ("time limit", "postgresql"): "57014",
+    ("time limit", "mariadb"): 1969,
+}
+
+
+@pytest.mark.parametrize("how", ["cancelled", "time limit"])
+def test_a_statement_that_is_ended_from_outside(migrated: Database, how: str) -> None:
+    """By an operator, or by a time limit of the role's, while it waits for a lock: the relay tries again, and
+    nothing is sent twice."""
+    if (how, migrated.name) not in ENDED:
+        pytest.skip("SQLite has neither, and MySQL limits only the time of reading")
+    engine = migrated.engine()
+    relays = migrated.engine(connect_args=TIME_LIMIT[migrated.name] if how == "time limit" else {})
+    publish(engine, "a1")
+    codes: list[object] = []
+
+    @event.listens_for(relays, "handle_error")
+    def note(context: ExceptionContext) -> None:
+        assert isinstance(context.sqlalchemy_exception, DBAPIError)
+        codes.append(code_of(context.sqlalchemy_exception))
+
+    publisher = Paused()
+    looping = Relay(relays, publisher, lease=600)
+    running = Task(looping.run)
+    assert publisher.begun.wait(PATIENCE)
+    with engine.connect() as connection:
+        connection.execute(select(TABLES.message.c.id).with_for_update()).all()
+        publisher.may_end.set()
+        if how == "cancelled":
+            wait_until_blocked(engine)
+            _cancel(engine)
+        wait_until(lambda: codes)
+    wait_until(lambda: count(engine, TABLES.message) == 0)
+    looping.stop()
+    running.result()
+    assert set(codes) == {ENDED[how, migrated.name]}
+    assert publisher.names == ["a1"]
+
+
+def _cancel(engine: Engine) -> None:
+    with engine.connect() as connection:
+        for statement in connection.scalars(text(CANCEL[engine.dialect.name])).all():
+            if isinstance(statement, str):
+                connection.execute(text(statement))
+
+
+ACCOUNT = "inbox_outbox_app"
+
+
+@pytest.mark.parametrize(("trouble", "code"), [("read only", 1290), ("no connection", 1226)])
+def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: int) -> None:
+    """A server that is being switched over, an account without a connection to spare: the relay tries again,
+    as on PostgreSQL."""
+    if migrated.name not in {"mariadb", "mysql"}:
+        pytest.skip("the numbers are those of MariaDB and MySQL")
+    root = migrated.engine(isolation_level="AUTOCOMMIT")
+    account = f"{ACCOUNT}@'%'"
+    _run(root, f"DROP USER IF EXISTS {account}")
+    _run(root, f"CREATE USER {account} IDENTIFIED BY '{ACCOUNT}'")
+    _run(root, f"GRANT ALL ON {migrated.url.database}.* TO {account}")
+    engine = create_engine(migrated.url.set(username=ACCOUNT, password=ACCOUNT), poolclass=NullPool)
+    codes: list[object] = []
+    event.listen(engine, "handle_error", lambda context: codes.append(context.original_exception.args[0]))
+    publisher = Recorder()
+    looping = Relay(engine, publisher, poll=0.02, lease=2)
+    running = Task(looping.run)
+    spare: list[Connection] = []
+
+    def take_the_last() -> bool:
+        with suppress(OperationalError):  # the relay has it
+            spare.append(engine.connect())
+        return bool(spare)
+
+    try:
+        if trouble == "read only":
+            _run(root, "SET GLOBAL read_only = 1")
+        if trouble == "no connection":
+            _run(root, f"ALTER USER {account} WITH MAX_USER_CONNECTIONS 1")
+            wait_until(take_the_last)
+            codes.clear()
+        wait_until(lambda: code in codes)
+    finally:
+        _run(root, "SET GLOBAL read_only = 0")
+        for each in spare:
+            each.close()
+    publish(migrated.engine(), "a1")
+    wait_until(lambda: publisher.accepted)
+    looping.stop()
+    running.result()
+    assert publisher.names == ["a1"]
+    _run(root, f"DROP USER {account}")
+
+
+def test_a_session_that_is_read_only(postgres: Database) -> None:
+    """One that began while the database was read-only stays so: the pool gets another one, and
+    the relay goes on once the database can be written."""
+    engine, codes = postgres.engine(), list[object]()
+    publish(postgres.engine(), "a1")
+    event.listen(engine, "handle_error", lambda context: codes.append(context.original_exception.sqlstate))
+    admin = postgres.engine(isolation_level="AUTOCOMMIT")
+    setting = f"ALTER DATABASE {postgres.url.database} SET default_transaction_read_only"
+    publisher = Recorder()
+    looping = Relay(engine, publisher, poll=0.02)
+    _run(admin, f"{setting} = on")
+    running = Task(looping.run)
+    wait_until(lambda: codes)
+    _run(admin, f"{setting} = off")
+    wait_until(lambda: publisher.accepted)
+    looping.stop()
+    running.result()
+    assert set(codes) == {"25006"}
+    assert publisher.names == ["a1"]
+
+
+def test_an_operator_after_the_server_was_read_only(postgres: Database) -> None:
+    """The same for what an operator does."""
+    engine = postgres.engine()
+    admin = postgres.engine(isolation_level="AUTOCOMMIT")
+    setting = f"ALTER DATABASE {postgres.url.database} SET default_transaction_read_only"
+    _run(admin, f"{setting} = on")
+    with pytest.raises(DBAPIError):
+        pause(engine)
+    _run(admin, f"{setting} = off")
+    assert pause(engine)
+
+
+def test_a_connection_that_breaks_on_its_way_to_the_pool(migrated: Database) -> None:
+    """MySQL's and MariaDB's drivers set the isolation level back there, by a statement: the relay goes on,
+    each message leaves once, and the pool has lost no place."""
+    if migrated.name not in {"mariadb", "mysql"}:
+        pytest.skip("the drivers of the others send nothing")
+    publish(migrated.engine(), "a1")
+    with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
+        url = migrated.url.set(host="127.0.0.1", port=proxy.port)
+        engine = migrated.engine_at(
+            url, connect_args={"ssl_disabled": True}, pool_size=1, max_overflow=0, pool_timeout=5
+        )
+        publisher = Recorder()
+        looping = Relay(engine, publisher, poll=0.02, lease=600)
+        running = Task(looping.run)
+        wait_until(lambda: publisher.accepted)
+        cuts = 0
+
+        def is_set_back(chunk: bytes) -> bool:
+            nonlocal cuts
+            is_it = b"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ" in chunk
+            cuts += is_it
+            return is_it
+
+        for times in (1, 2, 3):
+            proxy.cut_on(is_set_back, forward=False)
+            wait_until(lambda: cuts == times)  # noqa: B023
+            publish(migrated.engine(), f"b{times}")
+            wait_until(lambda: len(publisher.accepted) == 1 + times)  # noqa: B023
+        looping.stop()
+        running.result()
+    assert publisher.names == ["a1", "b1", "b2", "b3"]
+
+
+def _run(engine: Engine, statement: str) -> None:
+    with engine.connect() as connection:
+        connection.execute(text(statement))

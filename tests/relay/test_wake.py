@@ -1,0 +1,359 @@
+"""How soon a relay hears of new messages, and that it misses none if it does not.
+
+Looking by itself is put off for longer than a test takes, so that only a wake-up can explain what arrives.
+"""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, Engine, StaticPool, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from inbox_outbox_base.calls.signals import Doorbell
+from inbox_outbox_base.transactions.side_connection import SideConnection
+from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
+from outbox._relaying.settings import Settings
+from outbox._waking import ears
+from outbox._waking.ears import BURST, ThreadBell
+from outbox._waking.line import Line
+from outbox.schema import tables
+from tests.support.database import ASYNC_DRIVERS, Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    Answer,
+    AsyncRecorder,
+    Recorder,
+    messages,
+    name_of,
+    publish,
+)
+from tests.support.status_workers import wait_until, workers
+from tests.support.together import Task, in_a_loop
+
+connect = Line.open
+NEVER = 3_600
+SOON = 60
+"""Seconds: generous, and far below `NEVER`."""
+MANY = 2 * len(BURST)
+"""How many messages, one after the other: more than a relay looks for by itself after it was woken."""
+
+
+@pytest.fixture
+def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays of this process do nothing that nobody wakes them for."""
+    monkeypatch.setattr(Settings, "tend_every", NEVER)
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_a_commit_in_the_same_process(migrated: Database) -> None:
+    """A relay in another thread is woken by a commit, on every database, through another engine, and each
+    time anew."""
+    publisher, engine = Recorder(), migrated.engine()
+    with _running(Relay(migrated.engine(), publisher, poll=NEVER, lease=2 * NEVER)):
+        _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_a_commit_in_the_same_loop(migrated: Database) -> None:
+    """An asynchronous relay is woken by the commit of an asynchronous connection."""
+
+    async def scenario(engine: AsyncEngine, publisher: AsyncRecorder) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def commit(name: str) -> None:
+            async with engine.begin() as connection:
+                await Outbox().publish_many(connection, messages([name]))
+
+        def publish_there(name: str) -> None:
+            asyncio.run_coroutine_threadsafe(commit(name), loop).result(SOON)
+
+        await asyncio.to_thread(_until_many_arrive, publish_there, lambda: len(publisher.accepted))
+
+    _with_async_relay(migrated, scenario)
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_a_commit_in_another_thread_wakes_a_loop(postgres: Database) -> None:
+    """An asynchronous relay hears of what synchronous code commits to the same database on PostgreSQL, where
+    their engines have one driver; elsewhere such a relay polls."""
+
+    async def scenario(_: AsyncEngine, publisher: AsyncRecorder) -> None:
+        engine = postgres.engine()
+        await asyncio.to_thread(
+            _until_many_arrive, lambda name: publish(engine, name), lambda: len(publisher.accepted)
+        )
+
+    _with_async_relay(postgres, scenario)
+
+
+@pytest.mark.parametrize("schema", [None, "Über"])
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_commit_in_another_process(postgres: Database, kind: str, schema: str | None) -> None:
+    """On PostgreSQL a relay hears of the commits of other processes, those to its own schema."""
+    if schema is not None:
+        _make_schema(postgres, schema)
+    engine, heard = postgres.engine(), list[str]()
+
+    def publish_there(name: str) -> None:
+        with engine.begin() as connection:
+            Outbox(schema=schema).publish_many(connection, messages([name]))
+
+    def arrived() -> int:
+        while child._pipe.poll():
+            heard.append(child.hear())
+        return len(heard)
+
+    with workers((_threaded if kind == "thread" else _looping, postgres.url, schema)) as (child,):
+        assert child.hear() == "a0"
+        _until_many_arrive(publish_there, arrived)
+
+
+def test_a_pool_of_one_connection(postgres: Database) -> None:
+    """An asynchronous relay listens beside its engine's pool: one connection there is enough to send, and to
+    be woken."""
+
+    async def scenario(_: AsyncEngine, publisher: AsyncRecorder) -> None:
+        await asyncio.to_thread(
+            _until_many_arrive, lambda name: publish(postgres.engine(), name), lambda: len(publisher.accepted)
+        )
+
+    _with_async_relay(postgres, scenario, pool_size=1, max_overflow=0)
+
+
+def test_one_connection_for_everything(postgres: Database) -> None:
+    """A relay does not listen on a connection that its engine shares with the application; it polls."""
+    engine, publisher = postgres.engine(poolclass=StaticPool), Recorder()
+    with _running(Relay(engine, publisher, poll=0.1)):
+        publish(postgres.engine(), "a1")
+        wait_until(lambda: len(publisher.accepted) == 1)
+    with engine.connect() as connection:
+        assert connection.scalars(text("SELECT pg_listening_channels()")).all() == []
+        driver: Any = connection.connection.driver_connection
+        assert not driver.autocommit
+
+
+@pytest.mark.usefixtures("never_looks")
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_relay_behind_a_pooler(pooled: Database, postgres: Database, kind: str) -> None:
+    """With the server's own address as `listen_url` it is woken by commits of others behind the pooler."""
+    with (
+        _elsewhere(pooled) as engine,
+        _relay(kind, pooled, poll=NEVER, lease=2 * NEVER, listen_url=postgres.url) as publisher,
+    ):
+        _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_pooler_that_swallows_notifications(
+    pooled: Database, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Behind it a relay notices that it hears nothing, says so once and what to do, and polls; no session
+    goes on listening."""
+    with _elsewhere(pooled) as engine, _relay(kind, pooled, poll=0.1) as publisher:
+        wait_until(lambda: bool(caplog.records))
+        publish(engine, "a1")
+        wait_until(lambda: len(publisher.accepted) == 1)
+    (record,) = caplog.records
+    assert record.message == (
+        "no wake-up from other processes, so the relay polls: a notification did not arrive at "
+        f"{pooled.url.host}:{pooled.url.port} within 2 s, which is a pooler: give the server's own address "
+        "as listen_url"
+    )
+    with ExitStack() as opened:
+        connections = [opened.enter_context(pooled.engine().connect()) for _ in range(4)]
+        channels = text("SELECT pg_listening_channels()")
+        assert [connection.scalars(channels).all() for connection in connections] == [[]] * 4
+
+
+def test_the_address_of_another_database(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """A `listen_url` on which the relay's own notification does not arrive is no use: the log says so."""
+    elsewhere = postgres.url.set(database="postgres")
+    with _relay("thread", postgres, listen_url=elsewhere):
+        wait_until(lambda: bool(caplog.records))
+    (record,) = caplog.records
+    assert record.message.endswith("within 5 s: is it the relay's database?")
+
+
+def test_a_signal_handler_that_returns_late() -> None:
+    """A relay that is idle, and a listener that waits for its messages, go on when their time is over, also
+    where a signal handler was running by then."""
+    for bell in (ThreadBell(), Doorbell()):
+        helped = threading.Event()
+        help_it = threading.Timer(SOON / 2, lambda bell=bell, helped=helped: (helped.set(), bell.ring()))
+        help_it.start()
+        former = signal.signal(signal.SIGALRM, lambda *_: time.sleep(1))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            for _ in BURST:
+                bell.wait(0.3)
+            bell.wait(0.3)
+        finally:
+            signal.signal(signal.SIGALRM, former)
+            help_it.cancel()
+        assert not helped.is_set()
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_an_address_that_nobody_answers(
+    postgres: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A `listen_url` at which the relay is refused again and again is said once a minute, and nothing else
+    waits for it."""
+    tries: list[Line] = []
+
+    def counted(line: Line) -> SideConnection:
+        tries.append(line)
+        return connect(line)
+
+    monkeypatch.setattr(ears, "RETRY", 0.02)
+    monkeypatch.setattr(Line, "open", counted)
+    with _relay(kind, postgres, poll=0.1, listen_url=postgres.url.set(port=1)) as publisher:
+        publish(postgres.engine(), "a1")
+        wait_until(lambda: publisher.accepted and len(tries) > 5)
+    (record,) = caplog.records
+    assert record.message.startswith("no wake-up from other processes for now: ")
+
+
+def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
+    """The wake-up is a hint that may come before the messages can be seen: a relay that has found nothing
+    finds them when it looks the next time."""
+    engine, publisher = migrated.engine(), Recorder()
+    with _running(Relay(engine, publisher, poll=0.2)), engine.connect() as slow:
+        publish(engine, "a1")
+        wait_until(lambda: len(publisher.accepted) == 1)
+        Outbox().publish_many(slow, messages(["a2"]))
+        if migrated.name != "sqlite":  # where nobody else can write meanwhile
+            publish(engine, "b1")
+            wait_until(lambda: len(publisher.accepted) == 2)
+        time.sleep(0.5)
+        assert "a2" not in publisher.names
+        slow.commit()
+        wait_until(lambda: "a2" in publisher.names)
+
+
+def test_a_message_of_a_process_that_wakes_nobody(migrated: Database) -> None:
+    """With `Outbox(wake=False)` nobody is woken, and the relay finds the message by polling."""
+    engine, publisher = migrated.engine(), Recorder()
+    with _running(Relay(engine, publisher, poll=0.1)):
+        for number in range(1, MANY):
+            with engine.begin() as connection:
+                Outbox(wake=False).publish_many(connection, messages([f"a{number}"]))
+            wait_until(lambda expected=number: len(publisher.accepted) == expected)  # type: ignore[misc]
+
+
+def _until_many_arrive(publish_there: Callable[[str], object], arrived: Callable[[], int]) -> None:
+    """Publish messages one by one until enough have arrived. A hint that came too early for one of them is
+    made up for by the next."""
+    published, end = 0, time.monotonic() + SOON
+    while arrived() < MANY:
+        assert time.monotonic() < end, f"{arrived()} of {published} messages arrived"
+        published += 1
+        publish_there(f"a{published}")
+        patience = time.monotonic() + 1
+        while arrived() < published and time.monotonic() < patience:
+            time.sleep(0.01)
+
+
+@contextmanager
+def _relay(kind: str, database: Database, **options: Any) -> Iterator[Recorder]:
+    """While the block runs, so does a relay in a thread, or in a loop."""
+    if kind == "thread":
+        publisher = Recorder()
+        with _running(Relay(database.engine(), publisher, **options)):
+            yield publisher
+    else:
+        asynchronous = AsyncRecorder()
+        make = partial(AsyncRelay, publisher=asynchronous, **options)
+        with in_a_loop(database.async_engine, make, AsyncRelay.run):
+            yield asynchronous
+
+
+@contextmanager
+def _elsewhere(database: Database) -> Iterator[Engine]:
+    """An engine that rings no bell of this process, because its address reads differently."""
+    url = database.url.update_query_dict({"application_name": "elsewhere"})
+    other = Database(database.server, url, prepare_threshold=None)
+    yield other.engine()
+    other.dispose()
+
+
+@contextmanager
+def _running(relay: Relay) -> Iterator[None]:
+    task = Task(relay.run)
+    try:
+        yield
+    finally:
+        relay.stop()
+        task.result()
+
+
+def _with_async_relay(
+    database: Database,
+    scenario: Callable[[AsyncEngine, AsyncRecorder], Awaitable[None]],
+    **options: Any,
+) -> None:
+    async def run() -> None:
+        engine, publisher = create_async_engine(database.async_url, **options), AsyncRecorder()
+        relay = AsyncRelay(engine, publisher, poll=NEVER, lease=2 * NEVER)
+        task = asyncio.create_task(relay.run())
+        try:
+            await scenario(engine, publisher)
+        finally:
+            relay.stop()
+            await task
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def _make_schema(database: Database, schema: str) -> None:
+    engine = database.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+    tables(schema).message.metadata.create_all(engine)
+
+
+def _threaded(pipe: Connection, url: URL, schema: str | None) -> None:
+    """A relay that never looks by itself, once it has sent the message a0; it says what it sends."""
+    _never_look()
+    engine = create_engine(url)
+    _publish_first(engine, schema)
+    Relay(engine, Recorder(_saying(pipe)), schema=schema, poll=NEVER, lease=2 * NEVER).run()
+
+
+def _looping(pipe: Connection, url: URL, schema: str | None) -> None:
+    """The same, asynchronously."""
+    _never_look()
+    _publish_first(create_engine(url), schema)
+
+    async def run() -> None:
+        engine: AsyncEngine = create_async_engine(url.set(drivername=ASYNC_DRIVERS["postgresql"]))
+        publisher = AsyncRecorder(_saying(pipe))
+        await AsyncRelay(engine, publisher, schema=schema, poll=NEVER, lease=2 * NEVER).run()
+
+    asyncio.run(run())
+
+
+def _saying(pipe: Connection) -> Answer:
+    def answer(message: Envelope) -> Outcome:
+        pipe.send(name_of(message))
+        return ACCEPTED
+
+    return answer
+
+
+def _never_look() -> None:
+    Settings.tend_every = NEVER  # type: ignore[method-assign, assignment]
+
+
+def _publish_first(engine: Engine, schema: str | None) -> None:
+    with engine.begin() as connection:
+        Outbox(schema=schema, wake=False).publish_many(connection, messages(["a0"]))

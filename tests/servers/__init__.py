@@ -1,0 +1,34 @@
+"""Real database servers for the tests, each started at most once a test run.
+
+They are looked for in a fixed order: an address in the environment, Docker, a server program on
+this machine, and for PostgreSQL at last the one that comes as a wheel. No database is imitated.
+"""
+
+from tests.servers.catalogue import (
+    NAMES,
+    find,
+    find_kafka,
+    find_pooler,
+    find_rabbit,
+    find_redis,
+    is_required,
+    stop_all,
+)
+from tests.servers.pgbouncer import Pooler
+from tests.servers.redis import RedisServer
+from tests.servers.server import Missing, Server
+
+__all__ = [
+    "NAMES",
+    "Missing",
+    "Pooler",
+    "RedisServer",
+    "Server",
+    "find",
+    "find_kafka",
+    "find_pooler",
+    "find_rabbit",
+    "find_redis",
+    "is_required",
+    "stop_all",
+]

@@ -1,0 +1,85 @@
+"""Which services there are, found once and kept until the end of the run."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+from tests.servers import kafka, mariadb, mysql, pgbouncer, postgresql, rabbitmq, redis, sqlite
+from tests.servers.kafka import KafkaServer
+from tests.servers.pgbouncer import Pooler
+from tests.servers.rabbitmq import RabbitServer
+from tests.servers.redis import RedisServer
+from tests.servers.server import Missing, Server
+
+FINDERS = {
+    "postgresql": postgresql.find,
+    "mariadb": mariadb.find,
+    "mysql": mysql.find,
+    "sqlite": sqlite.find,
+}
+NAMES = tuple(FINDERS)
+OTHERS = ("kafka", "pgbouncer", "rabbitmq", "redis", "spark")
+"""What else can be required: they are no SQL databases, and have fixtures of their own."""
+
+S = TypeVar("S", Server, RedisServer, KafkaServer, RabbitServer, Pooler)
+_stops: list[Callable[[], None]] = []
+
+
+@cache
+def find(name: str) -> Server | Missing:
+    """The SQL server of that name, started if need be, or why there is none."""
+    return _kept(FINDERS[name]())
+
+
+@cache
+def find_redis() -> RedisServer | Missing:
+    """Redis, started if need be, or why there is none."""
+    return _kept(redis.find())
+
+
+@cache
+def find_kafka() -> KafkaServer | Missing:
+    """Kafka, started if need be, or why there is none."""
+    return _kept(kafka.find())
+
+
+@cache
+def find_rabbit() -> RabbitServer | Missing:
+    """RabbitMQ, started if need be, or why there is none."""
+    return _kept(rabbitmq.find())
+
+
+@cache
+def find_pooler() -> Pooler | Missing:
+    """PgBouncer before the PostgreSQL of the tests, started if need be, or why there is none."""
+    return _kept(pgbouncer.find(find("postgresql")))
+
+
+def _kept(found: S | Missing) -> S | Missing:
+    """What was found, to be stopped at the end if it runs."""
+    if not isinstance(found, Missing):
+        _stops.append(found.stop)
+    return found
+
+
+def stop_all() -> None:
+    """Stop every server that was started here."""
+    while _stops:
+        _stops.pop()()
+    find.cache_clear()
+    find_redis.cache_clear()
+    find_kafka.cache_clear()
+    find_rabbit.cache_clear()
+    find_pooler.cache_clear()
+
+
+def is_required(name: str) -> bool:
+    """Whether ``REQUIRE_SERVICES`` ("all", or names with commas) forbids to do without it.
+
+    Raises ValueError for a name that is no service: a misspelt requirement would require nothing.
+    """
+    required = set(filter(None, os.environ.get("REQUIRE_SERVICES", "").split(",")))
+    if unknown := required - {"all", *NAMES, *OTHERS}:
+        raise ValueError(f"REQUIRE_SERVICES names no service: {', '.join(sorted(unknown))}")
+    return bool(required & {"all", name})

@@ -1,0 +1,194 @@
+"""Kafka: one broker that is its own controller; tests get topics of their own in it."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import uuid4
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from sqlalchemy import URL
+
+from examples.embedded_postgres import ServerProcess, free_port, private_folder, run
+from tests.servers import docker, environment
+from tests.servers.server import Missing, first_of
+
+PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_KAFKA"
+# -Xrs leaves signals to the system: the one that ends a server whose test run is gone would print threads.
+JAVA_OPTIONS = "-Xmx384m -Xrs -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "auto.create.topics.enable": "false",
+    "broker.session.timeout.ms": "1000",  # one that was killed and comes back has to wait for that
+    "broker.heartbeat.interval.ms": "200",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",  # a consumer that was killed is missed soon
+    "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaServer:
+    """A running Kafka; `address` is what clients call its bootstrap servers."""
+
+    origin: str
+    address: str
+    stop: Callable[[], None]
+
+
+class LocalKafka:
+    """A Kafka on free ports of 127.0.0.1, its data in a temporary folder.
+
+    As Kafka does, it answers once the system has a message in memory: what it has accepted outlives its
+    process, though not the machine.
+
+    Args:
+        program: runs its classes.
+        port: where it listens, instead of any free port.
+        advertised: the port that it tells its clients to use, where that is not its own.
+    """
+
+    def __init__(self, program: str, *, port: int | None = None, advertised: int | None = None) -> None:
+        self._program = program
+        self._folder = private_folder("kafka-", None)
+        port, controller = port or free_port(), free_port()
+        self.address = f"127.0.0.1:{port}"
+        settings = {
+            **SETTINGS,
+            **_listeners("127.0.0.1", port, controller, advertised or port),
+            "log.dirs": str(self._folder / "data"),
+        }
+        self._settings = self._folder / "server.properties"
+        self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        try:
+            run(
+                self._command(
+                    "kafka.tools.StorageTool", "format", "--cluster-id", uuid4().hex[:22], "--config"
+                ),
+                None,
+            )
+            self._process = self._start()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def restart(self) -> None:
+        """Crash the server and start it again on the same port, with all that it had answered."""
+        self.crash()
+        self.start()
+
+    def crash(self) -> None:
+        """kill -9."""
+        self._process.stop(signal.SIGKILL)
+
+    def start(self) -> None:
+        """Start it again after `crash`, on the same port."""
+        self._process = self._start()
+
+    def freeze(self) -> None:
+        """Let it do nothing until `thaw`; its connections stay."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on after `freeze`."""
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop the server and remove everything it wrote."""
+        self._process.stop(signal.SIGKILL)
+        shutil.rmtree(self._folder)
+
+    def _start(self) -> ServerProcess:
+        command = self._command("kafka.Kafka")
+        return ServerProcess(command, self._folder, user=None, is_ready=lambda: answers(self.address))
+
+    def _command(self, name: str, *options: str) -> list[str]:
+        """One of its programs, whose last option is the file of settings."""
+        return ["env", f"JAVA_OPTIONS={JAVA_OPTIONS}", self._program, name, *options, str(self._settings)]
+
+
+def find() -> KafkaServer | Missing:
+    """Kafka from the environment, Docker or its program on this machine."""
+    return first_of([_from_environment, _from_docker, _from_program])
+
+
+def program() -> str | Missing:
+    """What runs Kafka's classes here."""
+    found = os.environ.get(PROGRAM_VARIABLE)
+    if not found:
+        return Missing(f"{PROGRAM_VARIABLE} is not set")
+    return found if shutil.which("java") else Missing("java is not installed")
+
+
+def answers(address: str) -> bool:
+    """Whether a broker answers there."""
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    try:
+        admin.list_topics(timeout=1)
+    except KafkaException:
+        return False
+    return True
+
+
+def _from_environment() -> KafkaServer | Missing:
+    url = environment.address("kafka")
+    if isinstance(url, Missing):
+        return url
+    return _server(f"{url.host}:{url.port}", "environment", lambda: None)
+
+
+def _from_docker() -> KafkaServer | Missing:
+    # Clients are told where to connect to, so that has to be known before it starts.
+    port = free_port()
+    settings = {**SETTINGS, **_listeners("0.0.0.0", port, 9093, port)}  # noqa: S104 - inside the container
+    image = docker.Image(
+        name="apache/kafka:4.1.1",
+        port=port,
+        host_port=port,
+        environment={f"KAFKA_{name.replace('.', '_').upper()}": value for name, value in settings.items()},
+        command=(),
+        url=URL.create("kafka"),
+        connect=_connect,
+    )
+    started = docker.start(image)
+    if isinstance(started, Missing):
+        return started
+    container, _ = started
+    return _server(f"127.0.0.1:{port}", "docker", container.stop)
+
+
+def _from_program() -> KafkaServer | Missing:
+    found = program()
+    if isinstance(found, Missing):
+        return found
+    local = LocalKafka(found)
+    return _server(local.address, "local program", local.close)
+
+
+def _server(address: str, origin: str, stop: Callable[[], None]) -> KafkaServer:
+    if not answers(address):
+        stop()
+        raise RuntimeError(f"no Kafka answers at {address}")
+    return KafkaServer(origin=origin, address=address, stop=stop)
+
+
+def _connect(url: URL) -> None:
+    if not answers(f"{url.host}:{url.port}"):
+        raise ConnectionError(f"no Kafka answers at {url}")
+
+
+def _listeners(host: str, port: int, controller: int, advertised: int) -> dict[str, str]:
+    return {
+        "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{advertised}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+    }

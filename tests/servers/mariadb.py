@@ -1,0 +1,43 @@
+"""MariaDB, which follows MySQL's protocol but is a server of its own."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.servers import mysql_like
+from tests.servers.server import Missing, Server, first_of
+
+
+def find() -> Server | Missing:
+    """MariaDB from the environment, Docker or the program on this machine."""
+    return first_of(
+        [
+            lambda: mysql_like.from_environment("mariadb"),
+            lambda: mysql_like.from_docker("mariadb", "mariadb:11"),
+            _from_program,
+        ]
+    )
+
+
+def _from_program() -> Server | Missing:
+    found = program()
+    return found if isinstance(found, Missing) else mysql_like.from_program("mariadb", *found)
+
+
+def program() -> tuple[str, Callable[[Path], Sequence[str]]] | Missing:
+    """The server, and the command that fills a folder for it."""
+    server = shutil.which("mariadbd", path=mysql_like.PROGRAM_PATH)
+    installer = shutil.which("mariadb-install-db", path=mysql_like.PROGRAM_PATH)
+    if server is None or installer is None:
+        return Missing("mariadbd and mariadb-install-db are not installed")
+
+    def make_data(folder: Path) -> list[str]:
+        return [
+            installer,
+            "--no-defaults",
+            f"--datadir={folder}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ]
+
+    return server, make_data

@@ -1,0 +1,210 @@
+"""What MariaDB and MySQL have in common: one server, a utf8mb4 database for each test."""
+
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from pwd import getpwall
+from typing import Any
+from uuid import uuid4
+
+import pymysql.connections
+from sqlalchemy import URL, Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from examples.embedded_postgres import ServerProcess, free_port, private_folder, run
+from tests.servers import docker, environment
+from tests.servers.mysql_copies import Copies
+from tests.servers.server import Missing, Server
+
+DRIVER = "mysql+pymysql"
+PROGRAM_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+SETTINGS = (
+    "--max-connections=300",
+    "--character-set-server=utf8mb4",
+    "--innodb-flush-log-at-trx-commit=0",  # tests kill processes, not machines
+    "--local-infile=ON",
+)
+
+_CLIENT: Any = pymysql.connections.Connection
+_new_context = _CLIENT._create_ssl_ctx
+_contexts: list[Any] = []
+
+
+def _one_context(connection: Any, options: Any) -> Any:
+    """What PyMySQL makes for each connection without options of its own: it reads all certificates of the
+    system, which takes longer than many a test."""
+    if options:
+        return _new_context(connection, options)
+    if not _contexts:
+        _contexts.append(_new_context(connection, options))
+    return _contexts[0]
+
+
+_CLIENT._create_ssl_ctx = _one_context
+
+
+def from_environment(name: str) -> Server | Missing:
+    """The server whose address the environment gives."""
+    url = environment.address(name)
+    if isinstance(url, Missing):
+        return url
+    return _server(name, url.set(drivername=DRIVER), origin="environment", stop=lambda: None)
+
+
+def from_docker(name: str, image: str) -> Server | Missing:
+    """A container of the official image."""
+    password = secrets.token_hex()
+    started = docker.start(
+        docker.Image(
+            name=image,
+            port=3306,
+            environment={"MYSQL_ROOT_PASSWORD": password},
+            command=SETTINGS,
+            url=URL.create(DRIVER, "root", password),
+        )
+    )
+    if isinstance(started, Missing):
+        return started
+    container, url = started
+    return _server(name, url, origin="docker", stop=container.stop)
+
+
+def from_program(
+    name: str,
+    program: str,
+    make_data: Callable[[Path], Sequence[str]],
+    settings: Sequence[str] = (),
+) -> Server:
+    """A server of its own from this program; `make_data` is the command that fills a folder."""
+    local = LocalServer(program, make_data, [*SETTINGS, *settings])
+    return _server(name, local.url, origin="local binary", stop=local.close, restart=local.restart)
+
+
+class LocalServer:
+    """A MariaDB or MySQL on a free port of 127.0.0.1, its data in a temporary folder.
+
+    Started by root it runs as the account ``mysql`` where there is one, else as ``nobody``.
+    """
+
+    def __init__(
+        self, program: str, make_data: Callable[[Path], Sequence[str]], settings: Sequence[str]
+    ) -> None:
+        self._user = _unprivileged_user()
+        self._folder = private_folder("mysql-", self._user)
+        # Each server removes what it takes for its own leftovers, in a folder that all would share.
+        temporary = f"--tmpdir={self._folder}"
+        port = free_port()
+        self.url = URL.create(DRIVER, "root", host="127.0.0.1", port=port)
+        self._command = [
+            program,
+            "--no-defaults",
+            f"--datadir={self._folder / 'data'}",
+            f"--socket={self._folder / 'socket'}",
+            f"--pid-file={self._folder / 'pid'}",
+            f"--port={port}",
+            "--bind-address=127.0.0.1",
+            temporary,
+            *settings,
+        ]
+        try:
+            run([*make_data(self._folder / "data"), temporary], self._user)
+            self._process = self._start()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def restart(self) -> None:
+        """Crash the server and start it again on the same port."""
+        self._process.stop(signal.SIGKILL)
+        self._process = self._start()
+
+    def close(self) -> None:
+        """Stop the server and remove everything it wrote."""
+        self._process.stop(signal.SIGTERM)
+        shutil.rmtree(self._folder)
+
+    def _start(self) -> ServerProcess:
+        return ServerProcess(self._command, self._folder, user=self._user, is_ready=self._answers)
+
+    def _answers(self) -> bool:
+        engine = create_engine(self.url)
+        try:
+            engine.connect().close()
+        except DBAPIError:
+            return False
+        finally:
+            engine.dispose()
+        return True
+
+
+def _unprivileged_user() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    return "mysql" if any(account.pw_name == "mysql" for account in getpwall()) else "nobody"
+
+
+def _server(
+    name: str,
+    url: URL,
+    *,
+    origin: str,
+    stop: Callable[[], None],
+    restart: Callable[[], None] | None = None,
+) -> Server:
+    admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+
+    def new() -> URL:
+        database = f"inbox_outbox_test_{uuid4().hex}"
+        with admin.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {database} CHARACTER SET utf8mb4"))
+        return url.set(database=database)
+
+    def drop(gone: URL) -> None:
+        sessions = text("SELECT id FROM information_schema.processlist WHERE db = :database")
+        with admin.connect() as connection:
+            # A session that a test left open would keep its tables locked, and DROP waiting.
+            for session in connection.scalars(sessions, {"database": gone.database}).all():
+                _kill(connection, session)
+            connection.execute(text(f"DROP DATABASE {gone.database}"))
+
+    copies = Copies(admin, new, drop)
+
+    def stop_server() -> None:
+        copies.close()
+        admin.dispose()
+        stop()
+
+    try:
+        version = _version(admin, name)
+    except BaseException:
+        stop_server()
+        raise
+    return Server(
+        name=name,
+        origin=origin,
+        version=version,
+        admin_url=url,
+        new_database=new,
+        drop_database=copies.give_back,
+        copy_database=copies.take,
+        restart=restart,
+        stop=stop_server,
+    )
+
+
+def _version(admin: Engine, name: str) -> str:
+    with admin.connect() as connection:
+        version: str = connection.exec_driver_sql("SELECT version()").scalar_one()
+    if ("MariaDB" in version) != (name == "mariadb"):
+        raise RuntimeError(f"the server given as {name} is {version}")
+    return version
+
+
+def _kill(connection: Connection, session: int) -> None:
+    # The session may have ended by itself since it was listed.
+    with suppress(DBAPIError):
+        connection.execute(text("KILL :session"), {"session": session})

@@ -1,0 +1,140 @@
+"""PgBouncer in transaction mode before the PostgreSQL of the tests: a client has a server's session for the
+length of a transaction, and another one for the next."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from sqlalchemy import URL
+
+from examples.embedded_postgres import ServerProcess, free_port, private_folder
+from tests.servers import docker, environment
+from tests.servers.mysql_like import PROGRAM_PATH
+from tests.servers.server import Missing, Server, first_of
+
+IMAGE = "edoburu/pgbouncer:v1.24.1-p1"
+DRIVER = "postgresql+psycopg"
+SETTINGS = {
+    "auth_type": "any",
+    "pool_mode": "transaction",
+    "default_pool_size": "4",  # few enough that clients get each other's sessions
+    "max_client_conn": "500",
+    "unix_socket_dir": "",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooler:
+    """A running PgBouncer: `url` and the name of any database of the server behind it."""
+
+    origin: str
+    version: str
+    url: URL
+    stop: Callable[[], None]
+
+    def before(self, database: URL) -> URL:
+        """The address of that database through the pooler."""
+        return self.url.set(database=database.database)
+
+
+def find(server: Server | Missing) -> Pooler | Missing:
+    """PgBouncer before this PostgreSQL, from the environment, Docker or its program on this machine."""
+    if isinstance(server, Missing):
+        return server
+    return first_of([_from_environment, lambda: _from_docker(server), lambda: _from_program(server)])
+
+
+def _from_environment() -> Pooler | Missing:
+    url = environment.address("pgbouncer")
+    if isinstance(url, Missing):
+        return url
+    return _pooler(url.set(drivername=DRIVER), "environment", lambda: None)
+
+
+def _from_docker(server: Server) -> Pooler | Missing:
+    if server.origin != "docker":
+        return Missing("PostgreSQL is not in Docker")
+    settings = {"listen_addr": "0.0.0.0", "listen_port": "5432"}  # noqa: S104 - of the container
+    image = docker.Image(
+        name=IMAGE,
+        port=5432,
+        environment={"INI": _configuration(_upstream(server.admin_url, "host.docker.internal"), settings)},
+        command=["-c", 'printf %s "$INI" >/tmp/ini && exec pgbouncer /tmp/ini'],
+        url=URL.create(DRIVER, "postgres"),
+        connect=_version,
+        options={"entrypoint": "sh", "extra_hosts": {"host.docker.internal": "host-gateway"}},
+    )
+    started = docker.start(image)
+    if isinstance(started, Missing):
+        return started
+    container, url = started
+    return _pooler(url, "docker", container.stop)
+
+
+def _from_program(server: Server) -> Pooler | Missing:
+    program = shutil.which("pgbouncer", path=PROGRAM_PATH)
+    if program is None:
+        return Missing("pgbouncer is not installed")
+    user = "nobody" if os.geteuid() == 0 else None  # it refuses root
+    folder = private_folder("pgbouncer-", user)
+    url = URL.create(DRIVER, "postgres", host="127.0.0.1", port=free_port())
+    settings = {"listen_addr": "127.0.0.1", "listen_port": str(url.port)}
+    configuration = folder / "pgbouncer.ini"
+    configuration.write_text(_configuration(_upstream(server.admin_url), settings))
+    try:
+        process = _started(program, configuration, user, url)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+    def stop() -> None:
+        process.stop(signal.SIGKILL)
+        shutil.rmtree(folder)
+
+    return _pooler(url, "local binary", stop)
+
+
+def _started(program: str, configuration: Path, user: str | None, url: URL) -> ServerProcess:
+    def answers() -> bool:
+        try:
+            _version(url)
+        except psycopg.Error:
+            return False
+        return True
+
+    return ServerProcess([program, configuration], configuration.parent, user=user, is_ready=answers)
+
+
+def _upstream(url: URL, host: str | None = None) -> dict[str, Any]:
+    """How the pooler logs in at the server, whoever its own client is."""
+    known = {"host": host or url.host, "port": url.port, "user": url.username, "password": url.password}
+    return {name: value for name, value in known.items() if value}
+
+
+def _configuration(upstream: dict[str, Any], settings: dict[str, str]) -> str:
+    server = " ".join(f"{name}={value}" for name, value in upstream.items())
+    settings = SETTINGS | settings | {"admin_users": "postgres"}
+    lines = "\n".join(f"{name} = {value}" for name, value in settings.items())
+    return f"[databases]\n* = {server}\n[pgbouncer]\n{lines}\n"
+
+
+def _pooler(url: URL, origin: str, stop: Callable[[], None]) -> Pooler:
+    try:
+        version = _version(url)
+    except BaseException:
+        stop()
+        raise
+    return Pooler(origin=origin, version=version, url=url, stop=stop)
+
+
+def _version(url: URL) -> str:
+    """What its console says; an error if it does not answer."""
+    console = url.set(drivername="postgresql", database="pgbouncer").render_as_string(hide_password=False)
+    with psycopg.connect(console, autocommit=True) as connection:
+        row = connection.execute("SHOW VERSION").fetchone()
+    return str(row[0]).removeprefix("PgBouncer ") if row else "unknown"

@@ -1,0 +1,80 @@
+"""PostgreSQL: every test gets a database of its own, copied from a template if it wants tables."""
+
+import secrets
+from collections.abc import Callable
+from uuid import uuid4
+
+from sqlalchemy import URL, create_engine, text
+
+from examples.embedded_postgres import EmbeddedPostgres
+from tests.servers import docker, environment
+from tests.servers.server import Missing, Server, first_of
+
+DRIVER = "postgresql+psycopg"
+SETTINGS = {"max_connections": "200", "fsync": "off"}  # tests kill processes, not machines
+
+
+def find() -> Server | Missing:
+    """PostgreSQL from the environment, Docker or the wheel."""
+    return first_of([_from_environment, _from_docker, _from_wheel])
+
+
+def _from_environment() -> Server | Missing:
+    url = environment.address("postgresql")
+    if isinstance(url, Missing):
+        return url
+    return _server(url.set(drivername=DRIVER), origin="environment", stop=lambda: None)
+
+
+def _from_docker() -> Server | Missing:
+    password = secrets.token_hex()
+    image = docker.Image(
+        name="postgres:17",
+        port=5432,
+        environment={"POSTGRES_PASSWORD": password},
+        command=["postgres", *(f"-c{name}={value}" for name, value in SETTINGS.items())],
+        url=URL.create(DRIVER, "postgres", password, database="postgres"),
+    )
+    started = docker.start(image)
+    if isinstance(started, Missing):
+        return started
+    container, url = started
+    return _server(url, origin="docker", stop=container.stop)
+
+
+def _from_wheel() -> Server:
+    embedded = EmbeddedPostgres(SETTINGS)
+    return _server(embedded.url, origin="wheel", stop=embedded.close, restart=embedded.restart)
+
+
+def _server(
+    url: URL, *, origin: str, stop: Callable[[], None], restart: Callable[[], None] | None = None
+) -> Server:
+    admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+
+    def run(statement: str) -> None:
+        with admin.connect() as connection:
+            connection.execute(text(statement))
+
+    def new(template: str = "template1") -> URL:
+        database = f"inbox_outbox_test_{uuid4().hex}"
+        run(f'CREATE DATABASE {database} TEMPLATE "{template}"')
+        return url.set(database=database)
+
+    def stop_server() -> None:
+        admin.dispose()
+        stop()
+
+    with admin.connect() as connection:
+        version = connection.exec_driver_sql("SHOW server_version").scalar_one()
+    return Server(
+        name="postgresql",
+        origin=origin,
+        version=version,
+        admin_url=url,
+        new_database=new,
+        drop_database=lambda gone: run(f"DROP DATABASE {gone.database} WITH (FORCE)"),
+        copy_database=lambda template: new(str(template.database)),
+        restart=restart,
+        stop=stop_server,
+    )

@@ -1,0 +1,40 @@
+"""SQLite: a database is a file, and the server is this process."""
+
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from uuid import uuid4
+
+from sqlalchemy import URL
+
+from tests.servers.server import Server
+
+
+def find() -> Server:
+    """The SQLite that Python brings, its files in a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="sqlite-"))
+
+    def new() -> URL:
+        return URL.create("sqlite", database=str(folder / f"{uuid4().hex}.db"))
+
+    def copy(template: URL) -> URL:
+        url = new()
+        shutil.copyfile(str(template.database), str(url.database))
+        return url
+
+    def drop(gone: URL) -> None:
+        file = Path(str(gone.database))
+        for leftover in file.parent.glob(f"{file.name}*"):
+            leftover.unlink()
+
+    return Server(
+        name="sqlite",
+        origin="standard library",
+        version=sqlite3.sqlite_version,
+        admin_url=new(),
+        new_database=new,
+        drop_database=drop,
+        copy_database=copy,
+        stop=lambda: shutil.rmtree(folder, ignore_errors=True),
+    )

@@ -1,0 +1,349 @@
+"""The writer with DataFrames: reports, replays and options, through `write`, `foreach_batch` and
+`format("inbox")`, in a Spark of this process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, Engine, select
+
+from inbox.errors import InvalidOption
+from inbox.schema import tables
+from spark import InboxDataSource, InboxWriter, Statements
+from spark.errors import ColumnMismatch
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.spark_writes import counts, make_result, taken, written
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytest_plugins = ["tests.support.spark_session"]
+
+
+@pytest.fixture
+def engine(postgres: Database) -> Engine:
+    """A database with the table for results."""
+    return make_result(postgres)
+
+
+def writer(database: Database, **options: Any) -> InboxWriter:
+    """A writer with the usual options."""
+    return InboxWriter(
+        **{**usual(database), "table": "result", "key": "id", "consumer": "billing", **options}
+    )
+
+
+def usual(database: Database) -> dict[str, Any]:
+    """Where to write."""
+    return {"url": database.url.render_as_string(hide_password=False)}
+
+
+def frame(
+    spark: "SparkSession", rows: int = 100, partitions: int = 4, keys: int | None = None
+) -> "DataFrame":
+    """So many rows, of so many keys."""
+    numbered = spark.range(rows, numPartitions=partitions)
+    return numbered.selectExpr(f"concat('k', id % {keys or rows}) AS id", "id AS amount")
+
+
+def test_a_write_reports_what_it_did(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """New, repeated inside the job over all partitions, and taken before; and nothing for no rows."""
+    first = writer(postgres).write(frame(spark_session, keys=60))
+    assert counts(first) == {"new": 60, "repeated": 40}
+    assert (first.partitions, first.replayed, first.transport) == (4, 0, "pgpq")
+    again = writer(postgres).write(frame(spark_session, keys=80))
+    assert (again.new, again.rows) == (20, 100)
+    assert again.run != first.run
+    nothing = writer(postgres).write(frame(spark_session).where("amount < 0"))
+    assert (counts(nothing), nothing.partitions, nothing.transport) == ({}, 0, "none")
+    assert (
+        [key for key, _ in written(engine)] == taken(engine) == sorted(f"k{number}" for number in range(80))
+    )
+
+
+@pytest.mark.parametrize("ledger", ["verify", "trust"])
+def test_a_run_that_is_finished_is_not_done_again(
+    postgres: Database, engine: Engine, spark_session: "SparkSession", ledger: str
+) -> None:
+    """Submitted again, a finished run reports the same, also after a shuffle with adaptive plans; with
+    "trust" what comes before it is not computed."""
+    calls = spark_session.sparkContext.accumulator(0)
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for each in batches:
+            calls.add(each.num_rows)
+            yield each
+
+    for shuffled in (False, True):
+        rows = frame(spark_session)
+        rows = (rows.groupBy("id").sum("amount").toDF("id", "amount") if shuffled else rows).mapInArrow(
+            count, "id STRING, amount BIGINT"
+        )
+        into = writer(postgres, run="r", batch=int(shuffled), ledger=ledger, consumer=f"c{shuffled}")
+        first = into.write(rows)
+        before = calls.value
+        second = into.write(rows)
+        assert counts(first) == counts(second) == {"new": 100}
+        assert (second.replayed, second.transport) == (second.partitions, "none")
+        assert (calls.value == before) is (ledger == "trust")
+
+
+@pytest.mark.parametrize("ledger", ["verify", "trust", "off"])
+def test_a_run_that_failed_goes_on(
+    postgres: Database, engine: Engine, spark_session: "SparkSession", tmp_path: Path, ledger: str
+) -> None:
+    """Of a run that failed half-way the partitions that have committed stay, and are recognised when it is
+    submitted again."""
+
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for each in batches:
+            if each.column("amount")[0].as_py() == 75 and not (tmp_path / "go").exists():
+                raise ZeroDivisionError
+            yield each
+
+    rows = frame(spark_session).mapInArrow(fail, "id STRING, amount BIGINT")
+    into = writer(postgres, run="r", ledger=ledger)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        into.write(rows)
+    there = {int(key.removeprefix("k")) // 25 for key in taken(engine)}
+    assert 3 not in there
+    (tmp_path / "go").touch()
+    report = into.write(rows)
+    assert counts(report) == {"new": 100}
+    assert report.replayed == (0 if ledger == "off" else len(there))
+    assert len(written(engine)) == 100
+
+
+def test_a_plan_that_is_not_deterministic(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """A run that draws other keys each time it is submitted: all that were ever committed are applied once,
+    and counted."""
+    rows = frame(spark_session).selectExpr("uuid() AS id", "amount")
+    into = writer(postgres, run="r")
+    assert into.write(rows).new == 100
+    report = into.write(rows.sample(1.0))
+    assert report.new == report.rows == len(written(engine)) == len(taken(engine))
+
+
+def test_another_number_of_partitions(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """The same run in other partitions loses nothing, takes nothing twice and counts the same."""
+    for partitions in (4, 3, 7):
+        report = writer(postgres, run="r").write(frame(spark_session, partitions=partitions))
+        assert counts(report) == {"new": 100}
+    assert len(written(engine)) == 100
+    merged = writer(postgres, num_partitions=2).write(frame(spark_session))
+    assert merged.partitions == 2
+
+
+def test_all_or_nothing(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """With atomicity="job" one bad row in the last partition leaves nothing; without, what has committed
+    stays, and the same run goes on with the rest."""
+    bad = frame(spark_session).selectExpr("if(amount = 99, '', id) AS id", "amount")
+    with pytest.raises(Exception, match="InvalidRow"):
+        writer(postgres, atomicity="job").write(bad)
+    assert (written(engine), taken(engine)) == ([], [])
+    report = writer(postgres, atomicity="job").write(frame(spark_session))
+    assert (counts(report), report.partitions) == ({"new": 100}, 1)
+
+
+def test_a_function_of_the_program(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """A function that is defined where it is used goes to the tasks with what it needs; so do statements."""
+    accounts.make(engine, ["cash", "bank"])
+    added = 3
+
+    def add(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        for each in rows:
+            accounts.add(connection, amount=added * each.num_rows)
+
+    sums = Statements(
+        "UPDATE account SET total = total + (SELECT sum(amount) FROM new_rows) WHERE name = 'bank'"
+    )
+    for _ in range(2):
+        writer(postgres, table=None, results=add).write(frame(spark_session))
+        writer(postgres, table=None, results=sums, consumer="sums").write(frame(spark_session))
+    assert accounts.totals(engine) == {"cash": 300, "bank": sum(range(100))}
+
+
+def test_a_batch_of_a_stream_that_comes_again(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """`foreach_batch` with a name for its run: the same batch is recognised, and other rows under an old
+    number are applied all the same."""
+    into = writer(postgres, run="stream")
+    for rows, number in ((50, 0), (50, 0), (100, 0), (120, 1), (130, 0)):
+        into.foreach_batch(frame(spark_session, rows), number)
+    assert len(written(engine)) == len(taken(engine)) == 130
+    with pytest.raises(InvalidOption, match="trust"):
+        writer(postgres, ledger="trust").foreach_batch(frame(spark_session), 0)
+
+
+@pytest.mark.parametrize("large", ["false", "true"])
+def test_awkward_names_of_columns(
+    postgres: Database, engine: Engine, spark_session: "SparkSession", large: str
+) -> None:
+    """Names with blanks, quotes and percent signs are names like others, also when a run is recognised by
+    its keys alone; however wide Spark makes Arrow's texts. The data source takes dots and backticks, too."""
+    names = ["order id", "it's", 'per "cent" %s', "Größe", "a.b `c`"]
+    with engine.begin() as connection:
+        columns = ", ".join('"' + name.replace('"', '""') + '" text' for name in names)
+        connection.exec_driver_sql(f"CREATE TABLE awkward ({columns})".replace("%", "%%"))
+    rows = (
+        spark_session.range(50, numPartitions=2)
+        .selectExpr("string(id)", "'b'", "'c'", "'d'")
+        .toDF(*names[:4])
+    )
+    setting = "spark.sql.execution.arrow.useLargeVarTypes"
+    spark_session.conf.set(setting, large)
+    try:
+        into = writer(postgres, table="awkward", key=names[:2], run="r")
+        for replayed in (0, 2):
+            report = into.write(rows)
+            assert (counts(report), report.replayed) == ({"new": 50}, replayed)
+        assert into.unseen(rows).count() == 0
+        dotted = rows.toDF(*names[1:])
+        save(dotted, **usual(postgres), dbtable="awkward", key="a.b `c`,it's", consumer="saved")
+    finally:
+        spark_session.conf.unset(setting)
+    assert taken(engine)[0] == '["0","b"]'
+    assert taken(engine, "saved")[0] == '["d","0"]'
+
+
+def test_unseen_rows(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """Rows that are in the inbox are left out, the others come through with all their columns; it writes
+    nothing."""
+    writer(postgres).write(frame(spark_session, 30))
+    found = writer(postgres).unseen(frame(spark_session).selectExpr("*", "array(amount) AS more"))
+    rows = found.collect()
+    assert {row.amount for row in rows} == set(range(30, 100))
+    assert all(row.more == [row.amount] for row in rows)
+    assert len(taken(engine)) == 30
+    with pytest.raises(ColumnMismatch, match="key='event'"):
+        writer(postgres, key="event").unseen(frame(spark_session))
+
+
+def test_defaults_of_the_session(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """`spark.inbox.*` stands in for what a writer is not given, in any case of its letters, and nothing else
+    does; an option that is not known or cannot be used is refused."""
+    defaults = {
+        "dbtable": "result",
+        "KEY": "id",
+        "consumer": "session",
+        "txnAppId": "r",
+        "numPartitions": "2",
+    }
+    with conf(spark_session, {**usual(postgres), **defaults}):
+        report = InboxWriter().write(frame(spark_session))
+        assert (report.run, report.new, report.partitions) == ("r", 100, 2)
+        assert InboxWriter(consumer="other", num_partitions=3).write(frame(spark_session)).partitions == 3
+    assert len(taken(engine, "session")) == len(taken(engine, "other")) == 100
+    for name, value in (("batchsize", "many"), ("batchsize", "0"), ("overwrite", "true"), ("ledger", "on")):
+        with conf(spark_session, {name: value}), pytest.raises(InvalidOption, match=name.replace("s", "_?s")):
+            writer(postgres).write(frame(spark_session))
+    with pytest.raises(InvalidOption, match="consumer: missing"):
+        InboxWriter(**usual(postgres), table="result", key="id").write(frame(spark_session))
+
+
+class conf:  # noqa: N801 - reads as a function in the `with` that it is made for
+    """Entries of the session's configuration, gone afterwards."""
+
+    def __init__(self, session: "SparkSession", options: dict[str, str]) -> None:
+        self._session = session
+        self._options = options
+
+    def __enter__(self) -> None:
+        for name, value in self._options.items():
+            self._session.conf.set(f"spark.inbox.{name}", value)
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._options:
+            self._session.conf.unset(f"spark.inbox.{name}")
+
+
+def save(rows: "DataFrame", **options: str) -> None:
+    """Through the data source."""
+    rows.sparkSession.dataSource.register(InboxDataSource)
+    rows.write.format("inbox").mode("append").options(**options).save()
+
+
+def test_the_data_source_writes_once(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """Each key is applied once over several saves; the ids of Delta's options name the run and the batch, so
+    that the same save again is found in the ledger."""
+    options = {**usual(postgres), "DBTABLE": "result", "key": "id", "Consumer": "billing"}
+    for number in ("1", "1", "2"):
+        save(frame(spark_session, keys=60), txnAppId="load", txnVersion=number, **options)
+    save(frame(spark_session), **options)
+    assert len(written(engine)) == len(taken(engine)) == 100
+    ledger = tables().ledger
+    with engine.connect() as connection:
+        found = connection.execute(
+            select(ledger.c.batch, ledger.c.rows_read, ledger.c.rows_new).where(
+                ledger.c.run == "load", ledger.c.part == -1
+            )
+        )
+        batches = {row.batch: (row.rows_read, row.rows_new) for row in found}
+    assert batches == {1: (100, 60), 2: (100, 0)}
+
+
+def test_the_data_source_takes_defaults_of_the_session(
+    postgres: Database, engine: Engine, spark_session: "SparkSession"
+) -> None:
+    """Half of the options from the session; results and its companions may be divided, too."""
+    rows = frame(spark_session)
+    with conf(spark_session, {**usual(postgres), "consumer": "session", "maxConnections": "1"}):
+        save(rows, dbtable="result", key="id")
+    assert len(taken(engine, "session")) == 100
+    with conf(spark_session, {"atomicity": "job"}), pytest.raises(Exception, match="atomicity='job'"):
+        save(rows, **usual(postgres), dbtable="result", key="id", consumer="job")
+    with pytest.raises(Exception, match="consumer: missing"):
+        save(rows, **usual(postgres), dbtable="result", key="id")
+    assert len(written(engine)) == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"truncate": "true"}, "InvalidOption: truncate='true'"),
+        ({"dbtable": "nowhere"}, "ColumnMismatch: table='nowhere'"),
+        ({"key": "event"}, "ColumnMismatch: key='event'"),
+        ({"isolationLevel": "NONE"}, "InvalidOption: isolation_level='NONE'"),
+    ],
+)
+def test_the_data_source_refuses_before_a_task_starts(
+    postgres: Database,
+    engine: Engine,
+    spark_session: "SparkSession",
+    tmp_path: Path,
+    options: dict[str, str],
+    said: str,
+) -> None:
+    """What cannot be kept is told on the driver; no partition is computed."""
+
+    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (tmp_path / "computed").touch()
+        yield from batches
+
+    rows = frame(spark_session).mapInArrow(note, "id STRING, amount BIGINT")
+    with pytest.raises(Exception, match=said):
+        save(rows, **{**usual(postgres), "dbtable": "result", "key": "id", "consumer": "billing", **options})
+    assert not (tmp_path / "computed").exists()
+    assert taken(engine) == []
+
+
+def test_mode_overwrite_is_refused(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
+    """Nothing is deleted, nothing written."""
+    rows = frame(spark_session)
+    save(rows, **usual(postgres), dbtable="result", key="id", consumer="billing")
+    again = rows.write.format("inbox").mode("overwrite").options(**usual(postgres))
+    with pytest.raises(Exception, match="overwrite"):
+        again.option("dbtable", "result").option("key", "id").option("consumer", "other").save()
+    assert len(written(engine)) == 100

@@ -1,0 +1,153 @@
+"""Jobs that meet each other or come again: as the same run, as another plan, at the same time."""
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.spark_cluster import kill
+from tests.support.spark_jobs.application import Application, JobFailed
+from tests.support.spark_jobs.faults import Faults
+from tests.support.spark_jobs.payments import Target, check_report, number
+
+pytest_plugins = ["tests.support.spark_fixtures"]
+pytestmark = pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+
+ROWS, PARTITIONS = 2_000, 4
+PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}
+
+
+@pytest.mark.parametrize("ledger", ["verify", "trust"])
+def test_a_run_goes_on_where_it_failed(
+    application: Application, other_application: Application, target: Target, faults: Faults, ledger: str
+) -> None:
+    """One partition fails each time, and so does the job, with whole partitions left behind. Submitted again
+    as the same run by another application, the job does what is missing, and reports the whole batch."""
+    job: dict[str, Any] = {"url": target.url, "payments": PAYMENTS, "run": "nightly", "ledger": ledger}
+    faults.raise_at("before commit", partition=3, times=100)
+    with pytest.raises(JobFailed, match="Injected"):
+        application.run("write", faults, **job)
+    done = {number(key) for key in target.taken()}
+    target.check(done)
+    assert done <= set(range(ROWS * 3 // 4))
+
+    report = other_application.run("write", **job)
+    target.check(range(ROWS))
+    check_report(report, new=ROWS)
+    assert report["replayed"] * ROWS == len(done) * PARTITIONS
+
+    again = application.run("write", **job)
+    target.check(range(ROWS))
+    check_report(again, new=ROWS)
+    assert again["replayed"] == again["partitions"] == PARTITIONS
+
+
+def test_another_run_finds_duplicates(
+    application: Application, other_application: Application, target: Target
+) -> None:
+    """Rows of a finished job, written by another application as a run of its own, are duplicates; those that
+    are new among them are applied."""
+    first = application.run("write", url=target.url, payments=PAYMENTS)
+    second = other_application.run("write", url=target.url, payments={**PAYMENTS, "first": 500})
+    target.check(range(ROWS + 500))
+    check_report(first, new=ROWS)
+    check_report(second, new=500, duplicate=ROWS - 500)
+    assert first["run"] != second["run"]
+    assert second["replayed"] == 0
+
+
+@pytest.mark.parametrize("ledger", ["verify", "trust"])
+def test_another_number_of_partitions_is_another_plan(
+    application: Application, target: Target, faults: Faults, ledger: str
+) -> None:
+    """A run that failed half-way is submitted again with other partitions: no row is taken for done because
+    the ledger has a partition of the same number."""
+    job: dict[str, Any] = {"url": target.url, "run": "nightly", "ledger": ledger}
+    faults.raise_at("before commit", partition=2, times=100)
+    with pytest.raises(JobFailed, match="Injected"):
+        application.run("write", faults, payments=PAYMENTS, **job)
+    for partitions in (3, 5):
+        report = application.run("write", payments={**PAYMENTS, "partitions": partitions}, **job)
+        target.check(range(ROWS))
+        assert report["new"] == ROWS
+        assert report["rows"] == sum(report[each] for each in ("new", "duplicate", "repeated", "dropped"))
+
+
+def test_other_rows_of_the_same_run_are_not_taken_for_done(application: Application, target: Target) -> None:
+    """A run is submitted again with as many rows in as many partitions, but other ones: all are applied."""
+    for first in (0, ROWS // 2, ROWS * 2):
+        payments = {**PAYMENTS, "first": first}
+        application.run("write", url=target.url, payments=payments, run="nightly")
+    target.check([*range(ROWS + ROWS // 2), *range(ROWS * 2, ROWS * 3)])
+
+
+@pytest.mark.parametrize("ledger", ["verify", "off"])
+def test_keys_that_partitions_share_are_taken_once(
+    application: Application, target: Target, faults: Faults, ledger: str
+) -> None:
+    """All partitions have the same keys: one takes them, and the others wait for longer than a lock is waited
+    for. When it is killed while they wait, another one takes them."""
+    fault = faults.hold_at("before commit")
+    keys = ROWS // PARTITIONS
+    job = application.submit(
+        "write", faults, url=target.url, payments={**PAYMENTS, "keys": keys}, ledger=ledger, lock_timeout=1
+    )
+    [held] = faults.wait_for(fault)
+    time.sleep(2)
+    kill(held.pid)
+    report = job.result()
+    target.check(range(keys))
+    check_report(report, new=keys, repeated=ROWS - keys)
+
+
+def test_a_run_that_is_submitted_twice_at_once_counts_once(
+    application: Application, other_application: Application, target: Target
+) -> None:
+    """Two applications run the same batch of the same run at the same time: each partition is committed by
+    one of them, and both report the batch."""
+    both = (application, other_application)
+    jobs = [
+        each.submit("write", url=target.url, payments={**PAYMENTS, "rows": 20_000}, run="nightly")
+        for each in both
+    ]
+    reports = [job.result() for job in jobs]
+    target.check(range(20_000))
+    for report in reports:
+        check_report(report, new=20_000)
+    assert target.counted() == (20_000, 20_000)
+
+
+def test_jobs_in_opposite_order_do_not_deadlock(
+    application: Application, other_application: Application, target: Target
+) -> None:
+    """Two applications write the same keys at the same time, in opposite order: no deadlock reaches either of
+    them (on PostgreSQL there is none at all), and each key is new to one of them."""
+    rows, keys, partitions = 60_000, 30_000, 2
+    jobs, starts = [], []
+    for each, is_descending in ((application, False), (other_application, True)):
+        faults = each.faults()
+        starts.append((faults, faults.hold_at("before ledger", times=partitions)))
+        payments = {"rows": rows, "keys": keys, "partitions": partitions, "is_descending": is_descending}
+        jobs.append(each.submit("write", faults, url=target.url, payments=payments))
+    for faults, fault in starts:
+        faults.wait_for(fault, count=partitions)
+    for faults, fault in starts:
+        faults.release(fault)
+    reports = [job.result() for job in jobs]
+    target.check(range(keys))
+    assert sum(report["new"] for report in reports) == keys
+    for report in reports:
+        assert report["rows"] == report["new"] + report["duplicate"] + report["repeated"] == rows
+    assert target.deadlocks() == 0
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_empty_partitions_count_for_nothing(application: Application, target: Target, rows: int) -> None:
+    """A frame without rows, or with fewer rows than partitions, is written like any other."""
+    payments = {"rows": rows, "partitions": 8}
+    for _ in range(2):
+        report = application.run("write", url=target.url, payments=payments, run="small")
+        target.check(range(rows))
+        check_report(report, new=rows)
+    application.run("write_batch", url=target.url, payments=payments, batch_id=5)
+    target.check(range(rows))

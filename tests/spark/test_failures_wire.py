@@ -1,0 +1,89 @@
+"""Connections that break at any point of a partition's transaction, and servers that go away for a while."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import make_url
+
+from examples.embedded_postgres import EmbeddedPostgres
+from inbox.schema import tables
+from tests.servers import Server
+from tests.spark.test_failures_connections import UNENCRYPTED
+from tests.support.database import Database
+from tests.support.proxy import TcpProxy
+from tests.support.spark_jobs.application import Application
+from tests.support.spark_jobs.faults import Faults
+from tests.support.spark_jobs.payments import Target, check_report
+from tests.support.spark_writes import attempt, batch, make_result, prepared, taken, written
+
+pytest_plugins = ["tests.support.spark_fixtures"]
+
+ROWS, SHARED = 10, 4
+
+
+class Countdown:
+    """Matches what a client sends for the n-th time."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self, chunk: bytes) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+@pytest.mark.parametrize("ledger", ["verify", "off"])
+@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])
+def test_a_connection_may_break_anywhere(migrated: Database, ledger: str, *, arrived: bool) -> None:
+    """Whatever a task sends, from its greeting to its COMMIT, and whether or not that arrives: when the
+    connection breaks there, the task's next try ends with the same rows, keys and counts."""
+    engine = make_result(migrated)
+    address = make_url(migrated.url)
+    # The first keys of each attempt are the last ones of the one before.
+    attempt(prepared(migrated), 0, batch(*((f"k{number:04d}", number) for number in range(SHARED))))
+    first, point, countdown = 0, 0, Countdown(0)
+    with TcpProxy(str(address.host), address.port or 0) as proxy:
+        url = address.set(host="127.0.0.1", port=proxy.port).update_query_dict(UNENCRYPTED[migrated.name])
+        while countdown.left <= 0:
+            point += 1
+            countdown = Countdown(point)
+            task = prepared(migrated, url=url, ledger=ledger)
+            rows = [(f"k{number:04d}", number) for number in range(first, first + SHARED + ROWS)]
+            proxy.cut_on(countdown, forward=arrived)
+            done = attempt(task, 0, batch(*rows))
+            assert done is not None
+            assert (done.counts.new, done.counts.duplicate) == (ROWS, SHARED), f"chunk {point}"
+            first += ROWS
+    expected = [(f"k{number:04d}", number) for number in range(first + SHARED)]
+    assert written(engine) == expected
+    assert taken(engine) == [key for key, _ in expected]
+    assert point > 10, "there was nothing to cut"
+    entries = tables().ledger.select()
+    with engine.connect() as connection:
+        assert len(connection.execute(entries).all()) == (1 if ledger == "off" else point + 1)
+
+
+@pytest.fixture
+def private_target(server: Server, private_postgres: EmbeddedPostgres) -> Iterator[Target]:
+    """A table of payments on a server that the test may crash."""
+    target = Target(Database(server, private_postgres.url))
+    yield target
+    target.engine.dispose()
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+def test_a_restarted_server_is_not_seen_by_spark(
+    application: Application, private_target: Target, private_postgres: EmbeddedPostgres, faults: Faults
+) -> None:
+    """The server crashes while tasks are about to commit, and comes back: they try again by themselves."""
+    payments = {"rows": 2_000, "partitions": 2}
+    fault = faults.hold_at("before commit", times=2)
+    job = application.submit("write", faults, url=private_target.url, payments=payments)
+    faults.wait_for(fault, count=2)
+    private_postgres.restart()
+    faults.release(fault)
+    report = job.result()
+    private_target.engine.dispose()
+    private_target.check(range(2_000))
+    check_report(report, new=2_000)

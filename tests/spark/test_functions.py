@@ -1,0 +1,224 @@
+"""Functions as results: what they may do in a partition's transaction, and what is found out when they do
+what they must not."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy.exc import DBAPIError
+
+from inbox.errors import TransactionAborted, TransactionEnded
+from inbox.schema import tables
+from spark._executor.task import Task
+from tests.support.database import Database
+from tests.support.spark_writes import (
+    CONSUMER,
+    RESULT,
+    attempt,
+    batch,
+    counts,
+    make_result,
+    prepared,
+    taken,
+    write,
+    written,
+)
+from tests.support.together import Task as Thread
+
+TEN = [(f"k{number}", number) for number in range(10)]
+MANY = [batch(*((f"{at:02d}-{number}", number) for number in range(3_000))) for at in range(20)]
+every_ledger = pytest.mark.parametrize("ledger", ["verify", "trust", "off"])
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the table for results."""
+    return make_result(migrated)
+
+
+def rows_in(engine: Engine, table: Any) -> int:
+    """How many rows a table has."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def with_results(task: Task, results: Any) -> Task:
+    """The same task with another function, which need not be sent anywhere."""
+    return replace(task, settings=replace(task.settings, results=results))
+
+
+@every_ledger
+def test_a_swallowed_error(migrated: Database, engine: Engine, ledger: str) -> None:
+    """A function that goes on after an error of the database: on PostgreSQL that error has aborted the
+    transaction, which is TransactionAborted; elsewhere it has undone one statement, and the rest commits."""
+
+    def careless(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+        with suppress(Exception):
+            connection.exec_driver_sql("SELECT no_such_column FROM result")
+
+    options = {"run": "r", "ledger": ledger, "results": careless}
+    if migrated.name == "postgresql":
+        with pytest.raises(TransactionAborted):
+            write(migrated, [batch(*TEN)], **options)
+        assert (written(engine), taken(engine), rows_in(engine, tables().ledger)) == ([], [], 0)
+    else:
+        assert counts(write(migrated, [batch(*TEN)], **options)) == {"new": 10}
+        assert written(engine) == TEN
+
+
+ENDINGS = {
+    "commit": Connection.commit,
+    "rollback": Connection.rollback,
+    "close": Connection.close,
+    "COMMIT": lambda connection: connection.exec_driver_sql("COMMIT"),
+    "ROLLBACK": lambda connection: connection.exec_driver_sql("ROLLBACK"),
+    "driver's commit": lambda connection: connection.connection.driver_connection.commit(),
+    "commit and begin": lambda connection: (connection.commit(), connection.exec_driver_sql("SELECT 1")),
+}
+
+
+@pytest.mark.parametrize("ledger", ["verify", "off"])
+@pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
+def test_a_function_that_ends_the_transaction(
+    migrated: Database, engine: Engine, end: Any, ledger: str
+) -> None:
+    """TransactionEnded, whatever ended it. The next attempt does not take what was committed for a partition
+    that is whole: it raises, too; or, if nothing was committed or no ledger is kept, it begins anew."""
+
+    def ending(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        end(connection)
+
+    for _ in range(2):
+        task = prepared(migrated, 1, run="r", ledger=ledger)
+        with pytest.raises(TransactionEnded):
+            attempt(with_results(task, ending), 0, batch(*TEN))
+        if taken(engine):
+            break
+    kept = bool(taken(engine))
+    assert written(engine) == (TEN if kept else [])
+    if kept and ledger == "verify":
+        for options in ({}, {"ledger": "trust"}):
+            with pytest.raises(TransactionEnded):
+                write(migrated, [batch(*TEN)], run="r", **options)
+    else:
+        assert counts(write(migrated, [batch(*TEN)], run="r", ledger=ledger)) == {"new": 10}
+    assert written(engine) == TEN
+
+
+@every_ledger
+def test_a_function_that_reads_only_some_rows(migrated: Database, engine: Engine, ledger: str) -> None:
+    """What it does not read is taken and counted all the same, over all batches of a large partition."""
+    read = []
+
+    def one(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        read.append(next(rows).num_rows)
+
+    many = [batch(*((f"{at}-{number}", number) for number in range(3_000))) for at in range(20)]
+    options = {"ledger": ledger, "table": None, "results": one, "batch_size": 7, "memory": 2**20}
+    assert counts(write(migrated, many, **options)) == {"new": 60_000}
+    assert read == [7]
+    with engine.connect() as connection:
+        message = tables().message
+        assert connection.execute(select(func.count()).select_from(message)).scalar_one() == 60_000
+    assert counts(write(migrated, many, **options)) == {"duplicate": 60_000}
+    assert read == [7]
+
+
+def test_a_large_partition_in_which_an_error_is_swallowed(postgres: Database) -> None:
+    """TransactionAborted, also where keys were still to be taken after the error; nothing is written."""
+    engine = make_result(postgres)
+
+    def careless(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        with suppress(DBAPIError):
+            connection.exec_driver_sql("SELECT no_such_column FROM result")
+
+    with pytest.raises(TransactionAborted):
+        write(postgres, MANY, results=careless, memory=2**20)
+    assert (rows_in(engine, RESULT), rows_in(engine, tables().message)) == (0, 0)
+
+
+def test_a_large_partition_in_which_a_function_commits(migrated: Database, engine: Engine) -> None:
+    """TransactionEnded, and what came after its COMMIT is not kept."""
+
+    def hasty(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        connection.exec_driver_sql("COMMIT")
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+
+    with pytest.raises(TransactionEnded):
+        write(migrated, MANY, results=hasty, memory=2**20, batch_size=100)
+    assert rows_in(engine, RESULT) == 100
+    assert rows_in(engine, tables().message) < 60_000
+
+
+def test_a_function_that_makes_a_table(migrated: Database, engine: Engine) -> None:
+    """On MySQL and MariaDB that commits without a word: TransactionEnded. Elsewhere the table belongs to the
+    transaction, as all else does."""
+
+    def make(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        connection.exec_driver_sql("CREATE TABLE made (number INTEGER)")
+
+    if migrated.name in ("mysql", "mariadb"):
+        with pytest.raises(TransactionEnded):
+            write(migrated, [batch(*TEN)], results=make)
+    else:
+        assert counts(write(migrated, [batch(*TEN)], results=make)) == {"new": 10}
+        with pytest.raises(DBAPIError):
+            write(migrated, [batch(("other", 1))], results=make)
+    assert written(engine) == TEN
+
+
+def test_a_savepoint_of_a_function(migrated: Database, engine: Engine) -> None:
+    """A function that expects an error takes a savepoint, and the rest commits on every database."""
+
+    def careful(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+        with suppress(DBAPIError), connection.begin_nested():
+            connection.exec_driver_sql("INSERT INTO result (id, amount) VALUES ('undone', 1)")
+            connection.exec_driver_sql("SELECT no_such_column FROM result")
+
+    assert counts(write(migrated, [batch(("a", 1), ("b", 2))], results=careful)) == {"new": 2}
+    assert written(engine) == [("a", 1), ("b", 2)]
+
+
+def test_a_transient_error_of_a_function_is_tried_again(migrated: Database, engine: Engine) -> None:
+    """The whole transaction runs again in a new one, and all of it is there once; any other error of the
+    database comes through at once."""
+    calls = []
+
+    def locked(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        calls.append(connection)
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+
+    task = with_results(prepared(migrated, 1, lock_timeout=1), locked)
+    with engine.connect() as blocker:
+        blocker.execute(insert(tables().message), {"consumer": CONSUMER, "key": "b", "claim": bytes(16)})
+        writing = Thread(lambda: attempt(task, 0, batch(("a", 1), ("b", 2))))
+        time.sleep(2)
+        blocker.rollback()
+    done = writing.result()
+    assert done is not None
+    assert done.counts.new == 2
+    assert len(calls) == 1
+    assert written(engine) == [("a", 1), ("b", 2)]
+
+    def broken(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        calls.append(connection)
+        connection.exec_driver_sql("SELECT no_such_column FROM result")
+
+    with pytest.raises(DBAPIError):
+        attempt(with_results(task, broken), 0, batch(("c", 1)))
+    assert len(calls) == 2

@@ -1,0 +1,309 @@
+"""What the ledger is for: partitions that come again are recognised, others are not mistaken for them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, Engine, delete, func, insert, select
+
+import inbox
+from inbox.errors import PolicyConflict
+from inbox.schema import tables
+from spark._driver.job import Job
+from spark._executor.report import Counts
+from spark._executor.task import Task, run_task
+from spark.errors import InvalidRow
+from tests.support.database import Database
+from tests.support.spark_writes import (
+    CONSUMER,
+    RESULT,
+    attempt,
+    batch,
+    counts,
+    make_result,
+    prepared,
+    taken,
+    write,
+    written,
+)
+from tests.support.together import Task as Thread
+from tests.support.together import wait_until_blocked
+
+LEDGERS = ["verify", "trust", "off"]
+TEN = [(f"k{number}", number) for number in range(10)]
+every_ledger = pytest.mark.parametrize("ledger", LEDGERS)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the table for results."""
+    return make_result(migrated)
+
+
+def entries(engine: Engine) -> int:
+    """How many rows the ledger has."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(tables().ledger)).scalar_one()
+
+
+@every_ledger
+def test_the_report_is_what_was_committed(migrated: Database, engine: Engine, ledger: str) -> None:
+    """Every row is counted once: new, taken before, repeated in the job, or without a key."""
+    write(migrated, [batch(("old", 1))])
+    report = write(
+        migrated,
+        [batch(("a", 1), ("old", 2), ("a", 3)), batch((None, 0), ("b", 4))],
+        [],
+        [batch(("a", 5), ("c", 6))],
+        [batch((None, 0))],
+        [batch()],
+        ledger=ledger,
+        null_keys="drop",
+        run="r",
+    )
+    assert counts(report) == {"new": 3, "duplicate": 1, "repeated": 2, "dropped": 2}
+    assert (report.run, report.batch, report.partitions, report.replayed) == ("r", 0, 3, 0)
+    assert written(engine) == [("a", 1), ("b", 4), ("c", 6), ("old", 1)]
+    assert taken(engine) == ["a", "b", "c", "old"]
+
+
+@every_ledger
+def test_the_same_run_again(migrated: Database, engine: Engine, ledger: str) -> None:
+    """The same run and batch, submitted again, changes nothing and reports the same counts; with a ledger it
+    says that all its partitions were found there, and sends nothing."""
+    parts = [[batch(*TEN[:4], ("k0", 7))], [batch(*TEN[4:])]]
+    first = write(migrated, *parts, run="r", ledger=ledger)
+    again = write(migrated, *parts, run="r", ledger=ledger)
+    assert counts(first) == counts(again) == {"new": 10, "repeated": 1}
+    assert (again.partitions, first.replayed) == (2, 0)
+    assert (again.replayed, again.transport) == ((0, first.transport) if ledger == "off" else (2, "none"))
+    assert written(engine) == TEN
+
+
+def test_another_batch_or_run_is_another_piece_of_work(migrated: Database, engine: Engine) -> None:
+    """The number of the batch and the name of the run tell what may be recognised; a run without a name is
+    never taken for another. Keys stay taken all the same."""
+    for options in ({"batch": 1}, {"batch": 2}, {"run": "r"}, {"run": "r", "batch": 1}, {}, {}):
+        report = write(migrated, [batch(*TEN)], **options)
+        assert (report.replayed, report.new) == (0, 0 if options != {"batch": 1} else 10)
+        assert report.rows == report.new + report.duplicate == 10
+    assert written(engine) == TEN
+
+
+@every_ledger
+def test_keys_of_another_batch_were_taken_before(migrated: Database, engine: Engine, ledger: str) -> None:
+    """What an earlier batch of the same run has taken is no repetition inside of this one."""
+    write(migrated, [batch(*TEN[:6])], run="r", ledger=ledger)
+    report = write(migrated, [batch(*TEN)], run="r", batch=1, ledger=ledger)
+    assert counts(report) == {"new": 4, "duplicate": 6}
+    assert written(engine) == TEN
+
+
+def test_another_consumer_is_another_ledger(migrated: Database, engine: Engine) -> None:
+    """Two consumers may give their runs the same names."""
+    for consumer in ("billing", "Billing", "shipping"):
+        report = write(migrated, [batch(*TEN)], run="r", ledger="trust", consumer=consumer)
+        assert (counts(report), report.replayed) == ({"new": 10}, 0)
+    assert len(written(engine)) == 30
+
+
+def test_trust_does_not_even_read(migrated: Database, engine: Engine) -> None:
+    """With ledger="trust" a partition that has committed is not asked for its rows; with "verify" it is read,
+    and a partition that has not committed is read and written in any case."""
+    parts: list[list[pa.RecordBatch]] = [[batch(*TEN[:5])], [batch(*TEN[5:])]]
+    task = prepared(migrated, 2, run="r", ledger="trust")
+    attempt(task, 0, *parts[0])
+
+    def unread() -> Iterator[pa.RecordBatch]:
+        pytest.fail("was read")
+        yield
+
+    again = prepared(migrated, 2, run="r", ledger="trust")
+    found = run_task(again, 0, unread())
+    assert found is not None
+    assert (found.replayed, found.counts.new) == (True, 5)
+    other = attempt(again, 1, *parts[1])
+    assert other is not None
+    assert (other.replayed, other.counts.new) == (False, 5)
+    with pytest.raises(BaseException, match="was read"):
+        run_task(prepared(migrated, 2, run="r"), 0, unread())
+    with pytest.raises(BaseException, match="was read"):
+        run_task(prepared(migrated, 3, run="r", ledger="trust"), 0, unread())
+    assert written(engine) == TEN
+
+
+@every_ledger
+def test_another_partitioning_of_the_same_run(migrated: Database, engine: Engine, ledger: str) -> None:
+    """A run that was left half-way and goes on with other partitions loses nothing, takes nothing twice, and
+    reports what the whole run has taken."""
+    write(migrated, [batch(("k3", 0))])
+    attempt(prepared(migrated, 2, run="r", ledger=ledger), 0, batch(*TEN[:6]))
+    thirds = [[batch(*TEN[at : at + 4])] for at in (0, 4, 8)]
+    for _ in range(2):
+        report = write(migrated, *thirds, run="r", ledger=ledger)
+        if ledger != "off":
+            assert counts(report) == {"new": 9, "duplicate": 1}
+    assert written(engine) == [("k3", 0) if row[0] == "k3" else row for row in TEN]
+
+
+@every_ledger
+def test_a_run_that_was_left_half_way(migrated: Database, engine: Engine, ledger: str) -> None:
+    """Submitted again, its partitions that have committed are recognised, and the others are written."""
+    parts = 2 if ledger == "trust" else 0
+    attempt(prepared(migrated, parts, run="r", ledger=ledger), 1, batch(*TEN[6:]))
+    report = write(migrated, [batch(*TEN[:6])], [batch(*TEN[6:])], run="r", ledger=ledger)
+    assert counts(report) == {"new": 10}
+    assert (report.partitions, report.replayed) == (2, 0 if ledger == "off" else 1)
+    assert report.transport != "none"
+    assert written(engine) == TEN
+
+
+@every_ledger
+@pytest.mark.parametrize("seen", [0, 3, 5])
+def test_another_attempt_sees_other_rows(migrated: Database, engine: Engine, ledger: str, seen: int) -> None:
+    """A plan that is not deterministic: an attempt has committed, which nobody heard of, and the next one of
+    the same partition has other rows, or some of the same. All rows of both are there once."""
+    task = prepared(migrated, 1, run="r", ledger=ledger)
+    attempt(task, 0, batch(*TEN[:5]))
+    other = attempt(task, 0, batch(*TEN[5 - seen : 10]))
+    assert other is not None
+    assert other.counts.rows == 5 + seen
+    assert written(engine) == TEN
+    assert taken(engine) == [key for key, _ in TEN]
+
+
+def test_numbers_of_batches_that_begin_again(migrated: Database, engine: Engine) -> None:
+    """A stream whose checkpoint was deleted counts its batches from 0 again: other rows under an old number
+    are applied, and the same rows under a new number are not."""
+    stream = [TEN[:4], TEN[4:8]]
+    for number, rows in enumerate(stream):
+        write(migrated, [batch(*rows)], run="query", batch=number)
+    restarted = [stream[1], TEN[8:], stream[0]]
+    replayed = [write(migrated, [batch(*rows)], run="query", batch=at) for at, rows in enumerate(restarted)]
+    assert written(engine) == TEN
+    assert [report.replayed for report in replayed] == [0, 0, 0]
+
+
+@every_ledger
+def test_an_attempt_waits_for_its_copy(migrated: Database, engine: Engine, ledger: str) -> None:
+    """Of two copies of a task the second waits for the first to commit, and then says the same; nothing is
+    applied twice."""
+    first, second = _two_copies(migrated, engine, ledger, fails=False)
+    assert first.counts == second.counts == replace(first.counts, rows=10, new=10)
+    with engine.connect() as connection:
+        assert connection.execute(select(func.count()).select_from(RESULT)).scalar_one() == 10
+
+
+@every_ledger
+def test_an_attempt_takes_over_from_its_copy(migrated: Database, engine: Engine, ledger: str) -> None:
+    """If the first rolls back, the second does the work."""
+    first, second = _two_copies(migrated, engine, ledger, fails=True)
+    assert first is None
+    assert second.counts == replace(second.counts, rows=10, new=10)
+    assert written(engine) == TEN
+
+
+def _two_copies(database: Database, engine: Engine, ledger: str, *, fails: bool) -> tuple[Any, Any]:
+    inside, go_on = Event(), Event()
+
+    def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        for each in rows:
+            connection.execute(insert(RESULT), each.to_pylist())
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(30)
+            if fails:
+                raise ZeroDivisionError
+
+    task = replace_results(prepared(database, 1, run="r", ledger=ledger), slow)
+    first = Thread(lambda: attempt(task, 0, batch(*TEN)))
+    assert inside.wait(30)
+    second = Thread(lambda: attempt(task, 0, batch(*TEN)))
+    wait_until_blocked(engine)
+    go_on.set()
+    if not fails:
+        return first.result(), second.result()
+    with pytest.raises(ZeroDivisionError):
+        first.result()
+    return None, second.result()
+
+
+def replace_results(task: Task, results: Any) -> Task:
+    """The same task with another function, which need not be sent anywhere."""
+    return replace(task, settings=replace(task.settings, results=results))
+
+
+@every_ledger
+def test_a_partition_that_fails_leaves_nothing(migrated: Database, engine: Engine, ledger: str) -> None:
+    """Neither keys nor results nor an entry stay of an attempt that failed, in its rows or in its results."""
+
+    def refuse(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.execute(insert(RESULT), next(rows).to_pylist())
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write(migrated, [batch(*TEN)], run="r", ledger=ledger, results=refuse)
+    with pytest.raises(InvalidRow):
+        write(migrated, [batch(*TEN), batch(("", 1))], run="r", ledger=ledger)
+    with pytest.raises(InvalidRow, match="null_keys"):
+        write(migrated, [batch(*TEN), batch((None, 1))], run="r", ledger=ledger)
+    assert (written(engine), taken(engine), entries(engine)) == ([], [], 0)
+    assert counts(write(migrated, [batch(*TEN)], run="r", ledger=ledger)) == {"new": 10}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_connection_lost_in_the_report(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The driver asks again, and the job that has committed has its report."""
+    make_result(postgres)
+    settle = Job._settle
+    lost: list[Connection] = []
+
+    def breaking(self: Job, read: Counts, connection: Connection) -> Counts:
+        if moment == "after":
+            total = settle(self, read, connection)
+        if not lost:
+            lost.append(connection)
+            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        return settle(self, read, connection) if moment == "before" else total
+
+    monkeypatch.setattr(Job, "_settle", breaking)
+    for replayed in (0, 1):
+        report = write(postgres, [batch(*TEN)], run="r")
+        assert (counts(report), report.replayed) == ({"new": 10}, replayed)
+    assert len(lost) == 1
+
+
+def test_rows_without_a_key_alone_are_counted_once(migrated: Database, engine: Engine) -> None:
+    """A partition of nothing but such rows is one that has committed, too."""
+    for _ in range(2):
+        report = write(migrated, [batch((None, 1), (None, 2))], run="r", null_keys="drop")
+        assert counts(report) == {"dropped": 2}
+    assert report.replayed == 1
+    assert written(engine) == []
+
+
+def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> None:
+    """Without its entries a run is not recognised, and its keys still are."""
+    write(migrated, [batch(*TEN)], run="r")
+    with engine.begin() as connection:
+        connection.execute(delete(tables().ledger))
+    report = write(migrated, [batch(*TEN)], run="r")
+    assert (report.replayed, report.rows) == (0, 10)
+    assert written(engine) == TEN
+
+
+def test_the_consumer_s_policy(postgres: Database) -> None:
+    """A writer's consumer is of the exactly-once mode: that is stored before the first row, and a consumer of
+    the other mode is refused."""
+    engine = make_result(postgres)
+    write(postgres, [batch(("a", 1))])
+    stored = [(each.policy.consumer, each.policy.mode) for each in inbox.status(engine) if each.policy]
+    assert stored == [(CONSUMER, "exactly-once")]
+    inbox.set_policy(engine, CONSUMER, mode="status")
+    with pytest.raises(PolicyConflict, match="of mode exactly-once, but inbox_consumer says status"):
+        write(postgres, [batch(("b", 1))])

@@ -1,0 +1,185 @@
+"""MySQL and MariaDB: what LOAD DATA LOCAL, session settings and unique keys could do to a write."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from inbox_outbox_base.databases.mysql.loading import MySQLLoading
+from spark import Upsert
+from spark._executor.connect import engine_of, transaction
+from spark.errors import ColumnMismatch, InvalidRow
+from tests.support.database import Database
+from tests.support.spark_writes import batch, counts, make_result, options_of, taken, write, written
+
+TEN = [(f"k{number}", number) for number in range(10)]
+pytestmark = pytest.mark.parametrize("server", ["mariadb", "mysql"], indirect=True, scope="session")
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the table for results."""
+    return make_result(migrated)
+
+
+@pytest.fixture
+def no_local_infile(migrated: Database) -> Iterator[None]:
+    """A server that takes no LOAD DATA LOCAL, as MySQL's is by default."""
+    engine = migrated.engine(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("SET GLOBAL local_infile = OFF"))
+        yield
+        connection.execute(text("SET GLOBAL local_infile = ON"))
+
+
+def test_load_data(migrated: Database, engine: Engine) -> None:
+    """Where the server lets it, rows come by LOAD DATA, and the report says so."""
+    report = write(migrated, [batch(*TEN)])
+    assert (counts(report), report.transport) == ({"new": 10}, "load data")
+    assert written(engine) == TEN
+
+
+@pytest.mark.usefixtures("no_local_infile")
+def test_without_load_data(migrated: Database, engine: Engine) -> None:
+    """Where it does not, they come by INSERT, and the report says so."""
+    report = write(migrated, [batch(*TEN)], batch_size=3)
+    assert (counts(report), report.transport) == ({"new": 10}, "insert")
+    assert written(engine) == TEN
+
+
+def test_a_url_may_forbid_load_data(migrated: Database, engine: Engine) -> None:
+    """``local_infile=0`` in the URL is kept: whoever answers there may not ask for files."""
+    url = migrated.url.update_query_dict({"local_infile": "0"})
+    assert write(migrated, [batch(*TEN)], url=url).transport == "insert"
+    assert written(engine) == TEN
+
+
+def test_a_warning_of_load_data_is_an_error(migrated: Database, engine: Engine) -> None:
+    """LOCAL turns errors into warnings; nothing is written after one."""
+    table = pa.table({"a": ["1", "x"]})
+    settings = options_of(migrated)
+    database = MySQLLoading()
+    with transaction(engine_of(settings), database, settings) as connection:
+        connection.execute(text("CREATE TEMPORARY TABLE staged (a integer)"))
+        with pytest.raises(InvalidRow, match=r"LOAD DATA: .*'x'"):
+            database.load(connection, "staged", None, table, 10)
+
+
+def test_text_that_is_no_text(migrated: Database, engine: Engine) -> None:
+    """Bytes that are not UTF-8 in a column of text are an error, not another text."""
+    note = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xff"], pa.binary()).buffers())
+    with pytest.raises(Exception, match=r"(?i)utf|incorrect string"):
+        write(migrated, [pa.record_batch({"id": ["a"], "note": note})])
+    assert taken(engine) == []
+
+
+MODES = ["''", "'NO_BACKSLASH_ESCAPES,ANSI_QUOTES'", "'TRADITIONAL,PAD_CHAR_TO_FULL_LENGTH'"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("infile", ["0", "1"])
+def test_every_sql_mode(migrated: Database, engine: Engine, mode: str, infile: str) -> None:
+    """Whatever the session's mode is, text arrives as it is, and a wrong value is an error."""
+    notes = ["\\", "a\\'b\"\t\n", "", "\\N", None]
+    rows = pa.record_batch({"id": list("abcde"), "note": notes})
+    url = migrated.url.update_query_dict({"local_infile": infile})
+    options: dict[str, Any] = {"url": url, "session_init_statement": f"SET SESSION sql_mode = {mode}"}
+    write(migrated, [rows], **options)
+    with engine.connect() as connection:
+        assert [*connection.execute(text("SELECT note FROM result ORDER BY id")).scalars()] == notes
+    wrong = pa.record_batch({"id": ["f"], "amount": pa.array([10**30], pa.decimal128(38, 0))})
+    with pytest.raises(Exception, match="amount"):
+        write(migrated, [wrong], **options)
+
+
+def test_limits(migrated: Database, engine: Engine) -> None:
+    """Waits are bounded on the server, also for a client that is no more; clocks show UTC."""
+    for lock_timeout, seconds, idle in ((0, 1, 60), (1.5, 2, 60), (90, 90, 90)):
+        settings = options_of(migrated, lock_timeout=lock_timeout, query_timeout=7)
+        with transaction(engine_of(settings), MySQLLoading(), settings) as connection:
+            asked = text(
+                "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@wait_timeout, @@time_zone, "
+                f"{_statement_limit(connection)}"
+            )
+            assert tuple(connection.execute(asked).one()) == (seconds, seconds, idle, "+00:00", 7)
+            assert connection.get_isolation_level() == "READ COMMITTED"
+
+
+def _statement_limit(connection: Connection) -> str:
+    is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+    return "round(@@max_statement_time)" if is_mariadb else "@@max_execution_time DIV 1000"
+
+
+def test_connections_are_counted_by_database_and_consumer(migrated: Database, engine: Engine) -> None:
+    """`max_connections` is shared by all writers of a consumer, and by nobody else; a connection that closes
+    gives its place back."""
+    settings = options_of(migrated, max_connections=2)
+    other = options_of(migrated, max_connections=1, consumer="shipping")
+    database = MySQLLoading()
+    with engine.connect() as first, engine.connect() as second, engine.connect() as third:
+        assert database.slot(first, settings)
+        assert database.slot(second, settings)
+        assert not database.slot(third, settings)
+        assert database.slot(third, other)
+        second.invalidate()
+        deadline = time.monotonic() + 30
+        while not database.slot(third, settings):  # the server notices soon
+            assert time.monotonic() < deadline
+
+
+UNIQUE = {
+    "no key": ("", "no unique key of just these columns"),
+    "another key": (", UNIQUE KEY other (item, amount)", "no unique key of just these columns"),
+    "a part of a text": (", UNIQUE KEY item (item(3))", "no unique key of just these columns"),
+    "two keys": (", UNIQUE KEY item (item), UNIQUE KEY other (amount)", "'other'"),
+}
+
+
+@pytest.mark.parametrize(("keys", "said"), UNIQUE.values(), ids=UNIQUE)
+def test_an_upsert_needs_one_unique_key(migrated: Database, engine: Engine, keys: str, said: str) -> None:
+    """ON DUPLICATE KEY UPDATE cannot name the key that it means, so there may be no other."""
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE price (item varchar(9), version bigint, amount bigint{keys})"))
+    rows = pa.record_batch({"item": ["a"], "version": [1], "amount": [1]})
+    with pytest.raises(ColumnMismatch, match=said):
+        write(migrated, [rows], table="price", key="item", results=Upsert("item", "version"))
+
+
+def test_an_upsert_beside_a_counter(migrated: Database, engine: Engine) -> None:
+    """A primary key that the table itself counts does not matter."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE TABLE price (id bigint PRIMARY KEY AUTO_INCREMENT, item varchar(9) UNIQUE, "
+                "version bigint, amount bigint)"
+            )
+        )
+    for version, amount in ((2, 20), (1, 10), (3, 30)):
+        rows = pa.record_batch(
+            {"event": [f"e{version}"], "item": ["a"], "version": [version], "amount": [amount]}
+        )
+        write(migrated, [rows], table="price", key="event", results=Upsert("item", "version"))
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT version, amount FROM price")).all() == [(3, 30)]
+
+
+def test_an_upsert_compares_as_the_table_does(migrated: Database, engine: Engine) -> None:
+    """Keys that differ in case only are one row where the table's collation says so, and else two."""
+    for collation, expected in (("utf8mb4_general_ci", [("b", 2)]), ("utf8mb4_bin", [("B", 1), ("b", 2)])):
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE IF EXISTS price"))
+            connection.execute(
+                text(
+                    f"CREATE TABLE price (item varchar(9) COLLATE {collation} PRIMARY KEY, "
+                    "version bigint, label varchar(9) COLLATE utf8mb4_bin)"
+                )
+            )
+        rows = pa.record_batch({"item": ["B", "b"], "version": [1, 2], "label": ["B", "b"]})
+        results = Upsert("item", "version")
+        write(migrated, [rows], table="price", key="item", consumer=collation, results=results)
+        with engine.connect() as connection:
+            found = connection.execute(text("SELECT label, version FROM price ORDER BY label"))
+            assert [tuple(row) for row in found] == expected

@@ -1,0 +1,296 @@
+"""What happens to new rows: appended, merged, or handed to SQL and functions, exactly once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from inbox.errors import TablesMissing
+from spark import Append, Statements, Upsert
+from spark._options.settings import Settings
+from spark.errors import ColumnMismatch
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.spark_writes import (
+    RESULT,
+    SCHEMA,
+    attempt,
+    batch,
+    counts,
+    make_result,
+    prepared,
+    taken,
+    write,
+    written,
+)
+
+METADATA = MetaData()
+PRICE = Table(
+    "price",
+    METADATA,
+    Column("shop", String(20), primary_key=True),
+    Column("item", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger),
+    Column("price", BigInteger, nullable=False),
+)
+TAKING_SUMS = Statements(
+    "UPDATE account SET total = total + (SELECT coalesce(sum(amount), 0) FROM new_rows "
+    "WHERE new_rows.name = account.name)"
+)
+NEWEST = Upsert(["shop", "item"], "version")
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with tables for results."""
+    METADATA.create_all(migrated.engine())
+    return make_result(migrated)
+
+
+def rows(**columns: list[Any]) -> pa.RecordBatch:
+    """Columns as Spark would send them."""
+    return pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+
+
+def test_append_goes_by_the_names_of_columns(migrated: Database, engine: Engine) -> None:
+    """The order of columns does not matter, one that may be NULL can be left out, and a key that the table
+    has no column for is kept by the inbox alone."""
+    write(migrated, [rows(amount=[1], event=["e1"], id=["a"])], key="event", results=Append())
+    write(migrated, [rows(note=["n"], id=["b"])], key="id")
+    assert taken(engine) == ["b", "e1"]
+    assert written(engine) == [("a", 1), ("b", None)]
+
+
+def prices(*values: tuple[str, int | None, int]) -> pa.RecordBatch:
+    """Prices of one item in one shop: each event's key, version and price."""
+    return rows(
+        event=[key for key, _, _ in values],
+        shop=["s"] * len(values),
+        item=pa.array([1] * len(values), pa.int32()),
+        version=pa.array([version for _, version, _ in values], pa.int64()),
+        price=[price for _, _, price in values],
+    )
+
+
+def price(engine: Engine) -> list[tuple[int | None, int]]:
+    """What stands in the table: versions and prices."""
+    with engine.connect() as connection:
+        return [(row.version, row.price) for row in connection.execute(select(PRICE))]
+
+
+@pytest.mark.parametrize(
+    ("batches", "newest"),
+    [
+        ([[("a", 1, 10)], [("b", 2, 20)]], (2, 20)),
+        ([[("b", 2, 20)], [("a", 1, 10)]], (2, 20)),
+        ([[("a", 1, 10), ("b", 3, 30), ("c", 2, 20)]], (3, 30)),
+        ([[("c", 3, 30), ("b", 2, 20), ("a", 1, 10)], [("d", 3, 99)]], (3, 30)),
+        ([[("a", 1, 10)], [("b", 3, 30), ("c", 2, 20), ("d", 1, 15)], [("e", 2, 25)]], (3, 30)),
+        ([[("a", -5, 10)], [("b", -4, 20)]], (-4, 20)),
+        ([[("a", None, 10), ("b", 1, 20)]], (1, 20)),
+        ([[("a", 1, 20)], [("b", None, 10)]], (1, 20)),
+        ([[("a", None, 10)], [("b", 1, 20)]], (1, 20)),
+    ],
+)
+def test_upsert_keeps_the_newest(
+    migrated: Database, engine: Engine, batches: list[Any], newest: tuple[int, int]
+) -> None:
+    """Of rows of one item the one with the highest version stands in the table at the end, in whatever order
+    they come and however many come at once; a version that is NULL beats none, nor does an equal one."""
+    for values in batches:
+        report = write(migrated, [prices(*values)], table="price", key="event", results=NEWEST)
+        assert counts(report) == {"new": len(values)}
+    assert price(engine) == [newest]
+
+
+def test_upsert_of_equal_versions_keeps_one_whole_row(migrated: Database, engine: Engine) -> None:
+    """Of two new rows of equal version one is kept, and all of it."""
+    write(migrated, [prices(("a", 1, 10), ("b", 1, 20))], table="price", key="event", results=NEWEST)
+    assert price(engine) in ([(1, 10)], [(1, 20)])
+
+
+def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None:
+    """An event that comes again with a higher version is a duplicate, and changes nothing."""
+    write(migrated, [prices(("a", 1, 10))], table="price", key="event", results=NEWEST)
+    report = write(migrated, [prices(("a", 9, 90))], table="price", key="event", results=NEWEST)
+    assert counts(report) == {"duplicate": 1}
+    assert price(engine) == [(1, 10)]
+
+
+def test_upsert_of_nothing_but_its_key(migrated: Database, engine: Engine) -> None:
+    """A table whose only other column is the version, and a version that is a part of the key."""
+    METADATA.tables["price"].drop(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE price (item INTEGER PRIMARY KEY, version BIGINT)")
+    for version in (1, 3, 2):
+        batches = [rows(event=[f"e{version}"], item=pa.array([1], pa.int32()), version=[version])]
+        write(migrated, batches, table="price", key="event", results=Upsert("item", "version"))
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT item, version FROM price").all() == [(1, 3)]
+
+
+def payments(first: int, last: int) -> pa.RecordBatch:
+    """Payments, each of a different amount, to two accounts in turn."""
+    numbers = range(first, last)
+    return rows(
+        event=[f"e{number}" for number in numbers],
+        name=["cash" if number % 2 else "bank" for number in numbers],
+        amount=list(numbers),
+    )
+
+
+def test_sums_of_statements_are_exact(migrated: Database, engine: Engine) -> None:
+    """An update by a sum over the new rows sees each event once, over partitions, copies, replays and
+    overlapping jobs."""
+    accounts.make(engine, ["cash", "bank"])
+    options: dict[str, Any] = {"table": None, "key": "event", "results": TAKING_SUMS}
+    parts = [[payments(0, 40), payments(30, 50)], [payments(45, 100)]]
+    for _ in range(2):
+        write(migrated, *parts, run="r", **options)
+    task = prepared(migrated, schema=payments(0, 1).schema, **options)
+    attempt(task, 0, payments(0, 100))
+    attempt(task, 0, payments(90, 130))
+    odd, even = sum(range(1, 130, 2)), sum(range(0, 130, 2))
+    assert accounts.totals(engine) == {"cash": odd, "bank": even}
+
+
+def test_statements_run_in_order_and_as_they_are(migrated: Database, engine: Engine) -> None:
+    """All statements see the same new rows, also those of a large partition; colons and percent signs stand
+    for themselves; without new rows none is run."""
+    results = Statements(
+        "INSERT INTO result (id, amount, note) "
+        "SELECT id, amount, '100 % :x %s' FROM new_rows WHERE id LIKE 'a%'",
+        "UPDATE result SET amount = amount + 1",
+        "INSERT INTO result (id, amount) SELECT 'all', count(*) FROM new_rows",
+    )
+    for _ in range(2):
+        write(migrated, [batch(("a1", 1), ("a2", 2), ("b", 3))], results=results)
+    assert written(engine) == [("a1", 2), ("a2", 3), ("all", 3)]
+    with engine.connect() as connection:
+        assert connection.execute(select(func.count()).where(RESULT.c.note == "100 % :x %s")).scalar() == 2
+    many = [batch(*((f"{at} {number}", 1) for number in range(2_000))) for at in range(10)]
+    write(migrated, many, results=Statements(results.texts[2]), memory=2**20)
+    assert ("all", 20_000) in written(engine)
+
+
+def test_a_statement_that_fails_leaves_nothing(migrated: Database, engine: Engine) -> None:
+    """Neither what the statements before it did, nor keys."""
+    results = Statements(
+        "INSERT INTO result (id, amount) VALUES ('x', 1)", "INSERT INTO no_such_table VALUES (1)"
+    )
+    with pytest.raises(Exception, match="no_such_table"):
+        write(migrated, [batch(("a", 1))], results=results)
+    assert (written(engine), taken(engine)) == ([], [])
+
+
+def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -> None:
+    """It is called once in a partition's transaction with its new rows, not at all without any, and what it
+    writes is there if and only if the keys are."""
+    accounts.make(engine)
+    calls = []
+
+    def add(connection: Connection, new: Iterator[pa.RecordBatch]) -> None:
+        calls.append([sorted(each.column("id").to_pylist()) for each in new])
+        connection.execute(update(accounts.Account).values(total=accounts.Account.total + len(calls[-1])))
+
+    options = {"results": add, "table": None, "batch_size": 2}
+    write(migrated, [batch(("a", 1), ("b", 2), ("a", 3), ("c", 4))], [batch(("d", 1))], [], **options)
+    write(migrated, [batch(("a", 1), ("e", 2))], [batch(("d", 1))], **options)
+    assert calls == [[["a", "b"], ["c"]], [["d"]], [["e"]]]
+    assert accounts.total(engine) == 4
+
+
+def test_the_first_row_of_a_key_is_the_one(migrated: Database, engine: Engine) -> None:
+    """Of rows with one key in a partition, that which came first is applied."""
+    write(migrated, [batch(("b", 1), ("a", 2)), batch(("a", 3), ("b", 4), ("c", 5))])
+    assert written(engine) == [("a", 2), ("b", 1), ("c", 5)]
+
+
+TEXT, NUMBER = pa.string(), pa.int64()
+MISFITS: dict[str, tuple[dict[str, Any], list[tuple[str, pa.DataType]], str]] = {
+    "no key": ({"key": "event"}, [("id", TEXT)], "key='event'.*'id'"),
+    "no second key": ({"key": ["id", "day"]}, [("id", TEXT)], "key='day'"),
+    "a key in another case": ({}, [("ID", TEXT)], "key='id'"),
+    "a key of a wrong type": ({}, [("id", pa.float64())], "key column 'id'.*double"),
+    "two of a name": ({}, [("id", TEXT), ("amount", NUMBER), ("amount", NUMBER)], "two columns.*'amount'"),
+    "no table": ({"table": "nowhere"}, [("id", TEXT)], "table='nowhere'"),
+    "an unknown column": ({}, [("id", TEXT), ("extra", TEXT)], "column 'extra'.*result"),
+    "a missing column": ({}, [("event", TEXT), ("amount", NUMBER)], "column 'id'.*NOT NULL"),
+    "text for a number": ({}, [("id", TEXT), ("amount", pa.bool_())], "column 'amount'.*bool"),
+    "no type at all": (
+        {},
+        [("id", TEXT), ("note", pa.struct([("value", pa.binary()), ("metadata", pa.binary())]))],
+        "column 'note'",
+    ),
+    "a reserved name": ({}, [("id", TEXT), ("inbox_key", TEXT)], "'inbox_key'"),
+    "a reserved name for a function": (
+        {"results": print},
+        [("id", TEXT), ("inbox_key", TEXT)],
+        "'inbox_key'",
+    ),
+    "upsert without its key": (
+        {"table": "price", "results": NEWEST, "key": "shop"},
+        [("shop", TEXT), ("version", NUMBER), ("price", NUMBER)],
+        "'item'",
+    ),
+    "upsert without its version": (
+        {"table": "price", "results": NEWEST, "key": "shop"},
+        [("shop", TEXT), ("item", pa.int32()), ("price", NUMBER)],
+        "'version'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "columns", "said"), MISFITS.values(), ids=MISFITS)
+@pytest.mark.usefixtures("engine")
+def test_what_does_not_fit_is_found_before_a_row_is_read(
+    migrated: Database, options: dict[str, Any], columns: list[tuple[str, pa.DataType]], said: str
+) -> None:
+    """`ColumnMismatch`, which names the column, from what the driver does before it starts a task."""
+    if "event" in dict(columns):
+        options = {**options, "key": "event"}
+    with pytest.raises(ColumnMismatch, match=said):
+        prepared(migrated, schema=pa.schema(columns), **options)
+
+
+def test_missing_tables_are_found_before_a_row_is_read(database: Database) -> None:
+    """`TablesMissing`, with the command that makes them."""
+    make_result(database)
+    with pytest.raises(TablesMissing, match=r"inbox_message.*inbox-outbox migrate"):
+        prepared(database, schema=SCHEMA)
+
+
+def test_a_value_that_the_table_refuses_leaves_nothing(migrated: Database, engine: Engine) -> None:
+    """A row that breaks a constraint takes its whole partition with it, keys and ledger included."""
+    METADATA.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(insert(PRICE), {"shop": "s", "item": 1, "version": 1, "price": 1})
+    with pytest.raises(Exception, match=r"(?i)duplicate|unique"):
+        write(migrated, [prices(("a", 1, 1))], table="price", key="event", run="r")
+    assert taken(engine) == []
+    assert price(engine) == [(1, 1)]
+
+
+def test_everything_a_task_is_told_can_be_sent(migrated: Database) -> None:
+    """All kinds of results survive the way to an executor."""
+    make_result(migrated)
+    METADATA.create_all(migrated.engine())
+    for results in (Append(), TAKING_SUMS):
+        settings: Settings = prepared(migrated, results=results).settings
+        assert settings.results == results
+        assert settings.url.password == migrated.url.password

@@ -1,0 +1,83 @@
+"""SQLite: one writer at a time, and no exact decimals."""
+
+import time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Engine, text
+
+from spark import Upsert
+from spark._executor.task import run_task
+from spark.errors import ColumnMismatch
+from tests.support.database import Database
+from tests.support.spark_writes import batch, counts, make_result, prepared, write, written
+from tests.support.together import Task, together
+
+pytestmark = pytest.mark.parametrize("server", ["sqlite"], indirect=True, scope="session")
+
+
+@pytest.fixture(params=["delete", "wal"])
+def engine(request: pytest.FixtureRequest, migrated: Database) -> Engine:
+    """A database with the table for results, with both kinds of journal."""
+    engine = make_result(migrated)
+    with engine.connect() as connection:
+        assert connection.execute(text(f"PRAGMA journal_mode = {request.param}")).scalar() == request.param
+    return engine
+
+
+def test_writers_wait_for_each_other(migrated: Database, engine: Engine) -> None:
+    """Jobs that write at the same time, on the same keys, take their turns: none fails, each key is taken by
+    one of them."""
+    parts = [
+        [batch(*((f"{number % 7} {number}", number) for number in range(at, at + 300)))] for at in range(3)
+    ]
+    reports = together([lambda: write(migrated, *parts)] * 4)
+    assert sum(report.new for report in reports) == 302
+    assert all(report.rows == 900 for report in reports)
+    assert len(written(engine)) == 302
+
+
+def test_a_job_waits_for_whoever_writes(migrated: Database, engine: Engine) -> None:
+    """From its first look at the tables to its report, for as long as `lock_timeout` says, and a partition
+    longer than that."""
+    with engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        writing = Task(lambda: write(migrated, [batch(("a", 1))]))
+        time.sleep(0.5)
+        connection.rollback()
+    assert counts(writing.result()) == {"new": 1}
+    task = prepared(migrated, lock_timeout=0.2)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        partition = Task(lambda: _attempt(task))
+        time.sleep(1)
+        connection.rollback()
+    assert partition.result().counts.new == 1
+
+
+def _attempt(task: Any) -> Any:
+    return run_task(task, 0, [batch(("b", 1))])
+
+
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
+def test_every_isolation_level(migrated: Database, engine: Engine, level: str) -> None:
+    """Whatever is asked for is kept, since there is only the strictest."""
+    assert counts(write(migrated, [batch(("a", 1))], isolation_level=level)) == {"new": 1}
+    assert written(engine) == [("a", 1)]
+
+
+def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:
+    """Compared as text, 9.5 would be newer than 10.5; a whole number of at most 18 digits is none."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE price (item TEXT PRIMARY KEY, version TEXT, number INTEGER)"))
+    options: dict[str, Any] = {"table": "price", "key": "item"}
+    numbers = pa.schema([("item", pa.string()), ("version", pa.decimal128(10, 2))])
+    with pytest.raises(ColumnMismatch, match="version='version'"):
+        prepared(migrated, schema=numbers, results=Upsert("item", "version"), **options)
+    for version in (9, 10):
+        rows = pa.record_batch({"item": ["a"], "number": pa.array([Decimal(version)], pa.decimal128(18, 0))})
+        write(migrated, [rows], results=Upsert("item", "number"), consumer=str(version), **options)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT number FROM price")).all() == [(10,)]

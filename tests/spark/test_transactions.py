@@ -1,0 +1,165 @@
+"""What a partition's transaction is: its isolation level, its limits, its statements, its schema."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, Engine, func, select, text
+from sqlalchemy.exc import DBAPIError
+
+from inbox import Inbox, Verdict, migration
+from inbox.schema import tables
+from spark._executor.task import Done
+from tests.support.database import Database
+from tests.support.spark_writes import (
+    CONSUMER,
+    attempt,
+    batch,
+    counts,
+    make_result,
+    prepared,
+    taken,
+    write,
+    written,
+)
+from tests.support.together import together
+
+LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the table for results."""
+    return make_result(migrated)
+
+
+def rows_in(engine: Engine, table: Any) -> int:
+    """How many rows a table has."""
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_isolation_level_is_the_one_asked_for(migrated: Database, engine: Engine, level: str) -> None:
+    """The transaction of a partition runs at that level, and keys are taken once at each of them."""
+    seen = []
+
+    def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        seen.append(connection.get_isolation_level())
+
+    write(migrated, [batch(("a", 1))], isolation_level=level, results=look)
+    assert seen == ["SERIALIZABLE" if migrated.name == "sqlite" else level.replace("_", " ")]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("ledger", ["verify", "off"])
+def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, level: str, ledger: str) -> None:
+    """Three copies of each of two tasks at once, whose keys overlap, at any isolation level: no error
+    reaches anybody, every copy of a task reports the same, and nothing is applied twice."""
+    if migrated.name == "sqlite" and level != "SERIALIZABLE":
+        pytest.skip("it has one level")
+    rows = [batch(*((f"k{number}", number) for number in range(start, start + 60))) for start in (0, 30)]
+    task = prepared(migrated, 2, run="r", ledger=ledger, isolation_level=level, lock_timeout=5)
+
+    def copy(part: int) -> Done | None:
+        return attempt(task, part, rows[part])
+
+    done = together([lambda part=part: copy(part) for part in (0, 1) * 3])  # type: ignore[misc]
+    assert (
+        len({each.counts for each in done[0::2] if each})
+        == len({each.counts for each in done[1::2] if each})
+        == 1
+    )
+    assert done[0] is not None
+    assert done[1] is not None
+    total = done[0].counts + done[1].counts
+    assert (total.rows, total.new, total.repeated) == (120, 90, 30)
+    assert len(written(engine)) == len(taken(engine)) == 90
+
+
+def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> None:
+    """With `query_timeout` the server ends it, the task fails at once, and nothing stays."""
+    if migrated.name == "sqlite":
+        pytest.skip("it has no clock for statements")
+    slow = {"postgresql": "SELECT pg_sleep(20)"}.get(
+        migrated.name,
+        "SELECT count(*) FROM information_schema.columns a, information_schema.columns b WHERE SLEEP(20) = 0",
+    )
+
+    def sleep(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        connection.exec_driver_sql(slow)
+
+    began = time.monotonic()
+    with pytest.raises(DBAPIError):
+        write(migrated, [batch(("a", 1))], results=sleep, query_timeout=1)
+    assert time.monotonic() - began < 15
+    assert taken(engine) == []
+
+
+def test_without_a_timeout_the_session_keeps_its_own(postgres: Database) -> None:
+    """`query_timeout` 0 leaves alone what the statement at the beginning of the session has set."""
+    make_result(postgres)
+    seen = []
+
+    def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        seen.append(connection.exec_driver_sql("SHOW statement_timeout").scalar_one())
+
+    options = {"session_init_statement": "SET statement_timeout = '7s'", "results": look}
+    write(postgres, [batch(("a", 1))], **options)
+    write(postgres, [batch(("b", 1))], **options, query_timeout=3)
+    assert seen == ["7s", "3s"]
+
+
+def test_a_statement_at_the_beginning_of_each_session(migrated: Database, engine: Engine) -> None:
+    """`session_init_statement` has run before anything else, on every connection, colons and all."""
+    statement, question = {
+        "postgresql": (
+            "SELECT set_config('app.who', 'a :b %s'::text, false)",
+            "SELECT current_setting('app.who')",
+        ),
+        "sqlite": ("CREATE TEMP TABLE who AS SELECT 'a :b %s' AS name", "SELECT name FROM who"),
+    }.get(migrated.name, ("SET @who = 'a :b %s'", "SELECT @who"))
+    seen = []
+
+    def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
+        seen.append(connection.exec_driver_sql(question).scalar())
+
+    options = {"session_init_statement": statement, "results": look}
+    write(migrated, [batch(("a", 1))], [batch(("b", 1))], **options)
+    assert seen == ["a :b %s"] * 2
+    with pytest.raises(DBAPIError):
+        prepared(migrated, session_init_statement="SELECT nonsense")
+
+
+def test_tables_in_schemas(postgres: Database) -> None:
+    """`inbox_schema` is where keys and ledger are, `table` may name the schema of the results; the tables of
+    the same names elsewhere are left alone."""
+    engine = make_result(postgres)
+    migration.migrate(engine, schema="box")
+    with engine.begin() as connection:
+        connection.exec_driver_sql('CREATE SCHEMA "Shop"')
+        connection.exec_driver_sql(
+            'CREATE TABLE "Shop"."My result" (id text, amount bigint, "Key ""1""" text)'
+        )
+    rows = pa.record_batch({"id": ["a", "b"], "amount": [1, 2], 'Key "1"': ["x", "y"]})
+    options = {"inbox_schema": "box", "table": "Shop.My result", "key": ['Key "1"', "id"], "run": "r"}
+    for replayed in (0, 1):
+        report = write(postgres, [rows], **options)
+        assert (counts(report), report.replayed) == ({"new": 2}, replayed)
+    with engine.begin() as connection:
+        found = connection.execute(text('SELECT * FROM "Shop"."My result" ORDER BY id')).all()
+        assert found == [("a", 1, "x"), ("b", 2, "y")]
+        assert Inbox(CONSUMER, schema="box").accept(connection, ("x", "a")) is Verdict.DUPLICATE
+        assert Inbox(CONSUMER).accept(connection, ("x", "a")) is Verdict.NEW
+    assert rows_in(engine, tables("box").ledger) == 2
+    assert rows_in(engine, tables().ledger) == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100_000])
+def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size: int) -> None:
+    """However many at a time, all of them arrive."""
+    rows = [(f"k{number:03d}", number) for number in range(100)]
+    assert write(migrated, [batch(*rows)], batch_size=batch_size).new == 100
+    assert written(engine) == rows

@@ -1,0 +1,106 @@
+"""What goes into a database is what comes out of it, for every type that it can hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Engine
+
+from inbox_outbox_base.databases.mysql.loading import MySQLLoading
+from inbox_outbox_base.databases.postgresql import loading
+from spark import Append, Upsert
+from tests.support.database import Database
+from tests.support.spark_types import CASES, Case
+from tests.support.spark_writes import counts, write
+
+TRANSPORTS = {
+    "postgresql": ("pgpq", "copy"),
+    "mysql": ("load data", "insert"),
+    "mariadb": ("load data", "insert"),
+    "sqlite": ("insert", "insert"),
+}
+
+
+@pytest.fixture(params=["as it is", "without extras"])
+def transport(request: pytest.FixtureRequest, migrated: Database, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How rows travel: as they should, or where pgpq is missing and LOAD DATA LOCAL is not to be used."""
+    if request.param == "without extras":
+        monkeypatch.setattr(loading, "pgpq", None)
+        monkeypatch.setattr(
+            MySQLLoading, "connect_args", {**MySQLLoading.connect_args, "local_infile": False}
+        )
+    return TRANSPORTS[migrated.name][request.param == "without extras"]
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database, on PostgreSQL with a type of its own."""
+    engine = migrated.engine()
+    if migrated.name == "postgresql":
+        execute(engine, "CREATE TYPE mood AS ENUM ('happy', 'it''s')")
+    return engine
+
+
+def execute(engine: Engine, statement: str) -> None:
+    """Run one statement."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+@pytest.mark.parametrize("results", [Append(), Upsert("id", "version")], ids=["append", "upsert"])
+def test_all_types_together(
+    migrated: Database, engine: Engine, transport: str, results: Append | Upsert
+) -> None:
+    """Rows come out of one table of all types as they went in, whatever the columns' names are."""
+    assert _changed(migrated, engine, transport, "varchar(20)", _cases(migrated), results=results) == {}
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+@pytest.mark.parametrize("key", ["text", "varchar(20)"])
+def test_each_type_by_itself(migrated: Database, engine: Engine, transport: str, key: str) -> None:
+    """So they do where all of a table's types are those in which rows travel, so that they go straight into
+    it; and through a cast."""
+    changed: dict[str, list[Any]] = {}
+    for name, case in _cases(migrated).items():
+        changed.update(_changed(migrated, engine, transport, key, {name: case}))
+        execute(engine, "DROP TABLE target")
+    assert changed == {}
+
+
+def _cases(database: Database) -> Mapping[str, Case]:
+    return {name: case for name, case in CASES.items() if case.column(database.name) is not None}
+
+
+def _changed(
+    database: Database, engine: Engine, transport: str, key: str, cases: Mapping[str, Case], **options: Any
+) -> dict[str, list[Any]]:
+    """By the name of a case: what went in, and what came out instead."""
+    quote = engine.dialect.identifier_preparer.quote_identifier
+    columns = ", ".join(f"{quote(name)} {case.column(database.name)}" for name, case in cases.items())
+    execute(engine, f"CREATE TABLE target (id {key} PRIMARY KEY, version integer, {columns})")
+    rows = max(len(case.values) for case in cases.values())
+    options = {"table": "target", "consumer": ", ".join(cases)[:99], "batch_size": 3, **options}
+    report = write(database, _batches(cases, rows), **options)
+    assert counts(report) == {"new": rows}
+    assert report.transport == transport
+    changed: dict[str, list[Any]] = {}
+    with engine.connect() as connection:
+        for name, case in cases.items():
+            selected = f"SELECT {case.selected(database.name, quote(name))} FROM target ORDER BY id"
+            found = connection.exec_driver_sql(selected).scalars()
+            shown = [case.shown(database.name, value) for value in found]
+            pairs = zip(case.values, shown, strict=False)
+            changed[name] = [pair for pair in pairs if pair[0] != pair[1]]
+    return {name: pairs for name, pairs in changed.items() if pairs}
+
+
+def _batches(cases: Mapping[str, Case], rows: int) -> list[pa.RecordBatch]:
+    """Each case in its column; slices of longer arrays, as they may come."""
+    ids = [f"{number:04}" for number in range(rows)]
+    table = pa.table({"id": ids, "version": pa.array([1] * rows, pa.int32())})
+    for name, case in cases.items():
+        values = [*case.values, *([None] * (rows - len(case.values)))]
+        table = table.append_column(name, pa.array(values, case.kind))
+    batches: list[pa.RecordBatch] = table.to_batches(max_chunksize=7)
+    return batches

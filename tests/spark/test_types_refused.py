@@ -1,0 +1,216 @@
+"""What a column cannot hold is refused by its name, and never written as something else."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Engine
+
+from spark.errors import ColumnMismatch, InvalidRow
+from tests.support.database import Database
+from tests.support.spark_types import on_all
+from tests.support.spark_writes import prepared, taken, write
+
+VARIANT = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
+CLOCK, INSTANT = pa.timestamp("us"), pa.timestamp("us", "America/New_York")
+
+
+def on_mysql(column: str) -> dict[str, str]:
+    """The same column on MySQL and MariaDB only."""
+    return {"mysql": column, "mariadb": column}
+
+
+REFUSED: dict[str, tuple[pa.DataType, Mapping[str, str]]] = {
+    "double in an int": (pa.float64(), {"any": "integer"}),
+    "double in a decimal": (pa.float64(), {"any": "decimal(30,10)"}),
+    "double in a float": (pa.float64(), on_all("real", "float", "")),
+    "long in a double": (pa.int64(), {"any": "double precision"}),
+    "int in a float": (pa.int32(), on_all("real", "float", "")),
+    "boolean in a long": (pa.bool_(), {"any": "bigint"}),
+    "int in a boolean": (pa.int32(), {"postgresql": "boolean"}),
+    "decimal in a shorter one": (pa.decimal128(10, 4), {"any": "decimal(10,2)"}),
+    "decimal in one of no digits": (pa.decimal128(10, 2), {"any": "decimal(10)"}),
+    "decimal in one of hundreds": (pa.decimal128(10, 0), {"postgresql": "numeric(5,-2)"}),
+    "decimal in a double": (pa.decimal128(10, 2), {"any": "double precision"}),
+    "decimal in a long": (pa.decimal128(10, 2), {"any": "bigint"}),
+    "decimal of many digits": (pa.decimal128(38, 38), {"mysql": "decimal(40,30)"}),
+    "int in a text": (pa.int32(), on_all("text", "text", "text")),
+    "text in an int": (pa.string(), {"any": "integer"}),
+    "text in a decimal": (pa.string(), {"any": "decimal(10,2)"}),
+    "text in a double": (pa.string(), {"any": "double precision"}),
+    "text in a boolean": (pa.string(), {"any": "boolean"}),
+    "text in a date": (pa.string(), {"any": "date"}),
+    "text in a clock": (pa.string(), on_all("timestamp", "datetime(6)", "datetime")),
+    "text in an instant": (pa.string(), on_all("timestamptz", "timestamp NULL", "timestamp")),
+    "text in a time": (pa.string(), {"any": "time"}),
+    "text in a binary": (pa.string(), on_all("bytea", "longblob", "blob")),
+    "text in an array": (pa.string(), {"postgresql": "integer[]"}),
+    "text in a short name": (pa.string(), {"postgresql": "name"}),
+    "text in a set": (pa.string(), on_mysql("set('a','b')")),
+    "text in bits": (pa.string(), {"postgresql": "bit(8)", **on_mysql("bit(8)")}),
+    "binary in a text": (pa.binary(), on_all("text", "longtext", "text")),
+    "date in an instant": (pa.date32(), {"postgresql": "timestamptz", **on_mysql("timestamp NULL")}),
+    "clock in a date": (CLOCK, {"any": "date"}),
+    "clock in an instant": (CLOCK, {"postgresql": "timestamptz", **on_mysql("timestamp(6) NULL")}),
+    "clock in a time": (CLOCK, {"any": "time"}),
+    "instant in a date": (INSTANT, {"any": "date"}),
+    "instant in a number": (INSTANT, {"any": "bigint"}),
+    "time in a clock": (pa.time64("us"), on_all("timestamp", "datetime(6)", "datetime")),
+    "interval in a number": (pa.duration("us"), {"any": "bigint"}),
+    "interval in a time": (pa.duration("us"), {"any": "time"}),
+    "interval in some fields of one": (pa.duration("us"), {"postgresql": "interval day to hour"}),
+    "interval in a text": (pa.duration("us"), on_all("text", "text", "text")),
+    "months": (pa.month_day_nano_interval(), {"any": "bigint"}),
+    "array in an array": (pa.list_(pa.int32()), {"postgresql": "integer[]"}),
+    "array in a number": (pa.list_(pa.int32()), {"any": "integer"}),
+    "variant": (VARIANT, on_all("jsonb", "json", "text")),
+    "int in a year": (pa.int32(), on_mysql("year")),
+    "int in bits": (pa.int32(), on_mysql("bit(8)")),
+    "float of few digits": (pa.float32(), on_mysql("float(7,2)")),
+    "generated": (
+        pa.int32(),
+        on_all(
+            "integer GENERATED ALWAYS AS (1 + 1) STORED",
+            "integer GENERATED ALWAYS AS (1 + 1) VIRTUAL",
+            "integer GENERATED ALWAYS AS (1 + 1)",
+        ),
+    ),
+}
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database for the test's table."""
+    return migrated.engine()
+
+
+def execute(engine: Engine, statement: str) -> None:
+    """Run one statement."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def make_target(database: Database, engine: Engine, columns: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The table, with those of the columns that there are on this database; returns their names."""
+    found = {name: by.get(database.name, by.get("any")) for name, by in columns.items()}
+    quote = engine.dialect.identifier_preparer.quote_identifier
+    declared = ", ".join(f"{quote(name)} {column}" for name, column in found.items() if column)
+    execute(engine, f"CREATE TABLE target (id varchar(99) PRIMARY KEY, {declared})")
+    return [name for name, column in found.items() if column]
+
+
+def _raised(work: Callable[..., object], *arguments: Any, **options: Any) -> Exception | None:
+    try:
+        work(*arguments, **options)
+    except Exception as error:  # noqa: BLE001 - which one it may be is for the test to say
+        return error
+    return None
+
+
+def test_types_that_do_not_fit(migrated: Database, engine: Engine) -> None:
+    """A type of which the column cannot hold each value exactly is refused before a row is read."""
+    unexpected = {}
+    for name in make_target(migrated, engine, {name: columns for name, (_, columns) in REFUSED.items()}):
+        schema = pa.schema([("id", pa.string()), (name, REFUSED[name][0])])
+        said = _raised(prepared, migrated, schema=schema, table="target")
+        if not isinstance(said, ColumnMismatch) or f"column {name!r}" not in str(said):
+            unexpected[name] = said
+    assert unexpected == {}
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Values of a type, of which the last is too much for a column; `said` if we say so ourselves."""
+
+    kind: pa.DataType
+    values: Sequence[Any]
+    columns: Mapping[str, str]
+    said: str | None = None
+
+
+WRONG: dict[str, Wrong] = {
+    "a long in a short": Wrong(pa.int64(), [1, 40_000], on_all("smallint", "smallint", "")),
+    "a long in an int": Wrong(pa.int64(), [1, -(2**31) - 1], on_all("integer", "integer", "")),
+    "a long in a decimal": Wrong(pa.int64(), [1, 10_000], on_all("numeric(6,2)", "decimal(6,2)", "")),
+    "a negative": Wrong(pa.int32(), [1, -1], on_mysql("int unsigned")),
+    "a decimal": Wrong(
+        pa.decimal128(12, 2), [Decimal(1), Decimal(10_000)], on_all("numeric(6,2)", "decimal(6,2)", "")
+    ),
+    "a decimal in an int": Wrong(
+        pa.decimal128(18, 0), [Decimal(1), Decimal(2**31)], on_all("integer", "integer", "")
+    ),
+    "a long text": Wrong(pa.string(), ["abc", "abcd"], on_all("varchar(3)", "varchar(3)", ""), " 3 "),
+    "a text of spaces": Wrong(pa.string(), ["é b", "a   "], on_all("varchar(3)", "varchar(3)", ""), " 3 "),
+    "a text of spaces for a char": Wrong(
+        pa.string(), ["ab", "a   "], on_all("char(3)", "char(3)", ""), " 3 "
+    ),
+    "a long text of spaces": Wrong(pa.string(), ["a", " " * 256], on_mysql("tinytext"), " 255 "),
+    "a text that Latin 1 lacks": Wrong(pa.string(), ["é", "漢"], on_mysql("varchar(9) CHARACTER SET latin1")),
+    "a text of four bytes": Wrong(pa.string(), ["漢", "🙂"], on_mysql("varchar(9) CHARACTER SET utf8mb3")),
+    "a text with NUL": Wrong(pa.string(), ["a", "a\0"], {"postgresql": "text"}),
+    "no label": Wrong(pa.string(), ["a", "c"], on_mysql("enum('a','b')"), "'a', 'b'"),
+    "a label's number": Wrong(pa.string(), ["a", "2"], on_mysql("enum('a','b')"), "'a', 'b'"),
+    "a label in another case": Wrong(pa.string(), ["a", "B"], on_mysql("enum('a','b')"), "'a', 'b'"),
+    "no JSON": Wrong(pa.string(), ["{}", "{"], on_all("jsonb", "json", "")),
+    "a number as JSON": Wrong(pa.string(), ["[1]", " 1.10"], {"sqlite": "json"}, "number"),
+    "no uuid": Wrong(pa.string(), [None, "1234"], {"postgresql": "uuid", "mariadb": "uuid"}),
+    "a long binary": Wrong(pa.binary(), [b"abc", b"abcd"], on_mysql("varbinary(3)")),
+    "a short binary": Wrong(pa.binary(), [b"abc", b"ab"], on_mysql("binary(3)"), " 3 "),
+    "no number": Wrong(pa.float64(), [1.5, float("nan")], {**on_mysql("double"), "sqlite": "double"}, "NaN"),
+    "an infinity": Wrong(pa.float32(), [1.5, float("-inf")], on_mysql("float"), "infinity"),
+    "a part of a second": Wrong(
+        CLOCK,
+        [*map(datetime.fromisoformat, ("2024-01-01 01:01:01", "2024-01-01 01:01:01.5"))],
+        on_all("timestamp(0)", "datetime", ""),
+        " 0 digits",
+    ),
+    "a part of a millisecond": Wrong(
+        INSTANT,
+        [datetime(2024, 1, 1, 1, 1, 1, 1000, UTC), datetime(2024, 1, 1, 1, 1, 1, 1001, UTC)],
+        on_all("timestamptz(3)", "timestamp(3) NULL", ""),
+        " 3 digits",
+    ),
+    "a part of a second in a time": Wrong(
+        pa.time64("us"), [time(1, 2, 3), time(1, 2, 3, 1)], on_all("time(0)", "time", ""), " 0 digits"
+    ),
+    "an early instant": Wrong(
+        INSTANT, [None, datetime(1969, 1, 1, tzinfo=UTC)], on_mysql("timestamp(6) NULL")
+    ),
+    "a late instant": Wrong(INSTANT, [None, datetime(2200, 1, 1, tzinfo=UTC)], on_mysql("timestamp(6) NULL")),
+    "a year before 1": Wrong(
+        pa.date32(), [0, -800_000], {**on_mysql("date"), "sqlite": "date"}, "year outside 1 to 9999"
+    ),
+    "a year of five digits": Wrong(
+        pa.date32(), [0, 2_932_897], {**on_mysql("datetime(6)"), "sqlite": "date"}, "year outside 1"
+    ),
+    "NULL": Wrong(pa.int32(), [1, None], {"any": "integer NOT NULL DEFAULT 1"}),
+    "NULL for a counter": Wrong(pa.int32(), [1, None], on_mysql("integer UNIQUE AUTO_INCREMENT"), "NULL"),
+    "NULL for the present": Wrong(
+        INSTANT,
+        [datetime(2024, 1, 1, tzinfo=UTC), None],
+        on_mysql("timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP"),
+        "NULL",
+    ),
+}
+
+
+def test_values_that_do_not_fit(migrated: Database, engine: Engine) -> None:
+    """A value that the column cannot hold exactly is an error, and nothing of its partition is written. Where
+    the database would change the value silently, the error is `InvalidRow` and names the column."""
+    unexpected = {}
+    names = make_target(migrated, engine, {name: wrong.columns for name, wrong in WRONG.items()})
+    for name in names:
+        wrong = WRONG[name]
+        rows = pa.record_batch({"id": [f"{name} a", f"{name} b"], name: pa.array(wrong.values, wrong.kind)})
+        said = _raised(write, migrated, [rows], table="target")
+        is_named = isinstance(said, InvalidRow) and f"column {name!r}" in str(said)
+        if said is None or (wrong.said is not None and not (is_named and wrong.said in str(said))):
+            unexpected[name] = said
+    assert unexpected == {}
+    assert taken(engine) == []
+    fitting = {name: pa.array(WRONG[name].values[:1], WRONG[name].kind) for name in names}
+    write(migrated, [pa.record_batch({"id": ["a"], **fitting})], table="target")

@@ -1,0 +1,129 @@
+"""Driver and executors with different versions: a clear error, before anything is sent to the database."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark import InboxDataSource
+from spark._driver.ship import shipped
+from spark.errors import VersionMismatch
+from tests.support.database import Database
+
+ROWS = StructType([StructField("id", StringType(), nullable=False)])
+EXECUTOR = """
+import pickle, sys
+sys.path.insert(0, sys.argv[1])
+run = pickle.loads(sys.stdin.buffer.read())
+try:
+    print(list(run([1, 2])))
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def doubled(factor: int, numbers: Iterable[int]) -> Iterator[int]:
+    """A function that is sent."""
+    return (factor * number for number in numbers)
+
+
+def packed(what: object) -> bytes:
+    """As it is sent."""
+    sent: bytes = cloudpickle.dumps(what)  # type: ignore[no-untyped-call]
+    return sent
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Let the package be installed in this version, or not at all."""
+    real = metadata.version
+
+    def found(name: str) -> str:
+        if name != "inbox-outbox":
+            return real(name)
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", found)
+
+
+def test_the_same_version_runs() -> None:
+    """What is sent arrives with its arguments."""
+    sent = packed(shipped(doubled, 3))
+    assert list(pickle.loads(sent)([1, 2])) == [3, 6]  # noqa: S301 - the test's own
+
+
+@pytest.mark.parametrize("there", ["99.1", None])
+def test_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch, there: str | None) -> None:
+    """`VersionMismatch`, which names the package and both versions, before the function is opened."""
+    here = metadata.version("inbox-outbox")
+    sent = packed(shipped(pytest.fail, "ran"))
+    pretend(monkeypatch, there)
+    with pytest.raises(VersionMismatch, match="inbox-outbox") as caught:
+        list(pickle.loads(sent)([]))  # noqa: S301 - the test's own
+    assert here in str(caught.value)
+    assert (there or "none") in str(caught.value)
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Path:
+    """A folder of packages in which there is Spark, and nothing of ours."""
+    for package in ("pyspark", "py4j"):
+        found = find_spec(package)
+        assert found is not None
+        (tmp_path / package).symlink_to(Path(found.origin or "").parent)
+    return tmp_path
+
+
+def run_on(executor: Path) -> str:
+    """What a Python that has nothing but this folder says to a function that is sent to it."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", EXECUTOR, str(executor)],
+        input=packed(shipped(doubled, 3)),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+def test_an_executor_without_the_package(executor: Path) -> None:
+    """Where nothing of the package can be imported the error still says so, and which version is missed."""
+    said = run_on(executor)
+    assert said.startswith("RuntimeError: the driver runs inbox-outbox")
+    assert f"inbox-outbox {metadata.version('inbox-outbox')}" in said
+    assert "none" in said
+
+
+def test_an_executor_with_an_older_package(executor: Path) -> None:
+    """Where another version is installed, whatever it has inside, both are named."""
+    installed = executor / "inbox_outbox-0.0.1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.4\nName: inbox-outbox\nVersion: 0.0.1\n")
+    said = run_on(executor)
+    assert f"inbox-outbox {metadata.version('inbox-outbox')}" in said
+    assert "0.0.1" in said
+
+
+@pytest.mark.parametrize("there", ["99.1", None])
+def test_the_data_source_checks_it_too(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch, there: str | None
+) -> None:
+    """The same for what `format("inbox")` sends, for a batch and for a stream."""
+    with postgres.engine().begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE result (id text)")
+    here, url = metadata.version("inbox-outbox"), postgres.url.render_as_string(hide_password=False)
+    source = InboxDataSource({"url": url, "dbtable": "result", "key": "id", "consumer": "c"})
+    sent = [packed(ask(ROWS, False)) for ask in (source.writer, source.streamWriter)]
+    pretend(monkeypatch, there)
+    for each in sent:
+        with pytest.raises(VersionMismatch, match=here):
+            pickle.loads(each).write(iter(()))  # noqa: S301 - the test's own

@@ -1,6 +1,0 @@
-"""Python imports this by itself when it starts, in the executors of the tests."""
-
-from tests.spark_jobs import hooks
-
-hooks.install()
-hooks.warm_up()

@@ -1,0 +1,260 @@
+"""Steps of asynchronous handlers that commit together with their record, on every database."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+
+from inbox import AsyncStatusInbox, RedisStore, SqlStore, Verdict, release
+from inbox.errors import (
+    GiveUp,
+    InvalidOption,
+    LeaseLost,
+    TransactionAborted,
+    TransactionEnded,
+    UnusableConnection,
+)
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.status_async import beside, in_loop
+from tests.support.status_stores import CONSUMER, stored
+
+
+@asynccontextmanager
+async def inbox_on(database: Database, **options: Any) -> AsyncIterator[tuple[AsyncStatusInbox, AsyncEngine]]:
+    """An inbox and the engine of its store, in a database that has accounts."""
+    accounts.make(database.engine())
+    engine = create_async_engine(database.async_url)
+    try:
+        shown = {"on_refusal": "return"} | options
+        yield AsyncStatusInbox(CONSUMER, store=SqlStore(engine), **shown), engine
+    finally:
+        await engine.dispose()
+
+
+async def paid(handle: AsyncConnection | AsyncSession) -> str:
+    """Pay, in the step's transaction."""
+    await accounts.add_async(handle)
+    return type(handle).__name__
+
+
+def steps(engine: Engine) -> str | None:
+    """The steps of the message, as they are stored."""
+    return stored(SqlStore(engine)).steps
+
+
+@in_loop
+async def test_connections_and_sessions(migrated: Database) -> None:
+    """The body gets an AsyncConnection of the store's engine or of another one, or an AsyncSession; its
+    writes are there when the step has ended, and a later attempt gets the result without another call."""
+    async with inbox_on(migrated) as (inbox, engine):
+        for source in (None, engine, async_sessionmaker(engine)):
+            expected = "AsyncSession" if isinstance(source, async_sessionmaker) else "AsyncConnection"
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    await divide(inbox, expected, source)
+    assert accounts.total(migrated.engine()) == 3
+
+
+async def divide(inbox: AsyncStatusInbox, expected: str, source: Any) -> None:
+    """A handler that pays, and then fails."""
+    async with inbox.claim(f"{source!r:.50}") as claim:
+        assert await claim.transact("pay", paid, source=source) == expected
+        raise ZeroDivisionError
+
+
+@in_loop
+async def test_what_the_body_raises_rolls_back(migrated: Database) -> None:
+    """Neither its writes nor the record of the step are there, and the step runs again."""
+
+    async def refuse(connection: AsyncConnection) -> None:
+        await paid(connection)
+        raise GiveUp("no")
+
+    async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
+        with pytest.raises(GiveUp):
+            await claim.transact("refuse", refuse)
+        assert accounts.total(migrated.engine()) == 0
+        await claim.transact("pay", paid)
+    assert accounts.total(migrated.engine()) == 1
+    assert "refuse" not in (steps(migrated.engine()) or "")
+
+
+@in_loop
+async def test_a_swallowed_error(migrated: Database) -> None:
+    """If an error that the body swallowed has aborted the transaction, that is TransactionAborted; where
+    the database goes on after the error, both the writes and the record are there."""
+
+    async def swallow(connection: AsyncConnection) -> None:
+        await paid(connection)
+        with pytest.raises(DBAPIError):
+            await connection.execute(text("INSERT INTO account (name, total) VALUES ('cash', 0)"))
+
+    async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
+        if migrated.name == "postgresql":
+            with pytest.raises(TransactionAborted):
+                await claim.transact("pay", swallow)
+        else:
+            await claim.transact("pay", swallow)
+    is_done = migrated.name != "postgresql"
+    assert accounts.total(migrated.engine()) == is_done
+    assert ("pay" in (steps(migrated.engine()) or "")) is is_done
+
+
+@in_loop
+async def test_a_body_that_commits(migrated: Database) -> None:
+    """That is TransactionEnded, with a connection as with a session."""
+
+    async def commit(handle: AsyncConnection | AsyncSession) -> None:
+        await paid(handle)
+        await handle.commit()
+
+    async with inbox_on(migrated) as (inbox, engine), inbox.claim("a") as claim:
+        for source in (engine, async_sessionmaker(engine)):
+            with pytest.raises(TransactionEnded):
+                await claim.transact(f"pay by {type(source).__name__}", commit, source=source)
+
+
+@in_loop
+async def test_an_engine_that_commits_by_itself_is_refused(migrated: Database) -> None:
+    """In AUTOCOMMIT mode nothing commits together with the step, so its body is not called."""
+    engine = create_async_engine(migrated.async_url, isolation_level="AUTOCOMMIT")
+    called: list[object] = []
+    async with inbox_on(migrated) as (inbox, _):
+        for source in (engine, async_sessionmaker(engine)):
+            with pytest.raises(UnusableConnection, match=r"^step='pay': .*AUTOCOMMIT"):
+                await transact_alone(inbox, called, source)
+    await engine.dispose()
+    assert called == []
+    assert steps(migrated.engine()) is None
+
+
+async def transact_alone(inbox: AsyncStatusInbox, called: list[object], source: Any) -> None:
+    """A handler with one step in a transaction."""
+    async with inbox.claim("a") as claim:
+        await claim.transact("pay", called.append, source=source)
+
+
+@in_loop
+async def test_a_claim_that_is_lost(migrated: Database) -> None:
+    """The body is not called when the message is somebody else's."""
+    called: list[object] = []
+    async with inbox_on(migrated, heartbeat=False) as (inbox, _):
+        with pytest.raises(LeaseLost):
+            await pay_after_release(inbox, migrated, called)
+    assert called == []
+
+
+async def pay_after_release(inbox: AsyncStatusInbox, database: Database, called: list[object]) -> None:
+    """A handler from which an operator takes the message away."""
+    async with inbox.claim("a") as claim:
+        release(SqlStore(database.engine()), CONSUMER, "a")
+        await claim.transact("pay", called.append)
+
+
+@in_loop
+async def test_an_open_transaction_keeps_the_claim(migrated: Database) -> None:
+    """A transaction that is longer than the lease keeps the message: a delivery that comes meanwhile waits
+    for it, and is then IN_FLIGHT. Inside it `heartbeat` does not wait for itself."""
+    async with inbox_on(migrated, lease=1) as (inbox, _), inbox.claim("a") as claim:
+
+        async def slow(connection: AsyncConnection) -> str:
+            await paid(connection)
+            await asyncio.sleep(1.5)
+            await claim.heartbeat()
+            assert not claim.lost
+            return "slow"
+
+        second = asyncio.create_task(verdict_after(1.2, inbox))
+        assert await claim.transact("pay", slow) == "slow"
+        assert await second is Verdict.IN_FLIGHT
+        assert not claim.lost
+    assert accounts.total(migrated.engine()) == 1
+
+
+async def verdict_after(seconds: float, inbox: AsyncStatusInbox) -> Verdict:
+    """What another delivery is told."""
+    await asyncio.sleep(seconds)
+    async with beside(inbox).claim("a") as claim:
+        return claim.verdict
+
+
+@in_loop
+async def test_no_step_inside_a_transaction(migrated: Database) -> None:
+    """It could not be recorded, so it is an error, and is not called."""
+    async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
+
+        async def nested(_: AsyncConnection) -> None:
+            with pytest.raises(InvalidOption, match="step='inner': step 'outer' has not ended"):
+                await claim.step("inner", lambda: pytest.fail("it was called"))
+
+        await claim.transact("outer", nested)
+        assert await claim.step("inner", lambda: 1) == 1
+
+
+@in_loop
+async def test_undo(migrated: Database) -> None:
+    """A step in a transaction is undone like any other when the handler gives up."""
+    undone: list[Any] = []
+
+    async def undo(result: Any) -> None:
+        undone.append(result)
+
+    async with inbox_on(migrated) as (inbox, _):
+        with pytest.raises(GiveUp):
+            await pay_and_give_up(inbox, undo)
+    assert undone == ["AsyncConnection"]
+
+
+async def pay_and_give_up(inbox: AsyncStatusInbox, undo: Any) -> None:
+    """A handler that cannot succeed."""
+    async with inbox.claim("a") as claim:
+        await claim.transact("pay", paid, undo=undo)
+        raise GiveUp
+
+
+@in_loop
+async def test_without_a_claim(migrated: Database) -> None:
+    """A message that runs without protection writes in a transaction all the same, and is told when that
+    has been aborted."""
+    async with inbox_on(migrated, missing_key="run") as (inbox, _), inbox.claim(None) as claim:
+        await claim.transact("pay", paid)
+        if migrated.name == "postgresql":
+            with pytest.raises(TransactionAborted):
+                await claim.transact("pay twice", _aborted)
+    assert accounts.total(migrated.engine()) == 1
+
+
+async def _aborted(connection: AsyncConnection) -> None:
+    with pytest.raises(DBAPIError):
+        await connection.execute(text("SELECT 1 / 0"))
+
+
+@in_loop
+async def test_what_cannot_be_a_source(migrated: Database) -> None:
+    """A synchronous engine is refused."""
+    async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
+        with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):
+            await claim.transact("pay", paid, source=migrated.engine())  # type: ignore[arg-type]
+
+
+@in_loop
+async def test_a_store_that_is_not_in_the_database() -> None:
+    """Nothing commits together with Redis, so `transact` is refused."""
+    async with redis.asyncio.Redis.from_url("redis://127.0.0.1:1") as client:
+        inbox = AsyncStatusInbox(CONSUMER, store=RedisStore(client), missing_key="run")
+        async with inbox.claim(None) as claim:
+            with pytest.raises(InvalidOption, match="RedisStore is not in the database"):
+                await claim.transact("pay", paid)

@@ -1,0 +1,221 @@
+"""What status-table mode cannot work with: one clear error each, before anything is written."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from sqlalchemy import StaticPool, create_engine, create_mock_engine
+from sqlalchemy.dialects import registry
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from examples.embedded_postgres import free_port
+from inbox import Backoff, Claim, EventKind, RedisStore, SqlStore, Status, StatusInbox, Verdict, is_transient
+from inbox._status_mode.stores import Store
+from inbox.errors import InvalidKey, InvalidOption, StoreUnreachable, TablesMissing, UnsupportedDatabase
+from tests.support.database import Database
+from tests.support.status_stores import Failed, deliver, status_inbox, stored
+
+SECRET = "hunter2"  # noqa: S105 - it opens nothing
+ODD = ["a\0b", "a\ud800b", "\0" * 3_000, "é🙂" * 3_000]
+"""Text that not every database could store as it is."""
+
+
+@pytest.fixture
+def anywhere() -> Iterator[SqlStore]:
+    """A store that nobody asks."""
+    engine = create_engine("sqlite://")
+    yield SqlStore(engine)
+    engine.dispose()
+
+
+NO_TIMES = [-1, float("nan"), float("inf"), "5", True, timedelta(seconds=-1)]
+NO_COUNTS = [0, -1, 1.5, True, "3", None]
+NO_FLAGS = [None, 0, "no"]
+BAD_OPTIONS: list[tuple[str, Any]] = [
+    *(("lease", value) for value in [*NO_TIMES, None, 0, 0.05]),
+    *(("max_attempts", value) for value in NO_COUNTS),
+    *(("heartbeat", value) for value in NO_FLAGS),
+    *(("max_runtime", value) for value in [*NO_TIMES, 0, 0.05]),
+    *(("remember", value) for value in [-1, 1.5, True, "3", None]),
+    *(("keep_payload", value) for value in NO_FLAGS),
+    *(("backoff", value) for value in [5, "exponential", Backoff]),
+    *(("retention", value) for value in NO_TIMES),
+    *(("dead_retention", value) for value in NO_TIMES),
+    *(("missing_key", value) for value in ["raise", None, ""]),
+    *(("unreachable", value) for value in ["refuse", None, True]),
+    *(("on_event", value) for value in [5, "print", [print, None]]),
+    *(("consumer", value) for value in ["", "x" * 129, "é" * 65, "a\0", None, 5, b"orders"]),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), BAD_OPTIONS, ids=lambda value: f"{value!r:.20}")
+def test_an_option_that_cannot_be_used_is_refused(anywhere: SqlStore, option: str, value: Any) -> None:
+    """The error names the option and the value."""
+    with pytest.raises(InvalidOption, match=rf"^{option}=") as caught:
+        StatusInbox(**{"consumer": "orders", "store": anywhere, option: value})
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["first", "factor", "longest"])
+@pytest.mark.parametrize("value", NO_TIMES[:-1], ids=repr)
+def test_a_backoff_that_cannot_be_used_is_refused(option: str, value: Any) -> None:
+    """The error names the part and the value."""
+    with pytest.raises(InvalidOption, match=rf"^{option}=") as caught:
+        Backoff(**{option: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_a_store_that_is_none_is_refused() -> None:
+    """Only a store is a store: not an engine, a client or an address."""
+    values: list[Any] = [create_mock_engine("sqlite://", print), None, "redis://localhost", SqlStore]
+    for value in values:
+        kind = type(value).__name__
+        with pytest.raises(InvalidOption, match=rf"^store={kind}"):
+            StatusInbox("orders", store=value)
+        with pytest.raises(InvalidOption, match=rf"^engine={kind}"):
+            SqlStore(value)
+        with pytest.raises(InvalidOption, match=rf"^client={kind}"):
+            RedisStore(value)
+
+
+def test_an_engine_with_one_connection_for_all_threads_is_refused() -> None:
+    """Heartbeats of another thread would commit rows that the application rolls back."""
+    for make in (create_engine, create_async_engine):
+        with pytest.raises(InvalidOption, match="engine: with StaticPool a heartbeat"):
+            SqlStore(make("postgresql+psycopg://", poolclass=StaticPool))
+
+
+def test_an_asynchronous_store_is_for_the_other_inbox() -> None:
+    """The error names the store and the inbox that it is for."""
+    for store in (SqlStore(create_async_engine("sqlite+aiosqlite://")), RedisStore(redis.asyncio.Redis())):
+        with pytest.raises(InvalidOption, match=rf"^store={type(store).__name__}.*AsyncStatusInbox"):
+            StatusInbox("orders", store=store)
+
+
+def test_a_client_that_decodes_is_refused() -> None:
+    """Records have bytes in them, which such a client could not read; nor is there a prefix of nothing."""
+    with redis.Redis(decode_responses=True) as client, pytest.raises(InvalidOption, match="decode_responses"):
+        RedisStore(client)
+    with redis.Redis() as client:
+        for prefix in ("", None, b"inbox", 5):
+            with pytest.raises(InvalidOption, match=rf"^prefix={prefix!r}"):
+                RedisStore(client, prefix=prefix)  # type: ignore[arg-type]
+
+
+def test_an_unknown_dialect_is_refused() -> None:
+    """A database that nobody has proven is refused by name, at once."""
+    registry.register("other", "tests.exactly_once.test_bad_input", "OtherDialect")
+    with pytest.raises(UnsupportedDatabase, match=r"dialect='other'"):
+        SqlStore(create_engine("other://"))
+
+
+def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
+    """An empty database is `TablesMissing`, with the table's name and the command."""
+    inbox = status_inbox(SqlStore(database.engine()))
+    with pytest.raises(TablesMissing, match=r"inbox_consumer.*inbox-outbox migrate"):
+        deliver(inbox, lambda _: pytest.fail("ran"))
+
+
+BAD_MESSAGES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "empty key": (InvalidKey, r"^key=''", {"key": ""}),
+    "long key": (InvalidKey, r"^key='x", {"key": "x" * 513}),
+    "key with NUL": (InvalidKey, r"^key='a\\x00'", {"key": "a\0"}),
+    "fraction as a key": (InvalidKey, r"^key=5", {"key": 5.5}),
+    "payload that is no JSON": (InvalidOption, r"^payload", {"key": "a", "payload": object()}),
+    "naive time": (InvalidOption, r"^message_time=", {"key": "a", "message_time": datetime(2026, 1, 1)}),  # noqa: DTZ001 - the mistake itself
+    "time as text": (InvalidOption, r"^message_time='now'", {"key": "a", "message_time": "now"}),
+}
+
+
+@pytest.mark.parametrize(("error", "match", "given"), BAD_MESSAGES.values(), ids=BAD_MESSAGES)
+def test_a_message_that_cannot_be_claimed(
+    store: Store, error: type[Exception], match: str, given: dict[str, Any]
+) -> None:
+    """The error names what is wrong with the message; nothing runs, and nothing is written."""
+    with pytest.raises(error, match=match), status_inbox(store).claim(**given):
+        pytest.fail("ran")
+    assert store.list(None, None, 1) == []
+
+
+BAD_STEPS: dict[str, tuple[str, Callable[[Claim], Any]]] = {
+    "empty name": (r"^step=''", lambda claim: claim.step("", lambda: 1)),
+    "long name": (r"^step='x", lambda claim: claim.step("x" * 256, lambda: 1)),
+    "name with NUL": (r"^step='a\\x00'", lambda claim: claim.step("a\0", lambda: 1)),
+    "name with a surrogate": (r"^step='a\\ud800'", lambda claim: claim.step("a\ud800", lambda: 1)),
+    "number as a name": (r"^step=5", lambda claim: claim.step(5, lambda: 1)),  # type: ignore[arg-type]
+    "other policy": (
+        r"^on_unknown='stop'",
+        lambda claim: claim.step("a", lambda: 1, on_unknown="stop"),  # type: ignore[arg-type]
+    ),
+}
+
+
+@pytest.mark.parametrize(("match", "body"), BAD_STEPS.values(), ids=BAD_STEPS)
+def test_a_step_that_cannot_be(store: Store, match: str, body: Callable[[Claim], Any]) -> None:
+    """The error names what is wrong with the step, which is not called or recorded."""
+    with pytest.raises(InvalidOption, match=match):
+        deliver(status_inbox(store), body)
+    assert stored(store).steps is None
+
+
+@pytest.mark.parametrize("odd", ODD, ids=["NUL", "surrogate", "many NULs", "long"])
+def test_errors_payloads_and_results_may_be_any_text(store: Store, odd: str) -> None:
+    """Whatever text an error, a payload or a result has in it, the message's end is recorded."""
+    inbox = status_inbox(store, max_attempts=1, keep_payload=True)
+    with pytest.raises(Failed), inbox.claim("a", odd):
+        raise Failed(odd)
+    record = stored(store)
+    assert (record.status, record.payload) == (Status.DEAD, odd.encode(errors="surrogatepass"))
+    assert (record.error or "").startswith("Failed: ")
+    assert json.loads(record.history or "")[0]["error"] == record.error
+    results = []
+    for _ in range(2):
+        with inbox.claim("b") as claim:
+            if claim.is_new:
+                claim.result = [claim.step("s", lambda: odd)]
+        results.append(claim.result)
+    assert results == [[odd]] * 2
+
+
+ADDRESSES = {
+    "postgresql": "postgresql+psycopg://user:{secret}@127.0.0.1:{port}/app",
+    "mysql": "mysql+pymysql://user:{secret}@127.0.0.1:{port}/app",
+    "redis": "redis://user:{secret}@127.0.0.1:{port}",
+}
+
+
+@pytest.fixture(params=ADDRESSES)
+def nowhere(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store at an address where nothing answers."""
+    address = ADDRESSES[request.param].format(secret=SECRET, port=free_port())
+    if request.param == "redis":
+        with redis.Redis.from_url(address) as client:
+            yield RedisStore(client)
+    else:
+        engine = create_engine(address)
+        yield SqlStore(engine)
+        engine.dispose()
+
+
+def test_a_store_that_does_not_answer_is_an_error(nowhere: Store) -> None:
+    """By default nothing runs without protection: StoreUnreachable, which is transient, names the store and
+    no password."""
+    inbox = status_inbox(nowhere)
+    with pytest.raises(StoreUnreachable, match="did not answer") as caught:
+        deliver(inbox, lambda _: pytest.fail("ran"))
+    assert is_transient(caught.value)
+    assert type(nowhere).__name__ in str(caught.value)
+    assert SECRET not in f"{caught.value!s}{caught.value!r}{nowhere!r}{inbox!r}"
+
+
+def test_running_unprotected_has_to_be_asked_for(nowhere: Store) -> None:
+    """With `unreachable="run"` the message runs each time, and monitoring is told so."""
+    events: list[EventKind] = []
+    inbox = status_inbox(nowhere, unreachable="run", on_event=lambda event: events.append(event.kind))
+    claim = deliver(inbox, lambda claim: claim.step("s", lambda: 7))
+    assert (claim.verdict, claim.result, claim.token) == (Verdict.NEW, 7, 0)
+    assert events == [EventKind.UNPROTECTED, EventKind.STEP_DONE, EventKind.COMPLETED]

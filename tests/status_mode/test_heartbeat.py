@@ -1,0 +1,113 @@
+"""What keeps a message while its handler runs, and what each thing costs, on every store."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from sqlalchemy import event
+
+from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
+from inbox._status_mode.stores import Store
+from tests.support.status_stores import Place, deliver, fail, request, status_inbox, stored
+from tests.support.status_workers import wait_until
+
+SHORT = 2.0
+"""Seconds of a lease that is renewed within a test."""
+
+
+Asked = Callable[[], int]
+"""How often the store has been asked for anything so far."""
+
+
+@pytest.fixture
+def asked(place: Place, store: Store) -> Iterator[Asked]:
+    """The store's own count of what it is asked for; a connection is told how to behave beside that."""
+    if isinstance(store, SqlStore):
+        statements = []
+        event.listen(store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+        yield lambda: sum(not statement.startswith("SET ") for statement in statements)
+    else:
+        with redis.Redis.from_url(place.url) as client:
+            yield lambda: client.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+
+def cost(asked: Asked, act: Callable[[], object]) -> int:
+    """How often the store is asked by this."""
+    before = asked()
+    act()
+    return asked() - before
+
+
+def test_a_handler_may_run_for_longer_than_its_lease(store: Store) -> None:
+    """While a handler runs three times as long as its lease, nobody else gets the message, however often they
+    ask for it; then it completes."""
+    inbox = status_inbox(store, lease=SHORT, heartbeat=True)
+    until = []
+
+    def body(claim: Claim) -> None:
+        began = store.now()
+        while (store.now() - began).total_seconds() < 3 * SHORT:
+            assert store.claim(request()).verdict is Verdict.IN_FLIGHT
+            assert not claim.lost
+            until.append(stored(store).lease_until)
+            time.sleep(0.05)
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert len(set(until)) > 3
+    record = stored(store)
+    assert (record.status, record.attempts_started) == (Status.CONSUMED, 1)
+
+
+def test_without_heartbeats_a_long_handler_loses_its_message(store: Store) -> None:
+    """With `heartbeat=False` only the handler's own steps and heartbeats renew the lease."""
+    inbox = status_inbox(store, lease=SHORT)
+    with inbox.claim("a") as claim:
+        until = [stored(store).lease_until]
+        claim.heartbeat()
+        until.append(stored(store).lease_until)
+        claim.step("s", lambda: 1)
+        until.append(stored(store).lease_until)
+        assert until == sorted(set(until), key=str)
+        wait_until(lambda: claim.lost)
+        assert stored(store).lease_until == until[-1]
+        claim.heartbeat()
+        assert not claim.lost
+
+
+def test_a_short_message_costs_no_heartbeat(store: Store, asked: Asked) -> None:
+    """A message that is shorter than a third of its lease costs as much with heartbeats as without."""
+    quiet, beating = status_inbox(store), status_inbox(store, heartbeat=True)
+
+    def take(inbox: StatusInbox, key: str) -> None:
+        with inbox.claim(key) as claim:
+            assert claim.is_new
+
+    take(quiet, "first")  # which makes connections and loads scripts
+    take(beating, "second")
+    assert cost(asked, lambda: take(beating, "b")) == cost(asked, lambda: take(quiet, "a"))
+
+
+def test_a_duplicate_costs_one_question(store: Store, asked: Asked) -> None:
+    """A duplicate of a consumed message is one read, and changes nothing."""
+    inbox = status_inbox(store)
+    deliver(inbox)
+    before = stored(store)
+    assert cost(asked, lambda: deliver(inbox)) == 1
+    assert stored(store) == before
+
+
+def test_a_step_costs_one_write(store: Store, asked: Asked) -> None:
+    """A step is one write, two if it may not be repeated, and none if an earlier attempt has finished it."""
+    inbox = status_inbox(store)
+
+    def body(claim: Claim) -> None:
+        finished = claim.attempt > 1
+        claim.step("first", lambda: 1)  # which loads scripts
+        assert cost(asked, lambda: claim.step("s", lambda: 1)) == (0 if finished else 1)
+        assert cost(asked, lambda: claim.step("t", lambda: 1, on_unknown="halt")) == (0 if finished else 2)
+        if not finished:
+            fail()
+
+    for _ in range(2):
+        assert deliver(inbox, body).verdict is Verdict.NEW

@@ -1,0 +1,110 @@
+"""Connections that hang in the network: others take their place, and no call waits for ever."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import URL, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import AsyncStatusInbox, SqlStore, Status, StatusInbox, Verdict
+from tests.support.database import Database
+from tests.support.proxy import TcpProxy
+from tests.support.status_async import in_loop
+from tests.support.status_locks import asynchronous, is_end, is_renewal, proxied
+from tests.support.status_stores import CONSUMER, request, status_inbox, stored
+from tests.support.status_workers import wait_until
+
+LEASE = 6.0
+
+
+@pytest.fixture
+def direct(migrated: Database) -> SqlStore:
+    """A store whose connections do not hang."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite has no connection that could hang")
+    return SqlStore(migrated.engine())
+
+
+@pytest.fixture
+def way(migrated: Database, direct: SqlStore) -> Iterator[tuple[TcpProxy, URL]]:
+    """The way to the database through a proxy."""
+    with proxied(direct.engine.url) as way:
+        yield way
+
+
+def check_renewed(store: SqlStore, keys: str) -> None:
+    """Their first leases are over, and nobody gets them."""
+    for key in keys:
+        assert store.claim(request(key)).verdict is Verdict.IN_FLIGHT
+
+
+def test_a_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> None:
+    """The next one takes another connection, and all messages are kept; the one that hangs is cut."""
+    proxy, url = way
+    engine = create_engine(url)
+    inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=LEASE)
+    with inbox.claim("a") as first, inbox.claim("b") as second:
+        until = stored(direct, "b").lease_until
+        assert until is not None
+        proxy.stall_on(is_renewal)
+        assert proxy.was_cut.wait(60)
+        wait_until(lambda: direct.now() > until)
+        check_renewed(direct, "ab")
+        assert not first.lost
+        assert not second.lost
+        wait_until(lambda: engine.pool.checkedout() == 0)  # type: ignore[attr-defined]
+    assert stored(direct, "a").status is Status.CONSUMED
+    engine.dispose()
+
+
+@in_loop
+async def test_an_asynchronous_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> None:
+    """The same in an event loop."""
+    proxy, url = way
+    engine = create_async_engine(asynchronous(url))
+    inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine), lease=LEASE)
+    async with inbox.claim("a") as first, inbox.claim("b") as second:
+        proxy.stall_on(is_renewal)
+        await asyncio.sleep(LEASE + 0.5)
+        assert proxy.was_cut.is_set()
+        check_renewed(direct, "ab")
+        assert not first.lost
+        assert not second.lost
+    assert stored(direct, "a").status is Status.CONSUMED
+    await engine.dispose()
+
+
+def test_a_call_that_hangs(
+    direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler's own write whose connection hangs is sent once more on another one, and knows that it had
+    been accepted before."""
+    monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 1.0)
+    proxy, url = way
+    engine = create_engine(url)
+    with status_inbox(SqlStore(engine)).claim("a"):
+        proxy.stall_on(is_end)
+    assert proxy.was_cut.is_set()
+    record = stored(direct)
+    assert (record.status, record.attempts_finished) == (Status.CONSUMED, 1)
+    engine.dispose()
+
+
+@in_loop
+async def test_an_asynchronous_call_that_hangs(
+    direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same in an event loop, and the task is not cancelled by it."""
+    monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 1.0)
+    proxy, url = way
+    engine = create_async_engine(asynchronous(url))
+    inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine), lease=60)
+    async with inbox.claim("a"):
+        proxy.stall_on(is_end)
+    assert proxy.was_cut.is_set()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    assert stored(direct).status is Status.CONSUMED
+    await engine.dispose()

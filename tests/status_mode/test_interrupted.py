@@ -1,0 +1,123 @@
+"""Handlers that end by something that is no Exception: what was meant for them, and what was not."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import pytest
+
+from inbox import Claim, Status, Verdict, retry
+from inbox._status_mode.hold import INTERRUPTIONS
+from inbox._status_mode.stores import Store
+from tests.support.status_async import in_loop, inbox_at, recorded
+from tests.support.status_stores import CONSUMER, Place, deliver, status_inbox, stored
+
+
+def leave(*_: Any) -> NoReturn:
+    """What a library calls that was written for the command line, or a handler of a signal."""
+    raise SystemExit(3)
+
+
+def interrupt(_: Claim) -> NoReturn:
+    """Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def usr1() -> Iterator[signal.Signals]:
+    """A signal by which this program may be told to stop."""
+    former = signal.signal(signal.SIGUSR1, leave)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, former)
+
+
+def counted(store: Store) -> tuple[Status, int, int]:
+    """What is on record of the message's attempts and interruptions."""
+    record = stored(store)
+    return record.status, record.attempts_started, record.interruptions
+
+
+def test_a_handler_that_leaves_the_program_has_failed(store: Store) -> None:
+    """Its SystemExit comes through, counts as an attempt, and ends a message that leaves each time."""
+    inbox, runs = status_inbox(store, max_attempts=2), list[int]()
+
+    def body(claim: Claim) -> None:
+        runs.append(claim.attempt)
+        leave()
+
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            deliver(inbox, body)
+    assert deliver(inbox, body).verdict is Verdict.DEAD
+    assert runs == [1, 2]
+    assert (counted(store), stored(store).error) == ((Status.DEAD, 2, 0), "SystemExit: 3")
+
+
+def test_a_program_that_is_told_to_stop_has_not_failed(store: Store, usr1: signal.Signals) -> None:
+    """A SystemExit that the program's own handler of a signal raises interrupts the message."""
+    with pytest.raises(SystemExit):
+        deliver(status_inbox(store), lambda _: os.kill(os.getpid(), usr1))
+    assert counted(store) == (Status.FAILED, 0, 1)
+
+
+def test_a_listener_that_is_stopping_has_not_failed(store: Store) -> None:
+    """A SystemExit while the listener is stopping interrupts the message."""
+    inbox = status_inbox(store)
+    listener = inbox.listener()
+
+    @inbox.handler(key=lambda _: "a")
+    def handle(_: Claim, stops: Any) -> None:
+        if stops:
+            listener.stop()
+        leave()
+
+    for stops, expected in ((False, (Status.FAILED, 1, 0)), (True, (Status.FAILED, 1, 1))):
+        with pytest.raises(SystemExit):
+            listener.decide([stops], handle)
+        assert counted(store) == expected
+
+
+def test_interruptions_count_in_the_end(store: Store) -> None:
+    """A message that is interrupted again and again is dead after all; an operator's retry begins anew."""
+    inbox = status_inbox(store, max_attempts=1)
+    for number in range(INTERRUPTIONS):
+        with suppress(KeyboardInterrupt):
+            deliver(inbox, interrupt)
+        assert counted(store) == (Status.FAILED, 0, number + 1)
+    with suppress(KeyboardInterrupt):
+        deliver(inbox, interrupt)
+    assert counted(store) == (Status.DEAD, 1, INTERRUPTIONS)
+    retry(store, CONSUMER, "a")
+    assert counted(store) == (Status.FAILED, 0, 0)
+
+
+@in_loop
+async def test_a_cancellation_that_nobody_sent_has_failed(place: Place) -> None:
+    """A handler that waits for something that somebody else has cancelled has failed: its own task was not
+    cancelled. Cancelled itself, it has not."""
+
+    async def wait_for_another() -> None:
+        other = asyncio.get_running_loop().create_future()
+        other.cancel()
+        await other
+
+    async def handle() -> None:
+        async with inbox.claim("a") as claim:
+            if claim.attempt == 1:
+                await wait_for_another()
+            await asyncio.sleep(60)
+
+    async with inbox_at(place, max_attempts=2) as inbox:
+        with pytest.raises(asyncio.CancelledError):
+            await handle()
+        record = recorded(place)
+        assert (record.status, record.attempts_started, record.error) == (Status.FAILED, 1, "CancelledError")
+        task = asyncio.create_task(handle())
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await asyncio.wait([task])
+    record = recorded(place)
+    assert (record.status, record.attempts_started, record.interruptions) == (Status.FAILED, 1, 1)

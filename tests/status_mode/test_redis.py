@@ -1,0 +1,130 @@
+"""What is Redis' alone about the store: scripts, clusters, and keys that anybody may have chosen."""
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from examples.embedded_postgres import ServerProcess, free_port
+from inbox import RedisStore, Status, StatusInbox, Verdict
+from inbox._status_mode.stores import Held
+from inbox.errors import InvalidOption, StoreUnreachable
+from tests.conftest import _present
+from tests.servers.redis import LocalRedis, program
+
+SLOTS = 16_384
+
+
+@pytest.fixture
+def cluster_client(tmp_path: Any) -> Iterator["redis.RedisCluster"]:
+    """A client of a cluster of one node, which refuses what touches two slots as any cluster does."""
+    port = free_port()
+    command = [_present("redis", program()), "--port", str(port), "--dir", str(tmp_path)]
+    node: Any = redis.Redis(port=port)
+    command += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+    server = ServerProcess(command, tmp_path, user=None, is_ready=lambda: _answers(node))
+    try:
+        node.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
+        while node.cluster("INFO")["cluster_state"] != "ok":
+            time.sleep(0.02)
+        client = redis.RedisCluster(host="127.0.0.1", port=port)
+        yield client
+        client.close()
+    finally:
+        node.close()
+        server.stop(signal.SIGTERM)
+
+
+@pytest.fixture
+def client(private_redis: LocalRedis) -> Iterator["redis.Redis"]:
+    """A client of a Redis of the test's own."""
+    with redis.Redis.from_url(private_redis.url) as client:
+        yield client
+
+
+def test_a_cluster_keeps_records_on_all_its_slots(cluster_client: "redis.RedisCluster") -> None:
+    """Claims, steps and lists work through a cluster's client, whatever slots the keys fall on."""
+    store = RedisStore(cluster_client)
+    inbox = StatusInbox("orders", store=store)
+    keys = [f"order-{number}" for number in range(20)]
+    for key in keys:
+        with inbox.claim(key) as claim:
+            claim.result = claim.step("count", lambda: 1)
+    with inbox.claim("x") as one, inbox.claim("y") as two:
+        claims = [Held("orders", each.key, each.token) for each in (one, two)]
+        assert list(store.renew(claims, 60.0, 60.0, 1.0)) == [(held, 60.0) for held in claims]
+    keys += ["x", "y"]
+    for key in keys[:-2]:
+        with inbox.claim(key) as claim:
+            assert (claim.verdict, claim.result) == (Verdict.DUPLICATE, 1)
+    assert sorted(record.key for record in store.list("orders", Status.CONSUMED, 100)) == sorted(keys)
+
+
+def test_scripts_that_redis_has_forgotten(client: "redis.Redis") -> None:
+    """They are sent again, in the middle of a claim as well, and for a heartbeat."""
+    store = RedisStore(client)
+    inbox = StatusInbox("orders", store=store)
+    with inbox.claim("a") as claim, inbox.claim("b") as other:
+        client.script_flush()
+        claim.step("one", lambda: 1)
+        client.script_flush()
+        claims = [Held("orders", each.key, each.token) for each in (claim, other)]
+        lost = Held("orders", "a", claim.token - 1)
+        assert list(store.renew([*claims, lost], 60.0, 60.0, 1.0)) == [
+            *((held, 60.0) for held in claims),
+            (lost, None),
+        ]
+    with inbox.claim("a") as claim:
+        assert claim.verdict is Verdict.DUPLICATE
+
+
+def test_a_late_end_is_kept_for_the_whole_retention(client: "redis.Redis") -> None:
+    """The end of a message counts, and not its lease, which may be over by then."""
+    inbox = StatusInbox("orders", store=RedisStore(client), lease=0.1, retention=60, heartbeat=False)
+    with inbox.claim("a"):
+        client.pexpire("inbox:6:orders:a", 5_000)  # as if the handler had taken long
+        time.sleep(0.2)
+    assert client.pttl("inbox:6:orders:a") > 55_000
+
+
+@pytest.mark.parametrize("consumer", ["*", "a?", "[ab]", "a\\", "a:b", "ü", "12:a"])
+def test_names_are_no_patterns(client: "redis.Redis", consumer: str) -> None:
+    """A consumer's list has its own messages, whatever its name would mean as a pattern."""
+    store = RedisStore(client, prefix="in[box]*")
+    for name in (consumer, "a", "ab", "b"):
+        with StatusInbox(name, store=store).claim(f"key of {name}"):
+            pass
+    with StatusInbox("a", store=RedisStore(client, prefix="inbox")).claim("of another prefix"):
+        pass
+    assert [record.key for record in store.list(consumer, None, 100)] == [f"key of {consumer}"]
+    assert {record.consumer for record in store.list(None, None, 100)} == {consumer, "a", "ab", "b"}
+
+
+def test_bad_clients(client: "redis.Redis") -> None:
+    """One clear error, before anything is sent."""
+    decoding = redis.Redis(decode_responses=True)
+    patient = redis.Redis(socket_timeout=None)
+    refused = ("redis://", "client=str"), (decoding, "decode_responses"), (patient, "socket_timeout=None")
+    for given, name in refused:
+        with pytest.raises(InvalidOption, match=name):
+            RedisStore(given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="prefix=''"):
+        RedisStore(client, prefix="")
+
+
+def test_a_redis_that_is_gone() -> None:
+    """`StoreUnreachable`, after some tries, without the password."""
+    store = RedisStore(redis.Redis(port=free_port(), password="s3cret"))  # noqa: S106 - the test's own
+    with pytest.raises(StoreUnreachable) as caught, StatusInbox("orders", store=store).claim("a"):
+        raise AssertionError("it ran")
+    assert "s3cret" not in f"{caught.value}{store!r}"
+
+
+def _answers(node: Any) -> bool:
+    try:
+        return bool(node.ping())
+    except redis.ConnectionError:
+        return False

@@ -1,0 +1,141 @@
+"""Messages that a process remembers: their duplicates are answered without the store, and nothing else is."""
+
+import os
+import pickle
+import time
+from contextlib import suppress
+
+import pytest
+
+from inbox import EventKind, Verdict, discard
+from inbox._memory import Known, Memory
+from inbox._status_mode.stores import Answer, Request, Store
+from inbox.errors import LeaseLost
+from tests.support.status_async import in_loop, inbox_at
+from tests.support.status_stores import CONSUMER, Place, deliver, fail, status_inbox, stored
+
+
+class Asked:
+    """How often a store has been asked to claim."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        self._claim = store.claim
+        monkeypatch.setattr(store, "claim", self._noted)
+
+    def _noted(self, request: Request) -> Answer:
+        self.times += 1
+        return self._claim(request)
+
+
+@pytest.fixture
+def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The store's count."""
+    return Asked(store, monkeypatch)
+
+
+def test_a_duplicate_is_answered_without_the_store(store: Store, asked: Asked) -> None:
+    """With the result of the first run, another object for each, or as a mismatch; monitoring is told."""
+    events: list[EventKind] = []
+    inbox = status_inbox(
+        store, remember=10, on_refusal="return", on_event=lambda event: events.append(event.kind)
+    )
+    assert deliver(inbox, lambda _: {"n": [1]}, payload="x").verdict is Verdict.NEW
+    before = stored(store)
+    results = [deliver(inbox, payload="x").result for _ in range(2)]
+    assert results == [{"n": [1]}] * 2
+    assert results[0] is not results[1]
+    assert deliver(inbox, payload="y").verdict is Verdict.MISMATCH
+    assert deliver(inbox).verdict is Verdict.DUPLICATE
+    assert asked.times == 1
+    assert stored(store) == before
+    assert events[2:] == [EventKind.DUPLICATE] * 2 + [EventKind.MISMATCH, EventKind.DUPLICATE]
+
+
+def test_what_another_process_has_done_is_remembered(store: Store, asked: Asked) -> None:
+    """After its first duplicate here."""
+    deliver(status_inbox(store), lambda _: 7, payload="x")
+    inbox = status_inbox(store, remember=10, on_refusal="return")
+    assert [deliver(inbox, payload="x").result for _ in range(3)] == [7] * 3
+    assert deliver(inbox, payload="y").verdict is Verdict.MISMATCH
+    assert asked.times == 2
+
+
+def test_only_what_is_done_is_remembered(store: Store, asked: Asked) -> None:
+    """A message that failed, is in flight, or was lost by this process runs again; one that an operator has
+    discarded is a duplicate."""
+    inbox = status_inbox(store, remember=10, on_refusal="return", lease=0.5)
+    deliver(inbox, fail)
+    assert deliver(inbox, fail).attempt == 2
+    discard(store, CONSUMER, "a")
+    assert [deliver(inbox).verdict for _ in range(2)] == [Verdict.DUPLICATE] * 2
+    assert asked.times == 3
+    with inbox.claim("b") as claim:
+        with inbox.claim("b") as second:
+            assert second.verdict is Verdict.IN_FLIGHT
+        assert claim.is_new
+    with suppress(LeaseLost):
+        with inbox.claim("c"):
+            time.sleep(0.6)
+            with suppress(ZeroDivisionError), status_inbox(store).claim("c"):
+                raise ZeroDivisionError
+        pytest.fail("it was completed")
+    with inbox.claim("c") as again:
+        assert again.is_new
+
+
+@in_loop
+async def test_asynchronous_inboxes_remember(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the others do."""
+    async with inbox_at(place, remember=10) as inbox:
+        async with inbox.claim("a", {"n": 1}) as claim:
+            claim.result = "done"
+        asked = Asked(inbox.store, monkeypatch)
+        for _ in range(2):
+            async with inbox.claim("a", {"n": 1}) as claim:
+                assert (claim.verdict, claim.result) == (Verdict.DUPLICATE, "done")
+        assert asked.times == 0
+
+
+def test_nothing_is_remembered_unless_asked_for(store: Store, asked: Asked) -> None:
+    """By default every delivery asks the store."""
+    inbox = status_inbox(store)
+    for _ in range(3):
+        deliver(inbox)
+    assert asked.times == 3
+
+
+KNOWN = Known(None, None)
+
+
+def test_the_memory_has_a_limit() -> None:
+    """What was asked for longest ago goes first."""
+    memory = Memory(2)
+    memory.remember("a", KNOWN, 60)
+    memory.remember("b", KNOWN, 60)
+    assert memory.recall("a")
+    memory.remember("c", KNOWN, 60)
+    assert [key for key in "abc" if memory.recall(key)] == ["a", "c"]
+    assert len(memory) == 2
+
+
+def test_the_memory_forgets_with_time() -> None:
+    """After the retention the store alone knows."""
+    memory = Memory(2)
+    memory.remember("a", KNOWN, 0.05)
+    memory.remember("b", KNOWN, -1)
+    time.sleep(0.06)
+    assert (memory.recall("a"), memory.recall("b")) == (None, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_the_memory_is_this_process_alone() -> None:
+    """Neither a fork nor whoever unpickles it has it."""
+    memory = Memory(2)
+    memory.remember("a", KNOWN, 60)
+    assert pickle.loads(pickle.dumps(memory)).recall("a") is None  # noqa: S301 - its own
+    child = os.fork()
+    if not child:
+        os._exit(0 if memory.recall("a") is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert memory.recall("a") is KNOWN

@@ -1,0 +1,237 @@
+"""Ends of claims that are easily got wrong: who may undo, what is over, what may be acknowledged."""
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release
+from inbox._status_mode.stores import Store
+from inbox.errors import GiveUp, InvalidOption, LeaseLost
+from tests.status_mode.test_steps import Calls, called, undoing
+from tests.support.database import Database
+from tests.support.status_async import beside, in_loop, inbox_at, recorded
+from tests.support.status_stores import (
+    CONSUMER,
+    Place,
+    change,
+    deliver,
+    fail,
+    held,
+    request,
+    status_inbox,
+    stored,
+)
+from tests.support.status_workers import wait_until
+
+
+def test_whoever_lost_the_message_undoes_nothing(store: Store) -> None:
+    """A handler that gives up after its lease was taken over leaves the successor's finished steps alone."""
+    calls = Calls()
+    late = status_inbox(store, lease=1)
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", called(calls, "lock"), undo=undoing(calls, "lock"))
+        time.sleep(1.2)
+        assert deliver(status_inbox(store)).is_new
+        raise GiveUp
+
+    with pytest.raises(LeaseLost):
+        deliver(late, body)
+    assert calls == ["lock"]
+    assert stored(store).status is Status.CONSUMED
+
+
+def test_whoever_was_sent_away_undoes_nothing(store: Store) -> None:
+    """A handler that gives up after an operator has taken the message away."""
+    calls = Calls()
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", called(calls, "lock"), undo=undoing(calls, "lock"))
+        release(store, CONSUMER, "a")
+        raise GiveUp
+
+    with pytest.raises(LeaseLost):
+        deliver(status_inbox(store), body)
+    assert calls == ["lock"]
+
+
+def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
+    """An undo may take longer than the lease: nobody else undoes meanwhile."""
+    inbox = status_inbox(store, lease=2, heartbeat=True)
+    seen = []
+
+    def undo(_: Any) -> None:
+        time.sleep(3)
+        seen.append(deliver(status_inbox(store)).verdict)
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", lambda: 1, undo=undo)
+        raise GiveUp
+
+    with pytest.raises(GiveUp):
+        deliver(inbox, body)
+    assert seen == [Verdict.IN_FLIGHT]
+    assert stored(store).status is Status.DEAD
+
+
+@in_loop
+async def test_the_lease_is_renewed_while_a_task_undoes(place: Place) -> None:
+    """The same of an asynchronous handler; and if the message is taken away, its undo is cancelled."""
+    seen: list[Verdict | str] = []
+
+    async def undo(key: str) -> None:
+        await asyncio.sleep(3)
+        async with beside(inbox).claim(key) as other:
+            seen.append(other.verdict)
+        if key == "b":
+            with place.open() as store:
+                release(store, CONSUMER, key)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+    async def give_up(key: str) -> None:
+        async with inbox.claim(key) as claim:
+            await claim.step("lock", lambda: key, undo=undo)
+            raise GiveUp
+
+    async with inbox_at(place, lease=2) as inbox:
+        with pytest.raises(GiveUp):
+            await give_up("a")
+        with pytest.raises(LeaseLost):
+            await give_up("b")
+    assert seen == [Verdict.IN_FLIGHT, Verdict.IN_FLIGHT, "cancelled"]
+    assert [recorded(place, key).status for key in "ab"] == [Status.DEAD, Status.FAILED]
+
+
+def test_a_message_that_is_half_undone_cannot_be_completed(store: Store) -> None:
+    """Once a step was undone there is no way forward, even if the handler comes to its end this time."""
+    inbox, calls = status_inbox(store), Calls()
+    undo_a = undoing(calls, "a", failures=1)
+
+    def body(claim: Claim) -> Any:
+        claim.step("a", called(calls, "a"), undo=undo_a)
+        claim.step("b", called(calls, "b"), undo=undoing(calls, "b"))
+        if claim.attempt == 1:
+            raise GiveUp
+        return "done"
+
+    with pytest.raises(GiveUp):
+        deliver(inbox, body)
+    claim = deliver(inbox, body)
+    assert calls == ["a", "b", "undo b None", "undo a None", "undo a None"]
+    assert (claim.verdict, claim.result) == (Verdict.DEAD, None)
+    assert stored(store).status is Status.DEAD
+
+
+def test_a_message_with_something_left_to_undo_is_not_acknowledged(store: Store) -> None:
+    """A delivery that only undoes, and fails at it, has to come again."""
+    inbox, calls = status_inbox(store, max_attempts=1), Calls()
+    undo = undoing(calls, "lock", failures=2)
+
+    @inbox.handler(key=lambda _: "a")
+    def handle(claim: Claim, _: Any) -> None:
+        claim.step("lock", called(calls, "lock"), undo=undo)
+        claim.step("ship", fail)
+
+    actions = [inbox.listener().decide([0], handle)[0].action for _ in range(3)]
+    assert calls == ["lock"] + ["undo lock None"] * 3
+    assert actions == [Action.RETRY, Action.RETRY, Action.DEAD_LETTER]
+
+
+def test_another_messages_lost_lease_is_an_error_like_any_other(store: Store) -> None:
+    """A handler that lets out the LeaseLost of another claim has failed: its own message can run again."""
+    kinds: list[EventKind] = []
+    inbox = status_inbox(store, on_event=lambda event: kinds.append(event.kind))
+    other = status_inbox(store)
+    with pytest.raises(LeaseLost), inbox.claim("a"), other.claim("b"):
+        release(store, CONSUMER, "b")
+    assert stored(store).status is Status.FAILED
+    assert kinds == [EventKind.CLAIMED, EventKind.FAILED]
+
+
+def test_an_error_that_cannot_be_told(store: Store) -> None:
+    """An exception whose text cannot be had fails the message like any other."""
+
+    class Untold(Exception):
+        def __str__(self) -> str:
+            raise TypeError
+
+    def body(_: Claim) -> None:
+        raise Untold
+
+    with pytest.raises(Untold):
+        deliver(status_inbox(store), body)
+    assert (stored(store).status, stored(store).error) == (Status.FAILED, "Untold")
+
+
+@pytest.mark.parametrize("payload", [b"x" * 1_000_001, {"n": float("nan")}], ids=["large", "not JSON"])
+def test_a_payload_that_cannot_be_kept_is_an_error(store: Store, payload: Any) -> None:
+    """Before the message is claimed: a dead letter that no store can write would never be one."""
+    with pytest.raises(InvalidOption, match=r"^payload"):
+        deliver(status_inbox(store, keep_payload=True), payload=payload)
+    assert store.find(CONSUMER, "a") is None
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_does_not_keep_its_parents_messages(place: Place) -> None:
+    """A message comes again after its lease when its worker has died, even if a child of the worker that was
+    forked meanwhile goes on with messages of its own."""
+    talk, listen = os.pipe()[::-1]
+    worker = os.fork()
+    if worker == 0:
+        _fork_and_die(place, talk)
+    os.waitpid(worker, 0)
+    child = int(os.read(listen, 20))
+    try:
+        with place.open() as store:
+            wait_until(lambda: store.claim(request("parent")).verdict is Verdict.NEW)
+            assert stored(store, "child").status is Status.CONSUMING
+            assert stored(store, "child").owner.endswith(f":{child}")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_bytes_as_old_clients_like_them(postgres: Database) -> None:
+    """A database whose bytea_output is "escape" gives the same records."""
+    engine = postgres.engine(connect_args={"options": "-c bytea_output=escape"})
+    store, given = SqlStore(engine), bytes(range(256)) + b"\\x41"
+    claimed = store.claim(request())
+    store.write(held(claimed), change(status=Status.DEAD, finished=1, error="no", payload=given))
+    record = store.claim(request()).record
+    assert (record.payload, record.claim) == (given, claimed.record.claim)
+
+
+def test_a_duplicate_does_not_wait_for_a_transaction(migrated: Database) -> None:
+    """While a step's transaction is open, another delivery is told IN_FLIGHT at once."""
+    options = {"connect_args": {"options": "-c lock_timeout=5s"}} if migrated.name == "postgresql" else {}
+    inbox = status_inbox(SqlStore(migrated.engine()))
+    beside = status_inbox(SqlStore(migrated.engine(**options)))
+    seen = []
+
+    def body(claim: Claim) -> None:
+        claim.transact("pay", lambda _: seen.append(deliver(beside).verdict))
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert seen == [Verdict.IN_FLIGHT]
+
+
+def _fork_and_die(place: Place, talk: int) -> None:
+    with place.open() as store:
+        inbox = status_inbox(store, lease=0.5, heartbeat=True)
+        claim = inbox.claim("parent")
+        claim.__enter__()
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+    with place.open() as store:
+        inbox.store = store
+        with inbox.claim("child"):
+            os.write(talk, str(os.getpid()).encode())
+            time.sleep(60)
+    os._exit(0)

@@ -1,0 +1,91 @@
+"""Handlers that run for longer than they may: the message goes to somebody else, and stays with them."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+from sqlalchemy import Connection
+
+from inbox import Claim, Event, EventKind, SqlStore, Status, StatusInbox, Verdict
+from inbox._status_mode.stores import Store
+from inbox.errors import LeaseLost
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.status_async import in_loop, inbox_at, recorded
+from tests.support.status_stores import CONSUMER, Place, request, stored
+from tests.support.status_workers import wait_until
+
+LEASE = 2.0
+LONGEST = 1.0
+
+
+@pytest.mark.parametrize("heartbeat", [True, False], ids=["heartbeat", "no heartbeat"])
+def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool) -> None:
+    """Its claim is lost and monitoring is told why, its next step is not called, another worker takes the
+    message over once the lease is over, and its end is refused."""
+    lost: list[str | None] = []
+
+    def hook(event: Event) -> None:
+        if event.kind is EventKind.LOST:
+            lost.append(event.error)
+
+    inbox = StatusInbox(
+        CONSUMER, store=store, lease=LEASE, max_runtime=LONGEST, heartbeat=heartbeat, on_event=hook
+    )
+    with suppress(LeaseLost):
+        with inbox.claim("a") as claim:
+            claim.step("first", lambda: 1)
+            wait_until(lambda: lost)
+            assert claim.lost
+            for act in (claim.heartbeat, lambda: claim.step("second", lambda: pytest.fail("it was called"))):
+                with pytest.raises(LeaseLost, match="max_runtime"):
+                    act()
+            wait_until(lambda: store.claim(request()).verdict is Verdict.NEW)
+        pytest.fail("it was completed")
+    assert lost == ["the handler ran for longer than max_runtime, 1 s"]
+    record = stored(store)
+    assert (record.status, record.owner, record.attempts_started) == (Status.CONSUMING, "worker", 2)
+    assert record.token > claim.token
+
+
+@in_loop
+async def test_an_asynchronous_handler_that_hangs_is_cancelled(place: Place) -> None:
+    """What comes out is LeaseLost; the lease is not renewed any more."""
+    async with inbox_at(place, lease=60, max_runtime=LONGEST) as inbox:
+        with pytest.raises(LeaseLost, match="max_runtime"):
+            async with inbox.claim("a"):
+                await asyncio.sleep(30)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+    assert recorded(place).status is Status.CONSUMING
+
+
+def test_a_late_end_counts_if_nobody_has_taken_over(store: Store) -> None:
+    """A handler that comes to its end after all, and still has the message, has completed it."""
+    inbox = StatusInbox(CONSUMER, store=store, lease=60, max_runtime=LONGEST)
+    with inbox.claim("a") as claim:
+        claim.step("slow", lambda: time.sleep(LONGEST * 1.1))
+        assert claim.lost
+    assert stored(store).status is Status.CONSUMED
+
+
+def test_a_transaction_that_takes_too_long_writes_nothing(migrated: Database) -> None:
+    """A step in a transaction that ends too late is rolled back with what its body wrote."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=60, max_runtime=LONGEST)
+
+    def slow(connection: Connection) -> None:
+        accounts.add(connection)
+        time.sleep(LONGEST * 1.1)
+
+    def handle(claim: Claim) -> None:
+        claim.transact("slow", slow)
+
+    with suppress(LeaseLost), inbox.claim("a") as claim:
+        handle(claim)
+        pytest.fail("it went on")
+    assert accounts.total(engine) == 0
+    assert stored(inbox.store).steps is None

@@ -1,0 +1,298 @@
+"""Steps of a message in status-table mode, and what undoes them, on every store."""
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from inbox import Claim, EventKind, Status, Verdict
+from inbox._status_mode.hold import OnUnknown
+from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, Held, Store
+from inbox.errors import GiveUp, InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
+from tests.support.status_stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
+
+Calls = list[str]
+
+
+def called(calls: Calls, name: str, result: Any = None) -> Callable[[], Any]:
+    """A step's body, which notes that it was called."""
+
+    def body() -> Any:
+        calls.append(name)
+        return result
+
+    return body
+
+
+def undoing(calls: Calls, name: str, failures: int = 0) -> Callable[[Any], None]:
+    """What undoes a step, and fails so many times before."""
+    left = [failures]
+
+    def undo(result: Any) -> None:
+        calls.append(f"undo {name} {result}")
+        if left[0] > 0:
+            left[0] -= 1
+            raise Failed(f"cannot undo {name}")
+
+    return undo
+
+
+def test_a_finished_step_is_not_called_again(store: Store) -> None:
+    """After a failure each finished step returns what it had returned, uncalled; the one that failed runs
+    again with the same idempotency key."""
+    inbox, calls, keys = status_inbox(store), Calls(), []
+
+    def body(claim: Claim) -> Any:
+        stock = claim.step("lock-stock", called(calls, "lock", {"lock": 7}))
+        assert stock == {"lock": 7}
+        keys.append(claim.step_key("charge"))
+        return claim.step("charge", lambda: called(calls, "charge", 9)() if claim.attempt > 1 else fail())
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert deliver(inbox, body).result == 9
+    assert calls == ["lock", "charge"]
+    assert keys[0] == keys[1]
+
+
+def test_every_attempt_gets_what_json_makes_of_a_result(store: Store) -> None:
+    """A step's result is the same at the first attempt as at every other: tuples are lists, keys text."""
+    inbox, seen = status_inbox(store), []
+
+    def body(claim: Claim) -> None:
+        seen.append(claim.step("s", lambda: {"pair": (1, 2), 3: None, "é": 1.5}))
+        fail()
+
+    for _ in range(2):
+        deliver(inbox, body)
+    assert seen == [{"pair": [1, 2], "3": None, "é": 1.5}] * 2
+
+
+def test_step_keys_differ_by_step_message_and_consumer(store: Store) -> None:
+    """A step's idempotency key has 32 characters and belongs to one step of one message of one consumer."""
+    inbox, keys = status_inbox(store), set()
+    for key in ("a", "b", "a1:b"):
+        with inbox.claim(key) as claim:
+            keys |= {claim.step_key(name) for name in ("charge", "b", "1:b", "ship")}
+    assert len(keys) == 12
+    assert {len(key) for key in keys} == {32}
+
+
+def test_a_step_that_may_not_be_repeated_halts_the_message(store: Store) -> None:
+    """If a step with `on_unknown="halt"` raises, nobody knows whether it happened: the message is HALTED, and
+    nothing of it is run or undone until somebody says."""
+    events: list[tuple[EventKind, str | None]] = []
+    inbox = status_inbox(
+        store, max_attempts=1, on_event=lambda event: events.append((event.kind, event.step))
+    )
+    calls = Calls()
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", called(calls, "lock"), undo=undoing(calls, "lock"))
+        claim.step("charge", fail, on_unknown="halt")
+
+    assert [deliver(inbox, body).verdict for _ in range(3)] == [Verdict.HALTED] * 3
+    assert calls == ["lock"]
+    record = stored(store)
+    assert (record.status, record.pending_step) == (Status.HALTED, "charge")
+    assert record.error == "the outcome of step 'charge' is unknown: Failed: no"
+    assert (EventKind.STEP_UNKNOWN, "charge") in events
+    assert (EventKind.HALTED, "charge") in events
+
+
+def test_an_interrupted_step_that_may_not_be_repeated_halts_too(store: Store) -> None:
+    """Ctrl-C in the middle of such a step does not give the message back."""
+    inbox = status_inbox(store)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), inbox.claim("a") as claim:
+        claim.step("charge", interrupted, on_unknown="halt")
+    assert stored(store).status is Status.HALTED
+    assert deliver(inbox).verdict is Verdict.HALTED
+
+
+@pytest.mark.parametrize("on_unknown", ["retry", "halt"])
+@pytest.mark.parametrize("state", ["begun", "done"])
+@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])
+def test_a_record_of_a_step_that_got_no_answer(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *, arrived: bool, state: str, on_unknown: OnUnknown
+) -> None:
+    """If the store goes away while a step's begin or end is recorded, and comes back before the handler has
+    failed, what the worker knows is on record in the end: the step is called once, in the next attempt if it
+    had not been, and the message is not halted."""
+    inbox, calls, write = status_inbox(store), Calls(), store.write
+
+    def write_without_answer(to: Held, what: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+        is_it = what.status is None and f'"state":"{state}"' in (what.steps or "")
+        if arrived or not is_it:
+            assert write(to, what, among)
+        if is_it:
+            raise StoreUnreachable("no answer")
+        return True
+
+    def body(claim: Claim) -> None:
+        claim.step("charge", called(calls, "charge"), on_unknown=on_unknown)
+
+    with monkeypatch.context() as patch, suppress(StoreUnreachable):
+        patch.setattr(store, "write", write_without_answer)
+        deliver(inbox, body)
+    assert stored(store).pending_step is None
+    deliver(inbox, body)
+    assert (stored(store).status, calls) == (Status.CONSUMED, ["charge"])
+
+
+def test_a_step_can_say_that_nothing_happened(store: Store) -> None:
+    """A step with `on_unknown="halt"` that raises StepNotDone may run again; one that is finished may not."""
+    inbox, calls = status_inbox(store), Calls()
+
+    def refused() -> None:
+        calls.append("refused")
+        raise StepNotDone("connection refused")
+
+    with pytest.raises(StepNotDone), inbox.claim("a") as claim:
+        claim.step("charge", refused, on_unknown="halt")
+    assert (stored(store).status, stored(store).pending_step) == (Status.FAILED, None)
+
+    def body(claim: Claim) -> None:
+        claim.step("charge", called(calls, "charge"), on_unknown="halt")
+        fail()
+
+    for _ in range(2):
+        assert deliver(inbox, body).verdict is Verdict.NEW
+    assert calls == ["refused", "charge"]
+
+
+def test_steps_are_undone_in_reverse_order_when_the_handler_gives_up(store: Store) -> None:
+    """At the last failure what the finished steps have to undo is undone with their results, the last one
+    first; each is recorded, and the message is dead. Before that nothing is undone."""
+    inbox, calls = status_inbox(store, max_attempts=2), Calls()
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", called(calls, "lock", 1), undo=undoing(calls, "lock"))
+        claim.step("look", called(calls, "look"))
+        claim.step("charge", called(calls, "charge", 2), undo=undoing(calls, "charge"), on_unknown="halt")
+        claim.step("ship", fail, undo=undoing(calls, "ship"))
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert calls == ["lock", "look", "charge"]
+    assert stored(store).undos == 2
+    assert deliver(inbox, body).verdict is Verdict.DEAD
+    assert calls == ["lock", "look", "charge", "undo charge 2", "undo lock 1"]
+    record = stored(store)
+    states = {name: step["state"] for name, step in json.loads(record.steps or "").items()}
+    assert states == {"lock": "undone", "look": "done", "charge": "undone"}
+    assert (record.status, record.undos, record.error) == (Status.DEAD, 0, "Failed: no")
+
+
+def test_give_up_undoes_at_once(store: Store) -> None:
+    """A handler that raises GiveUp has its finished steps undone at that very attempt."""
+    inbox, calls = status_inbox(store), Calls()
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", called(calls, "lock", 1), undo=undoing(calls, "lock"))
+        raise GiveUp
+
+    with pytest.raises(GiveUp):
+        deliver(inbox, body)
+    assert calls == ["lock", "undo lock 1"]
+    assert stored(store).status is Status.DEAD
+
+
+@pytest.mark.parametrize("swallows", [False, True], ids=["", "swallowing errors"])
+def test_an_undo_that_fails_is_tried_again(store: Store, *, swallows: bool) -> None:
+    """The next delivery only undoes: finished steps return their results, unfinished ones are not called even
+    if the handler swallows every error, what was undone is not undone again; then the message is dead."""
+    inbox, calls = status_inbox(store, max_attempts=1), Calls()
+    undo_b = undoing(calls, "b", failures=1)
+
+    def body(claim: Claim) -> None:
+        for name, undo in (("a", undoing(calls, "a")), ("b", undo_b), ("c", undoing(calls, "c"))):
+            claim.step(name, called(calls, name, name), undo=undo)
+        try:
+            claim.step("d", called(calls, "d") if claim.attempt > 1 else fail)
+        except Exception:
+            if not swallows or claim.attempt == 1:
+                raise
+
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert calls == ["a", "b", "c", "undo c c", "undo b b"]
+    assert "undo of step 'b' failed: Failed: cannot undo b" in (stored(store).error or "")
+    assert deliver(inbox, body).verdict is Verdict.DEAD
+    assert calls[5:] == ["undo b b", "undo a a"]
+    assert deliver(inbox, body).verdict is Verdict.DEAD
+    assert len(calls) == 7
+
+
+def test_an_undo_that_never_succeeds_ends_dead(store: Store) -> None:
+    """After a bounded number of further attempts the message is dead, and its error says what is left."""
+    inbox, calls = status_inbox(store, max_attempts=1), Calls()
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", called(calls, "lock", 1), undo=undoing(calls, "lock", failures=1_000))
+        claim.step("ship", fail)
+
+    verdicts = [deliver(inbox, body).verdict for _ in range(3 + UNDO_ATTEMPTS)]
+    assert verdicts == [Verdict.NEW] * UNDO_ATTEMPTS + [Verdict.DEAD] * 3
+    assert calls == ["lock"] + ["undo lock 1"] * (1 + UNDO_ATTEMPTS)
+    record = stored(store)
+    assert (record.status, record.undos) == (Status.DEAD, 1)
+    assert "undo of step 'lock' failed" in (record.error or "")
+
+
+def test_a_name_is_for_one_step(store: Store) -> None:
+    """A second step of the same name in an attempt is refused by name, and not called."""
+
+    def body(claim: Claim) -> None:
+        claim.step("lock", lambda: 1)
+        claim.step("lock", lambda: pytest.fail("called"))
+
+    with pytest.raises(InvalidOption, match=r"^step='lock'"):
+        deliver(status_inbox(store), body)
+
+
+@pytest.mark.parametrize(
+    "result", [object(), float("inf"), "x" * 1_000_000], ids=["object", "infinite", "long"]
+)
+def test_a_step_result_that_cannot_be_stored_is_an_error(store: Store, result: Any) -> None:
+    """The error names the step; the step is not recorded, so that another attempt runs it again."""
+
+    def body(claim: Claim) -> None:
+        claim.step("small", lambda: 1)
+        claim.step("big", lambda: result)
+
+    with pytest.raises(InvalidResult, match=r"^step='big'"):
+        deliver(status_inbox(store), body)
+    record = stored(store)
+    assert record.status is Status.FAILED
+    assert list(json.loads(record.steps or "")) == ["small"]
+
+
+def test_the_results_of_all_steps_have_a_limit(store: Store) -> None:
+    """Results that are small enough each but too large together are refused at the step that is too much."""
+
+    def body(claim: Claim) -> None:
+        for name in ("first", "second", "third"):
+            claim.step(name, lambda: "x" * 400_000)
+
+    with pytest.raises(InvalidResult, match=r"^step='third'.*1,000,000"):
+        deliver(status_inbox(store), body)
+    assert list(json.loads(stored(store).steps or "")) == ["first", "second"]
+
+
+def test_many_steps_of_any_name(store: Store) -> None:
+    """Names may be any text; the steps of a message stay in the order in which they began."""
+    names = [f"{number} é🙂 \"'\\ %s" for number in range(40)] + ["x" * 255]
+    inbox, calls = status_inbox(store), Calls()
+
+    def body(claim: Claim) -> None:
+        for name in names:
+            claim.step(name, called(calls, name))
+        fail()
+
+    for _ in range(2):
+        deliver(inbox, body)
+    assert calls == names == list(json.loads(stored(store).steps or ""))
+    assert stored(store).consumer == CONSUMER

@@ -1,0 +1,168 @@
+"""What every store of status-table mode promises of writes: one suite, run on each of them."""
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from inbox import Status, Verdict
+from inbox._status_mode.stores import Held, Store
+from tests.support.status_stores import (
+    CONSUMER,
+    DIGESTS,
+    ENDS,
+    LEASE,
+    PAYLOAD,
+    change,
+    end,
+    held,
+    request,
+    stored,
+)
+
+every_end = pytest.mark.parametrize("status", ENDS, ids=str)
+
+
+@every_end
+def test_a_last_write_whose_answer_was_lost_is_recognised(store: Store, status: Status) -> None:
+    """A message that was ended and is ended in the same way again says yes, and counts it once."""
+    claimed = store.claim(request())
+    before = end(store, claimed, status)
+    assert end(store, claimed, status) == before
+    other = Status.DEAD if status is Status.CONSUMED else Status.CONSUMED
+    assert not store.write(held(claimed), change(status=other, finished=1, error="other"))
+    assert stored(store) == before
+
+
+FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "finished": ({"finished": 1}, {"attempts_finished": 1}),
+    "started": ({"started": 2}, {"attempts_started": 3}),
+    "given back": ({"started": -1}, {"attempts_started": 0}),
+    "error": ({"error": "né"}, {"error": "né"}),
+    "payload": ({"payload": PAYLOAD}, {"payload": PAYLOAD}),
+    "no payload": ({"payload": b""}, {"payload": b""}),
+    "steps": ({"steps": '{"é":1}'}, {"steps": '{"é":1}'}),
+    "history": ({"history": "[1]"}, {"history": "[1]"}),
+    "pending_step": ({"pending_step": "charge"}, {"pending_step": "charge"}),
+    "undos": ({"undos": 2}, {"undos": 2}),
+    "all that a step writes": (
+        {"steps": "{}", "undos": 1, "pending_step": "x"},
+        {"steps": "{}", "undos": 1, "pending_step": "x"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "expected"), FIELDS.values(), ids=FIELDS)
+def test_a_write_changes_what_it_names(
+    store: Store, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Each field of a change reaches its own field of the record, and no other field changes."""
+    claimed = store.claim(request(digest=DIGESTS[0]))
+    before = asdict(stored(store))
+    assert store.write(held(claimed), change(**fields))
+    assert asdict(stored(store)) == before | expected
+
+
+def test_what_is_not_named_is_kept(store: Store) -> None:
+    """Fields that were written before outlive a change that does not name them."""
+    claimed = store.claim(request())
+    fields = {
+        "payload": PAYLOAD,
+        "error": "e",
+        "steps": "{}",
+        "history": "[]",
+        "pending_step": "s",
+        "undos": 1,
+    }
+    assert store.write(held(claimed), change(**fields))
+    assert store.write(held(claimed), change(lease=LEASE))
+    assert fields.items() <= asdict(stored(store)).items()
+
+
+def test_a_pending_step_is_taken_back_by_the_empty_text(store: Store) -> None:
+    """`pending_step=""` is none; and then the message can be taken over again."""
+    claimed = store.claim(request(lease=0.0))
+    assert store.write(held(claimed), change(pending_step="charge"))
+    assert store.write(held(claimed), change(pending_step=""))
+    assert stored(store).pending_step is None
+    assert store.claim(request()).verdict is Verdict.NEW
+
+
+def test_a_lease_begins_anew_by_the_stores_clock(store: Store) -> None:
+    """A lease is counted from the moment of the write, whatever was left of it before."""
+    claimed = store.claim(request())
+    changed = stored(store).updated_at
+    for seconds in (3_600.0, 0.0, 600.5):
+        before = store.now()
+        assert store.write(held(claimed), change(lease=seconds))
+        until, after = stored(store).lease_until, store.now()
+        assert until is not None
+        assert before <= until - timedelta(seconds=seconds) <= after
+    assert stored(store).updated_at == changed
+
+
+@every_end
+def test_an_end_ends_the_lease(store: Store, status: Status) -> None:
+    """A message that has ended is held by nobody, and says when it ended."""
+    claimed = store.claim(request())
+    before = store.now()
+    record = end(store, claimed, status)
+    assert (record.status, record.lease_until, record.attempts_finished) == (status, None, 1)
+    assert before <= record.updated_at <= store.now()
+
+
+def test_only_the_newest_token_writes(store: Store) -> None:
+    """Every kind of write of a claim that was taken over is refused and leaves no trace; so is a token that
+    nobody was ever given, and one of another message."""
+    first = store.claim(request(lease=0.0))
+    second = store.claim(request())
+    other = store.claim(request("b"))
+    before = stored(store)
+    wrong = [held(first), Held(CONSUMER, "a", second.record.token + 1), Held(CONSUMER, "a", 0)]
+    for token in (*wrong, Held(CONSUMER, "a", other.record.token)):
+        assert not store.write(token, change(lease=LEASE))
+        assert not store.write(token, change(steps="{}", undos=1))
+        for status, fields in ENDS.items():
+            assert not store.write(token, change(status=status, **fields))
+        assert not store.write(token, change(status=Status.FAILED, started=-1))
+        assert not store.delete(token, list(Status))
+    assert stored(store) == before
+    assert store.write(held(second), change(lease=LEASE))
+
+
+def test_a_write_says_which_statuses_it_is_for(store: Store) -> None:
+    """A write is refused when the record has another status than those it names: `consuming` by default."""
+    claimed = store.claim(request())
+    failed = end(store, claimed, Status.FAILED)
+    assert not store.write(held(claimed), change(lease=LEASE))
+    assert not store.write(held(claimed), change(error="x"), [Status.DEAD, Status.HALTED])
+    assert stored(store) == failed
+    assert store.write(held(claimed), change(error="x"), [Status.DEAD, Status.FAILED])
+    assert stored(store).error == "x"
+
+
+def test_nothing_is_written_where_nothing_is(store: Store) -> None:
+    """A write or a deletion of a message that is not there is refused, and does not make one."""
+    nothing = Held(CONSUMER, "a", 1)
+    assert not store.write(nothing, change(lease=LEASE))
+    assert not store.write(nothing, change(status=Status.CONSUMED, finished=1))
+    assert not store.delete(nothing, list(Status))
+    assert store.find(CONSUMER, "a") is None
+    assert store.list(None, None, 10) == []
+
+
+def test_a_deletion_is_fenced_like_a_write(store: Store) -> None:
+    """Only the record's own token deletes it, and only in the statuses that are named; then the message is
+    as new as one that never was."""
+    claimed = store.claim(request())
+    dead = end(store, claimed, Status.DEAD)
+    assert not store.delete(held(claimed), [Status.CONSUMED, Status.CONSUMING])
+    assert stored(store) == dead
+    assert store.delete(held(claimed), [Status.DEAD])
+    assert store.find(CONSUMER, "a") is None
+    anew = store.claim(request())
+    assert (anew.verdict, anew.record.attempts_started) == (Verdict.NEW, 1)
+    assert not store.write(held(claimed), change(lease=LEASE))
+    assert not store.delete(held(claimed), list(Status))
+    assert stored(store).token == anew.record.token

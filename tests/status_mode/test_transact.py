@@ -1,0 +1,201 @@
+"""Steps of status-table mode whose writes commit together with the record of the step, on every SQL store."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import sessionmaker
+
+from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
+from inbox._status_mode.stores import Store
+from inbox.errors import (
+    InvalidOption,
+    InvalidResult,
+    LeaseLost,
+    StoreUnreachable,
+    TransactionAborted,
+    TransactionEnded,
+    UnusableConnection,
+)
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.status_stores import deliver, fail, request, status_inbox, stored
+from tests.support.status_workers import wait_until
+from tests.support.together import Task
+
+sources = pytest.mark.parametrize("source", ["own", "engine", "session"])
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """An engine on a database with an account at zero."""
+    engine = migrated.engine()
+    accounts.make(engine)
+    return engine
+
+
+@pytest.fixture
+def inbox(engine: Engine) -> StatusInbox:
+    """An inbox in the same database."""
+    return status_inbox(SqlStore(engine), max_attempts=3)
+
+
+def book(handle: Any) -> list[int]:
+    """A step's body that is not idempotent."""
+    accounts.add(handle)
+    return [1]
+
+
+@sources
+def test_a_step_and_its_writes_are_exactly_once(engine: Engine, inbox: StatusInbox, source: str) -> None:
+    """The step's rows are there once, however often the message is delivered, and its result is replayed: on
+    the store's own engine, on another one, and in a Session."""
+    given: dict[str, Any] = {"own": None, "engine": engine, "session": sessionmaker(engine)}
+    results = []
+
+    def body(claim: Claim) -> None:
+        results.append(claim.transact("book", book, source=given[source]))
+        fail()
+
+    for _ in range(2):
+        deliver(inbox, body)
+    assert results == [[1], [1]]
+    assert accounts.total(engine) == 1
+
+
+def test_a_step_that_raises_leaves_nothing(engine: Engine, inbox: StatusInbox) -> None:
+    """What the body wrote is rolled back with the record of the step, and the next attempt runs it again."""
+
+    def body(claim: Claim) -> None:
+        claim.transact("book", lambda handle: book(handle) if claim.attempt > 1 else fail(book(handle)))
+
+    deliver(inbox, body)
+    assert accounts.total(engine) == 0
+    assert (stored(inbox.store).status, stored(inbox.store).steps) == (Status.FAILED, None)
+    assert deliver(inbox, body).verdict is Verdict.NEW
+    assert accounts.total(engine) == 1
+    assert stored(inbox.store).status is Status.CONSUMED
+
+
+def _swallow(handle: Any) -> None:
+    accounts.add(handle)
+    with pytest.raises(DBAPIError):
+        handle.execute(text("SELECT * FROM no_such_table"))
+
+
+def test_a_swallowed_error_never_passes_for_a_write(engine: Engine, inbox: StatusInbox) -> None:
+    """If the body swallows a database error, either its writes are there and the step is recorded, or it is
+    an error and neither is."""
+    aborts = engine.dialect.name == "postgresql"
+    if aborts:
+        with pytest.raises(TransactionAborted, match=r"^step='book'"):
+            deliver(inbox, lambda claim: claim.transact("book", _swallow))
+    else:
+        deliver(inbox, lambda claim: claim.transact("book", _swallow))
+    assert accounts.total(engine) == (0 if aborts else 1)
+    assert (stored(inbox.store).steps is None) is aborts
+
+
+ENDINGS: dict[str, Callable[[Any], object]] = {
+    "commit": lambda connection: connection.commit(),
+    "rollback": lambda connection: connection.rollback(),
+    "COMMIT as SQL": lambda connection: connection.exec_driver_sql("COMMIT"),
+}
+
+
+@pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
+def test_a_body_that_ends_the_transaction_is_an_error(
+    inbox: StatusInbox, end: Callable[[Any], object]
+) -> None:
+    """A body that commits or rolls back by itself is told so, and the step is not recorded."""
+
+    def body(connection: Any) -> None:
+        accounts.add(connection)
+        end(connection)
+
+    with pytest.raises(TransactionEnded, match=r"^step='book'"):
+        deliver(inbox, lambda claim: claim.transact("book", body))
+    record = stored(inbox.store)
+    assert (record.status, record.steps) == (Status.FAILED, None)
+
+
+def test_a_result_that_cannot_be_stored_rolls_back(engine: Engine, inbox: StatusInbox) -> None:
+    """A result that is not JSON is an error that names the step, and the writes are not kept."""
+
+    def body(connection: Any) -> object:
+        accounts.add(connection)
+        return object()
+
+    with pytest.raises(InvalidResult, match=r"^step='book'"):
+        deliver(inbox, lambda claim: claim.transact("book", body))
+    assert accounts.total(engine) == 0
+
+
+def test_a_lost_claim_writes_nothing(engine: Engine, inbox: StatusInbox) -> None:
+    """Whoever has lost the message is told before the body runs, even if it has not noticed yet."""
+    quick = status_inbox(inbox.store, lease=0.1)
+
+    def body(claim: Claim) -> None:
+        wait_until(lambda: inbox.store.claim(request()).verdict is Verdict.NEW)
+        claim.transact("book", book)
+
+    with pytest.raises(LeaseLost):
+        deliver(quick, body)
+    assert accounts.total(engine) == 0
+    assert stored(inbox.store).owner == "worker"
+
+
+def test_nobody_takes_the_message_over_during_the_transaction(engine: Engine, inbox: StatusInbox) -> None:
+    """A transaction that is longer than the lease keeps the message: whoever claims it meanwhile waits or is
+    told to come later, and afterwards the lease has begun anew."""
+    quick = status_inbox(inbox.store, lease=1.0)
+    verdicts = []
+
+    def claim_it() -> Verdict | None:
+        try:
+            return inbox.store.claim(request(lease=1.0)).verdict
+        except (DBAPIError, StoreUnreachable):
+            return None
+
+    def body(claim: Claim) -> None:
+        until = stored(inbox.store).lease_until
+        assert until is not None
+
+        def write(connection: Any) -> None:
+            accounts.add(connection)
+            wait_until(lambda: inbox.store.now() > until)
+            task.append(Task(claim_it))
+            time.sleep(0.3)
+
+        task: list[Task[Verdict | None]] = []
+        claim.transact("book", write)
+        verdicts.append(task[0].result())
+
+    assert deliver(quick, body).verdict is Verdict.NEW
+    assert verdicts[0] in (Verdict.IN_FLIGHT, None)
+    assert accounts.total(engine) == 1
+    assert stored(inbox.store).status is Status.CONSUMED
+
+
+@sources
+def test_an_engine_that_commits_by_itself_is_refused(migrated: Database, source: str) -> None:
+    """In AUTOCOMMIT mode nothing commits together with the step, so its body is not called: not on the
+    store's own engine, not on another one, and not in a Session."""
+    engine = migrated.engine(isolation_level="AUTOCOMMIT")
+    store = SqlStore(engine if source == "own" else migrated.engine())
+    given: dict[str, Any] = {"own": None, "engine": engine, "session": sessionmaker(engine)}
+    calls: list[Any] = []
+    with pytest.raises(UnusableConnection, match=r"^step='book': .*AUTOCOMMIT"):
+        deliver(status_inbox(store), lambda claim: claim.transact("book", calls.append, source=given[source]))
+    assert calls == []
+    assert stored(store).steps is None
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_only_a_database_can_commit_with_the_step(store: Store) -> None:
+    """A store that is no SQL database refuses, and says what to use instead."""
+    with pytest.raises(InvalidOption, match=r"transact: RedisStore.*use step"):
+        deliver(status_inbox(store), lambda claim: claim.transact("book", fail))

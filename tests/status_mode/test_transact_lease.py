@@ -1,0 +1,45 @@
+"""A transaction that is longer than its message's lease, beside other messages of the same inbox."""
+
+import time
+
+import pytest
+from sqlalchemy import Connection
+
+from inbox import Claim, SqlStore, StatusInbox
+from inbox.errors import InvalidOption
+from tests.support import accounts
+from tests.support.database import Database
+
+
+def test_other_messages_keep_their_leases(migrated: Database) -> None:
+    """While a transaction keeps the record of its message locked, heartbeats go on renewing the leases of
+    all other messages, and its own `heartbeat` does not wait for itself."""
+    if migrated.name == "sqlite":
+        pytest.skip("SQLite has one writer: while a transaction writes nothing else does")
+    engine = migrated.engine()
+    accounts.make(engine)
+    inbox = StatusInbox("orders", store=SqlStore(engine), lease=3)
+
+    def slow(connection: Connection) -> None:
+        accounts.add(connection)
+        time.sleep(4)
+        claim.heartbeat()
+        assert (claim.lost, other.lost) == (False, False)
+
+    with inbox.claim("other") as other, inbox.claim("a") as claim:
+        claim.transact("slow", slow)
+        assert not claim.lost
+    assert accounts.total(engine) == 1
+
+
+def test_no_step_inside_a_transaction(migrated: Database) -> None:
+    """It could not be recorded, so it is an error, and is not called."""
+    inbox = StatusInbox("orders", store=SqlStore(migrated.engine()))
+    with inbox.claim("a") as claim:
+        with pytest.raises(InvalidOption, match="step='inner': step 'outer' has not ended"):
+            claim.transact("outer", lambda _: _step(claim))
+        assert claim.step("inner", lambda: 1) == 1
+
+
+def _step(claim: Claim) -> None:
+    claim.step("inner", lambda: pytest.fail("it was called"))

@@ -1,0 +1,57 @@
+"""A worker process that takes one message and is killed on the way: see test_crash.
+
+Started as `python -m tests.support.crash_worker SOURCE POINT KEY`, with the database's URL on standard input.
+It prints "ack" when the message may be acknowledged.
+"""
+
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.orm import sessionmaker
+
+from inbox import Inbox
+from tests.support import accounts
+
+POINTS = ("after accept", "before commit", "after commit", "never")
+
+
+def main(source: str, point: str, key: str) -> None:
+    """Take the message `key`, and die at `point`."""
+    engine = create_engine(sys.stdin.readline().strip())
+    kill_at(engine, point)
+    handled = sessionmaker(engine) if source == "session" else engine
+
+    @Inbox("bookkeeping").handler(handled, key=str)
+    def book(handle: Any, message: str) -> None:
+        accounts.add(handle)
+
+    book(key)
+    print("ack", flush=True)
+
+
+def kill_at(engine: Engine, point: str) -> None:
+    """Arrange that this process is killed when it gets there."""
+    if point == "after accept":
+        event.listen(engine, "after_cursor_execute", _die_after_insert)
+    elif point == "before commit":
+        event.listen(engine, "commit", _die)
+    elif point == "after commit":
+        # A connection comes back to the pool once its COMMIT has been answered.
+        event.listen(engine, "commit", lambda _: event.listen(engine, "checkin", _die))
+
+
+def _die_after_insert(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+    if "INSERT" in statement and "inbox_message" in statement:
+        _die()
+
+
+def _die(*_: Any) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("survived kill -9")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,70 @@
+"""A database that belongs to one test."""
+
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from inbox.schema import metadata
+from tests.servers import Server
+
+ASYNC_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+asyncmy",
+    "sqlite": "sqlite+aiosqlite",
+}
+
+
+class Database:
+    """A fresh database on a real server; `close` disposes of its engines and drops it.
+
+    `connect_args` are the driver's, for all engines.
+    """
+
+    def __init__(self, server: Server, url: URL, **connect_args: Any) -> None:
+        self.server = server
+        self.url = url
+        self._connect_args = connect_args
+        self._engines: list[Engine] = []
+
+    @property
+    def name(self) -> str:
+        """What it runs on: postgresql, mariadb, mysql or sqlite."""
+        return self.server.name
+
+    @property
+    def async_url(self) -> URL:
+        """The same database through its asynchronous driver."""
+        return self.url.set(drivername=ASYNC_DRIVERS[self.url.get_backend_name()])
+
+    def engine(self, **options: Any) -> Engine:
+        """A new engine on this database, with the options of `sqlalchemy.create_engine`."""
+        return self.engine_at(self.url, **options)
+
+    def engine_at(self, url: URL, **options: Any) -> Engine:
+        """The same by another address of it, such as another account's."""
+        connect_args = self._connect_args | options.pop("connect_args", {})
+        engine = create_engine(url, connect_args=connect_args, **options)
+        self._engines.append(engine)
+        return engine
+
+    def async_engine(self, **options: Any) -> AsyncEngine:
+        """The same, asynchronous; whoever asked for it disposes of it."""
+        return create_async_engine(self.async_url, connect_args=self._connect_args, **options)
+
+    def close(self) -> None:
+        """Close the engines' idle connections and drop the database."""
+        self.dispose()
+        self.server.drop_database(self.url)
+
+    def dispose(self) -> None:
+        """Close the engines' idle connections."""
+        for engine in self._engines:
+            engine.dispose()
+
+
+def make_tables(url: URL) -> None:
+    """Make the inbox's and the outbox's tables."""
+    engine = create_engine(url)
+    metadata.create_all(engine)
+    engine.dispose()

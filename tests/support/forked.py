@@ -1,0 +1,68 @@
+"""Modules run as programs, in processes that are forked from one that has loaded them already.
+
+To start Python and to import everything takes a second, which is most of what a short command does.
+"""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.support.program import ROOT
+
+_SERVER = multiprocessing.get_context("forkserver")
+_LOADED = [
+    "alembic.command",
+    "inbox_outbox._app",
+    "psycopg",
+    "pymysql",
+    "pytest",
+    "tests.support.forked",
+    "tests.support.status_worker",
+]
+
+
+def preload() -> None:
+    """Say what the server has to load. A process has one server, and whoever says this last is heard: so it
+    has to be said when all modules have been imported, since examples say it, too."""
+    _SERVER.set_forkserver_preload(_LOADED)
+
+
+def run_forked(
+    main: Callable[[], object], arguments: list[str], timeout: float = 120
+) -> tuple[int, str, str]:
+    """Call a function as a program with these arguments would: its exit code, and what it wrote to stdout
+    and stderr. Warnings are errors.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended, and was killed.
+    """
+    with TemporaryDirectory() as folder:
+        out, err = (Path(folder) / name for name in ("out", "err"))
+        child = _SERVER.Process(target=_call, args=(main, arguments, dict(os.environ), out, err))
+        child.start()
+        child.join(timeout)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            raise subprocess.TimeoutExpired(arguments, timeout)
+        return child.exitcode, out.read_text(), err.read_text()
+
+
+def _call(
+    main: Callable[[], object], arguments: list[str], environment: dict[str, str], out: Path, err: Path
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    for stream, path in ((sys.stdout, out), (sys.stderr, err)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, stream.fileno())
+        os.close(file)
+    warnings.simplefilter("error")
+    sys.argv = arguments
+    main()

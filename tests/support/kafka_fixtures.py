@@ -1,0 +1,60 @@
+"""Fixtures of the Kafka tests: one broker for all of them, and one that a test may crash.
+
+A test module names this one as its plugin.
+"""
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from tests import servers
+from tests.servers import Missing
+from tests.servers.kafka import LocalKafka, program
+from tests.support.kafka_topics import Topics
+from tests.support.proxy import TcpProxy
+
+
+@pytest.fixture
+def topics() -> Iterator[Topics]:
+    """Topics of the test's own on the broker that the tests share."""
+    found = servers.find_kafka()
+    if isinstance(found, Missing):
+        _do_without(found)
+    with Topics(found.address) as topics:
+        yield topics
+
+
+@pytest.fixture
+def private_kafka() -> Iterator[LocalKafka]:
+    """A broker that the test may crash; it forgets nothing that it has answered."""
+    server = LocalKafka(_program())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def proxied_kafka() -> Iterator[tuple[Topics, TcpProxy]]:
+    """A broker that tells its clients to come through a proxy."""
+    port = free_port()
+    with TcpProxy("127.0.0.1", port) as proxy:
+        server = LocalKafka(_program(), port=port, advertised=proxy.port)
+        try:
+            with Topics(f"127.0.0.1:{proxy.port}") as topics:
+                yield topics, proxy
+        finally:
+            server.close()
+
+
+def _program() -> str:
+    found = program()
+    if isinstance(found, Missing):
+        _do_without(found)
+    return found
+
+
+def _do_without(missing: Missing) -> NoReturn:
+    if servers.is_required("kafka"):
+        pytest.fail(f"kafka is required: {missing.reason}")
+    pytest.skip(f"kafka: {missing.reason}")

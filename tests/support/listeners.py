@@ -1,0 +1,112 @@
+"""What the tests of listeners share: both listeners behind one face, messages, and a broker."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypedDict
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from inbox import Action, AsyncListener, Decisions, Listener, Outcome
+from tests.support.database import Database
+
+NAMES = [f"account-{number}" for number in range(6)]
+Handler = Callable[[Any], Outcome]
+
+
+class Decide(Protocol):
+    """Make a listener with these options and let it decide one batch."""
+
+    def __call__(self, messages: Iterable[Any], handler: Handler, **options: Any) -> Decisions: ...
+
+
+def in_threads(messages: Iterable[Any], handler: Handler, **options: Any) -> Decisions:
+    """By `Listener`."""
+    return Listener(**options).decide(messages, handler)
+
+
+def in_tasks(messages: Iterable[Any], handler: Handler, **options: Any) -> Decisions:
+    """By `AsyncListener`; a handler may have an asynchronous form of its own."""
+    if "dead_letter" in options:
+        options["dead_letter"] = awaited(options["dead_letter"])
+    wrapped: Any = getattr(handler, "asynchronously", None) or awaited(handler)
+    if hasattr(handler, "outcome"):
+        wrapped.outcome = awaited(handler.outcome)
+    return asyncio.run(AsyncListener(**options).decide(messages, wrapped))
+
+
+def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as an asynchronous function."""
+
+    async def later(*arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return function(*arguments)
+
+    return later
+
+
+both = pytest.mark.parametrize("decide", [in_threads, in_tasks])
+
+
+class Payment(TypedDict):
+    """A message."""
+
+    id: str
+    name: str
+
+
+def payments(count: int) -> list[Payment]:
+    return [Payment(id=f"payment-{number}", name=NAMES[number % len(NAMES)]) for number in range(count)]
+
+
+def id_of(message: Payment) -> str:
+    return message["id"]
+
+
+def name_of(message: Payment) -> str:
+    return message["name"]
+
+
+class Fault(Exception):
+    """The handler's own error."""
+
+
+class Chance:
+    """Fails now and then, the same way in every run of a test."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(7)
+
+    def __call__(self) -> None:
+        if self._random.random() < 0.2:
+            raise Fault("bad luck")
+
+
+def actions(decisions: Decisions) -> list[Action]:
+    """What the broker is told about each message."""
+    return [each.action for each in decisions]
+
+
+def until_acknowledged(
+    listener: Listener, messages: list[Payment], handler: Callable[[Payment], Outcome]
+) -> None:
+    """A broker that acknowledges up to an index, and delivers again what is not acknowledged."""
+    for _ in range(1_000):
+        messages = messages[listener.decide(messages, handler).acknowledged :]
+        if not messages:
+            return
+    raise AssertionError(f"never acknowledged: {messages}")
+
+
+def asynchronously(database: Database, scenario: Callable[[AsyncEngine], Any]) -> None:
+    """Run a scenario on an asynchronous engine."""
+
+    async def with_engine() -> None:
+        engine = create_async_engine(database.async_url)
+        try:
+            await scenario(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(with_engine())

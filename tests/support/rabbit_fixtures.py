@@ -1,0 +1,45 @@
+"""Fixtures of the RabbitMQ tests: one server for all of them, and one that a test may crash.
+
+A test module names this one as its plugin.
+"""
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from tests import servers
+from tests.servers import Missing
+from tests.servers.rabbitmq import LocalRabbit, RabbitServer, program, start_local
+from tests.support.rabbit_queues import Queues
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> RabbitServer:
+    """The server that the tests share, started when one first needs it."""
+    found = servers.find_rabbit()
+    return _do_without(found) if isinstance(found, Missing) else found
+
+
+@pytest.fixture
+def queues(rabbitmq: RabbitServer) -> Iterator[Queues]:
+    """Queues of the test's own."""
+    with Queues(rabbitmq.url) as queues:
+        yield queues
+
+
+@pytest.fixture
+def private_rabbitmq() -> Iterator[LocalRabbit]:
+    """A server that the test may crash; what it has confirmed it does not forget."""
+    found = program()
+    if isinstance(found, Missing):
+        _do_without(found)
+    server = start_local()
+    yield server
+    server.close()
+
+
+def _do_without(missing: Missing) -> NoReturn:
+    if servers.is_required("rabbitmq"):
+        pytest.fail(f"rabbitmq is required: {missing.reason}")
+    pytest.skip(f"rabbitmq: {missing.reason}")

@@ -1,0 +1,34 @@
+"""A consumer in a process of its own, which is killed or stopped: see test_rabbit_failures.
+
+Started as `python -m tests.support.rabbit_worker URL QUEUE POINT`, with the database's URL on standard input.
+Each message's payload is an account to add to. It says "running" when the first message is, and dies at
+`POINT` of that one; or at "never".
+"""
+
+import sys
+
+from sqlalchemy import create_engine
+
+from inbox import Delivery
+from inbox.rabbitmq import RabbitConsumer
+from tests.support.crash_worker import kill_at
+from tests.support.rabbit_consumers import bookkeeping
+
+
+def main(url: str, queue: str, point: str) -> None:
+    """Consume until the end."""
+    engine = create_engine(sys.stdin.readline().strip())
+    kill_at(engine, point)
+    said: list[str] = []
+
+    def say(_: Delivery) -> None:
+        if not said:
+            said.append("running")
+            print(*said, flush=True)
+
+    RabbitConsumer(url, queue, bookkeeping(engine, say), concurrency=2, prefetch=20).run()
+    print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,124 @@
+"""Processes that are at work together, and faults that are drawn by chance and happen to them."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from tests.support.status_workers import Worker
+
+AT_WORK = {"producer": 2, "relay": 3, "consumer": 1}
+FROZEN = 2.5
+"""Seconds that a process stands still: past its lease."""
+PAUSE = 0.35
+"""Seconds between two faults, on average."""
+WEIGHTS = {"kill": 6, "freeze": 4, "end a connection": 6}
+"""How often a fault happens, against one crash of each server."""
+
+Work = tuple[Any, ...]
+"""What a process does: a function and its arguments."""
+
+
+class Cast:
+    """The processes of one run: of each role so many, all through it."""
+
+    def __init__(self, work: Callable[[str, int], Work]) -> None:
+        self._work = work
+        self._begun = 0
+        self._at_work: dict[str, list[Worker]] = {role: [] for role in AT_WORK}
+        self._frozen: dict[Worker, float] = {}
+        for role, number in AT_WORK.items():
+            for _ in range(number):
+                self._begin(role)
+
+    def kill(self, role: str, chance: random.Random) -> None:
+        """End one as `kill -9` does, and let another one take its place."""
+        self._drop(role, chance.choice(self._at_work[role]))
+        self._begin(role)
+
+    def freeze(self, role: str, chance: random.Random) -> None:
+        """Let one stand still for a while."""
+        worker = chance.choice(self._at_work[role])
+        worker.freeze()
+        self._frozen[worker] = time.monotonic() + FROZEN
+
+    def thaw(self, until: float = 0.0) -> None:
+        """Let those go on that have stood still for long enough, or were to until then."""
+        for worker in [each for each, end in self._frozen.items() if end < max(until, time.monotonic())]:
+            worker.thaw()
+            del self._frozen[worker]
+
+    def end(self, role: str) -> None:
+        """End all of a role: relays as one stops a service, the others at once."""
+        for worker in [*self._at_work[role]]:
+            if role == "relay":
+                worker.terminate()
+                assert worker.exit_code() == 0
+            self._drop(role, worker)
+
+    def close(self) -> None:
+        """End all that still run, at once."""
+        for role, workers in self._at_work.items():
+            for worker in [*workers]:
+                self._drop(role, worker)
+
+    def _begin(self, role: str) -> None:
+        self._begun += 1
+        self._at_work[role].append(Worker(*self._work(role, self._begun)))
+
+    def _drop(self, role: str, worker: Worker) -> None:
+        self._at_work[role].remove(worker)
+        self._frozen.pop(worker, None)
+        worker.close()
+
+
+class Faults:
+    """Draws faults, and lets them happen: in an order by chance, each as often as its weight says.
+
+    `crashes` are those of servers, by their names.
+    """
+
+    def __init__(
+        self, seed: int, cast: Cast, engine: Engine, crashes: Mapping[str, Callable[[], None]]
+    ) -> None:
+        self._chance = random.Random(seed)
+        self._cast = cast
+        self._engine = engine
+        self._crashes = crashes
+        weights = WEIGHTS | dict.fromkeys(crashes, 1)
+        self._kinds = [kind for kind, weight in weights.items() for _ in range(weight)]
+        self._next: list[str] = []
+        self.happened: Counter[str] = Counter()
+
+    def happen(self, number: int) -> None:
+        """So many of them, one after the other."""
+        for _ in range(number):
+            self._cast.thaw()
+            if not self._next:
+                self._next = self._chance.sample(self._kinds, len(self._kinds))
+            self._happen(self._next.pop(), self._chance.choice([*AT_WORK]))
+            time.sleep(self._chance.uniform(0, 2 * PAUSE))
+        self._cast.thaw(until=time.monotonic() + FROZEN)
+
+    def _happen(self, kind: str, role: str) -> None:
+        if kind in self._crashes:
+            self._crashes[kind]()
+        elif kind == "end a connection":
+            end_connection(self._engine)
+        else:
+            kind, act = f"{kind} {role}", self._cast.kill if kind == "kill" else self._cast.freeze
+            act(role, self._chance)
+        self.happened[kind] += 1
+
+
+def end_connection(engine: Engine) -> None:
+    """Let PostgreSQL end a connection, whoever's it is."""
+    others = (
+        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+    one = text(f"SELECT pg_terminate_backend(pid) FROM ({others} ORDER BY random() LIMIT 1) AS one")
+    with engine.connect() as connection:
+        connection.execute(one)

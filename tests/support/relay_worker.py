@@ -1,0 +1,212 @@
+"""What the processes of the tests of several relays do. Each function begins as a process of its own."""
+
+import logging
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection as Pipe
+from typing import Any, NoReturn
+
+from sqlalchemy import URL, Connection, Engine, event, insert
+from sqlalchemy.exc import DBAPIError
+
+from inbox import Backoff, Delivery, Inbox, message_id
+from inbox.rabbitmq import RabbitConsumer
+from outbox import Envelope, Outcome, Publisher, Relay
+from outbox.rabbitmq import RabbitPublisher
+from tests.support.relay_crashes import TAKEN, Post, arrivals, newest, open_engine, produce, take
+from tests.support.status_worker import shift_clock
+
+QUICK = Backoff(first=0.1, longest=0.5)
+NEVER_DEAD = 10_000
+COMPLETION = r"(?s)(WITH .*)?DELETE .*outbox_message\b"
+"""How the statement begins, on any database, that forgets messages."""
+POINTS = (
+    "before the batch is noted",
+    "before the send",
+    "inside the send",
+    "before the completion is committed",
+    "after the completion is committed",
+)
+"""Where a relay can die on the way of a message."""
+
+
+def relay(pipe: Pipe, url: URL, name: str, lease: float) -> None:
+    """Relay into the table of arrivals until SIGTERM. Sends that it begins, and that it has ended."""
+    _relay(pipe, url, Post(open_engine(url), name), name, lease)
+
+
+def wrong_clock_relay(pipe: Pipe, url: URL, name: str, lease: float, minutes: float) -> None:
+    """The same with a wall clock that is wrong."""
+    shift_clock(minutes * 60)
+    relay(pipe, url, name, lease)
+
+
+def rabbit_relay(pipe: Pipe, url: URL, name: str, lease: float, rabbit: str, exchange: str) -> None:
+    """The same into an exchange of RabbitMQ."""
+    _relay(pipe, url, RabbitPublisher(rabbit, exchange=exchange, timeout=lease / 2), name, lease)
+
+
+def _relay(pipe: Pipe, url: URL, publisher: Publisher, name: str, lease: float) -> None:
+    options: dict[str, Any] = {"backoff": QUICK, "poll": 0.1, "max_attempts": NEVER_DEAD}
+    relay = Relay(open_engine(url), publisher, name=name, lease=lease, **options)
+    with relay.stopping_on_sigterm():
+        pipe.send("begun")
+        relay.run()
+    pipe.send("ended")
+
+
+class Heard(logging.Handler):
+    """Sends what is logged."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one line."""
+        self._pipe.send(record.getMessage())
+
+
+class Halting(Post):
+    """A publisher that says how many messages it is about to send first, and waits until it may."""
+
+    def __init__(self, engine: Engine, name: str, pipe: Pipe) -> None:
+        super().__init__(engine, name)
+        self._pipe = pipe
+        self._may_send = False
+
+    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        """Take all of a batch."""
+        if not self._may_send:
+            self._pipe.send(len(batch))
+            self._pipe.recv()
+            self._may_send = True
+        return super().send(batch)
+
+
+def halting_relay(pipe: Pipe, url: URL, name: str, lease: float) -> None:
+    """Relay until SIGTERM. Sends how many messages it is about to send first, waits to be told before it
+    does, and sends what the relay logs."""
+    logging.getLogger("outbox.relay").addHandler(Heard(pipe))
+    relay = Relay(open_engine(url), Halting(open_engine(url), name, pipe), name=name, lease=lease, poll=0.1)
+    with relay.stopping_on_sigterm():
+        relay.run()
+
+
+def frozen_relay(pipe: Pipe, url: URL, lease: float) -> None:
+    """Relay, but stand still in the transaction that notes the first batch. Sends that it is about to."""
+    engine = open_engine(url)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def see(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE outbox_relay SET sending"):
+            pipe.send("frozen")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    Relay(engine, Post(open_engine(url), "frozen"), name="frozen", lease=lease).run()
+
+
+def dying_relay(pipe: Pipe, url: URL, point: str) -> None:
+    """Relay what is there once, and die at a point."""
+    engine = open_engine(url)
+    if point == "before the batch is noted":
+        _at_commit_with(engine, "UPDATE outbox_relay SET sending", die)
+    elif point == "before the completion is committed":
+        _at_commit_with(engine, COMPLETION, die)
+    elif point == "after the completion is committed":
+        # A connection comes back to the pool once its COMMIT has been answered.
+        listen = lambda: event.listen(engine, "checkin", die)  # noqa: E731
+        _at_commit_with(engine, COMPLETION, listen)
+    Relay(engine, Dying(open_engine(url), point), name="dying").run_once()
+
+
+class Dying(Post):
+    """A publisher whose process dies before or after the broker has taken the first batch."""
+
+    def __init__(self, engine: Engine, point: str) -> None:
+        super().__init__(engine, "dying")
+        self._point = point
+
+    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        """Take all of a batch, if it comes to that."""
+        if self._point == "before the send":
+            die()
+        outcomes = super().send(batch)
+        if self._point == "inside the send":
+            die()
+        return outcomes
+
+
+def producer(pipe: Pipe, url: URL, name: str, seed: int, transactions: int | None = None) -> None:
+    """Publish in transactions, of which every fourth or so is rolled back: several messages of several keys
+    in each, keys that nobody else has. Sends that it has ended if it does not go on for ever."""
+    chance = random.Random(seed)
+    engine = open_engine(url)
+    number = 0
+    while transactions is None or number < transactions:
+        number += 1
+        keys = chance.sample([f"{name}-{each}" for each in range(6)], k=chance.randint(1, 3))
+        numbers = range(10 * number, 10 * number + chance.randint(1, 3))
+        try:
+            with engine.connect() as connection:
+                produce(connection, numbers, keys)
+                if chance.random() < 0.75:
+                    connection.commit()
+        except DBAPIError:  # whether it was committed, the business rows will tell
+            time.sleep(0.1)
+        time.sleep(chance.uniform(0, 0.03))
+    pipe.send("ended")
+
+
+def consumer(pipe: Pipe, url: URL) -> None:
+    """Take what arrives, for ever; some of what came before as well."""
+    engine = open_engine(url)
+    done: set[int] = set()
+    while True:
+        try:
+            new = [copy for copy in arrivals(engine, newest(engine) - 300) if copy.n not in done]
+            for copy in new:
+                take(engine, copy)
+                done.add(copy.n)
+        except DBAPIError:
+            time.sleep(0.1)
+        time.sleep(0.02)
+
+
+def rabbit_consumer(pipe: Pipe, url: URL, rabbit: str, queue: str) -> None:
+    """Take what comes from a queue of RabbitMQ, for ever."""
+
+    @Inbox("orders", wait=30).handler(open_engine(url), key=message_id)
+    def handle(connection: Connection, delivery: Delivery) -> None:
+        connection.execute(insert(TAKEN), {"key": delivery.key, "number": int(delivery.payload)})
+
+    while True:
+        with suppress(ConnectionError):  # it insists on a broker that is there when it begins
+            RabbitConsumer(rabbit, queue, handle, backoff=QUICK).run()
+        time.sleep(0.1)
+
+
+def die(*_: object) -> NoReturn:
+    """End this process as `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("survived kill -9")
+
+
+def _at_commit_with(engine: Engine, statement: str, act: Callable[[], Any]) -> None:
+    """Act before the first COMMIT of a transaction in which a statement was executed."""
+    executed: list[Connection] = []
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def see(connection: Connection, cursor: object, text: str, *_: object) -> None:
+        if re.match(statement, text) and not executed:
+            executed.append(connection)
+
+    @event.listens_for(engine, "commit")
+    def end(connection: Connection) -> None:
+        if executed and executed[0] is connection:
+            act()

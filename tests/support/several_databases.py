@@ -1,0 +1,53 @@
+"""What the tests of sessions with several databases share."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Delete, Engine, Update, text
+from sqlalchemy.orm import Session
+
+from tests.servers import Server
+from tests.support import accounts
+from tests.support.database import Database
+
+
+@pytest.fixture
+def other(migrated: Database, server: Server) -> Iterator[Database]:
+    """A second database of the same kind, without our tables; both have accounts."""
+    database = Database(server, server.new_database())
+    for each in (migrated, database):
+        accounts.make(each.engine())
+    yield database
+    database.close()
+
+
+def balance(database: Database) -> int:
+    """What was committed there."""
+    return accounts.total(database.engine())
+
+
+def recipe(leader: Engine, followers: list[Engine]) -> type[Session]:
+    """As SQLAlchemy's manual has it, in "Custom Vertical Partitioning"."""
+
+    class RoutingSession(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Engine:
+            if self._flushing or isinstance(clause, Update | Delete):
+                return leader
+            return random.choice(followers)
+
+    return RoutingSession
+
+
+@pytest.fixture
+def replica(other: Database) -> Iterator[Database]:
+    """A database that answers as a replica does; PostgreSQL and SQLite tell what was written by itself."""
+    if other.url.get_backend_name() != "mysql":
+        yield other
+        return
+    engine = other.engine(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:  # it has the right to write all the same
+        connection.execute(text("SET GLOBAL read_only = ON"))
+        yield other
+        connection.execute(text("SET GLOBAL read_only = OFF"))

@@ -1,0 +1,64 @@
+"""Fixtures of the Spark tests: one cluster and two applications for all of them.
+
+A test module names this one as its plugin. Starting an application takes seconds, so tests share them; two
+of them see each other's work only through the database.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.support import spark_cluster
+from tests.support.database import Database, make_tables
+from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_jobs.application import Application
+from tests.support.spark_jobs.faults import Faults
+from tests.support.spark_jobs.payments import Target
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SparkCluster]:
+    """A master and two workers; without Java the test is skipped, or fails where Spark is required."""
+    missing = spark_cluster.missing()
+    if missing is not None and servers.is_required("spark"):
+        pytest.fail(f"spark is required: {missing.reason}")
+    if missing is not None:
+        pytest.skip(f"spark: {missing.reason}")
+    with SparkCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def application(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    """A Spark application with two executors."""
+    yield from _application(cluster, tmp_path_factory.mktemp("application"))
+
+
+@pytest.fixture(scope="session")
+def other_application(
+    cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Application]:
+    """A second application on the same cluster."""
+    yield from _application(cluster, tmp_path_factory.mktemp("other"))
+
+
+def _application(cluster: SparkCluster, folder: Path) -> Iterator[Application]:
+    application = Application(cluster, folder)
+    yield application
+    application.close()
+
+
+@pytest.fixture
+def faults(application: Application) -> Faults:
+    """The faults of a job."""
+    return application.faults()
+
+
+@pytest.fixture
+def target(database: Database) -> Target:
+    """The table that jobs write to, beside the inbox's. The database is never used again: an attempt that
+    Spark has given up may begin to write when the test is over."""
+    make_tables(database.url)
+    return Target(database)

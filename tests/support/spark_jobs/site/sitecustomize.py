@@ -1,0 +1,6 @@
+"""Python imports this by itself when it starts, in the executors of the tests."""
+
+from tests.support.spark_jobs import hooks
+
+hooks.install()
+hooks.warm_up()

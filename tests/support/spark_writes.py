@@ -1,0 +1,106 @@
+"""Writes without Spark: what its driver and its tasks do, called one after the other."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, select
+
+from inbox.schema import tables
+from spark import WriteReport
+from spark._driver.job import Job
+from spark._executor.task import Done, Task, recognise, run_task
+from spark._options.settings import Settings, checked
+from tests.support.database import Database
+
+CONSUMER = "billing"
+SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
+METADATA = MetaData()
+# Nothing in it is unique: only the inbox keeps a row from standing here twice.
+RESULT = Table(
+    "result",
+    METADATA,
+    Column("id", String(200), nullable=False),
+    Column("amount", BigInteger),
+    Column("note", String(50)),
+)
+Row = tuple[str | None, int]
+Partition = Sequence[pa.RecordBatch]
+
+
+def make_result(database: Database) -> Engine:
+    """An engine of a database that has the table for results, empty."""
+    engine = database.engine()
+    METADATA.create_all(engine)
+    return engine
+
+
+def batch(*rows: Row) -> pa.RecordBatch:
+    """Rows as Spark would send them."""
+    ids, amounts = [row[0] for row in rows], [row[1] for row in rows]
+    return pa.record_batch([pa.array(ids, pa.string()), pa.array(amounts, pa.int64())], schema=SCHEMA)
+
+
+def options_of(database: Database, **options: Any) -> Settings:
+    """A writer's options, the usual ones where none are given."""
+    usual = {"url": database.url, "table": "result", "key": "id", "consumer": CONSUMER}
+    return checked(**{**usual, **options})
+
+
+def prepared(database: Database, parts: int = 0, schema: pa.Schema = SCHEMA, **options: Any) -> Task:
+    """What every task of a job is told, as it arrives on an executor."""
+    settings = options_of(database, **options)
+    packed = pickle.dumps(Job(settings, settings.run, parts).prepare(schema))
+    task: Task = pickle.loads(packed)  # noqa: S301 - the test's own
+    return task
+
+
+def attempt(task: Task, part: int, *batches: pa.RecordBatch) -> Done | None:
+    """One attempt at a partition."""
+    return run_task(task, part, iter(batches))
+
+
+def write(
+    database: Database, *partitions: Partition, schema: pa.Schema | None = None, **options: Any
+) -> WriteReport:
+    """A job: prepare, every partition once, report."""
+    settings = options_of(database, **options)
+    job = Job(settings, settings.run, len(partitions) if settings.ledger == "trust" else 0)
+    found = next((each.schema for partition in partitions for each in partition), SCHEMA)
+    task = job.prepare(schema or found)
+    finished = job.finished()
+    if finished is not None and settings.ledger == "trust":
+        return job.report_finished(finished, 0)
+    if finished is not None:
+        keys = [[each.select(list(settings.key)) for each in batches] for batches in partitions]
+        known = _run(recognise, task, keys)
+        if all(each.replayed for each in known):
+            return job.report(known, 0)
+    return job.report(_run(run_task, task, partitions), 0)
+
+
+def _run(work: Any, task: Task, partitions: Sequence[Partition]) -> list[Done]:
+    done = [work(task, part, iter(batches)) for part, batches in enumerate(partitions)]
+    return [each for each in done if each is not None]
+
+
+def written(engine: Engine) -> list[tuple[str, int]]:
+    """The rows of the table, sorted."""
+    with engine.connect() as connection:
+        return sorted((row.id, row.amount) for row in connection.execute(select(RESULT)))
+
+
+def taken(engine: Engine, consumer: str = CONSUMER) -> list[str]:
+    """The keys in the inbox, sorted."""
+    message = tables().message
+    with engine.connect() as connection:
+        keys = connection.scalars(select(message.c.key).where(message.c.consumer == consumer))
+        return sorted(str(key) for key in keys)
+
+
+def counts(report: WriteReport) -> dict[str, int]:
+    """The counts of a report that are not zero, after a look at their sum."""
+    parts = {name: getattr(report, name) for name in ("new", "duplicate", "repeated", "dropped")}
+    assert report.rows == sum(parts.values()), report
+    return {name: count for name, count in parts.items() if count}
