@@ -1,6 +1,9 @@
 # Two commands do everything, on any machine with Python 3.11 or newer:
 #   make demo    the main job on real data, on an embedded PostgreSQL; nothing to install, no Docker
-#   make test    everything that has to hold: style, types, import direction, tests on real servers
+#   make test    what a change must not break: style, types, import direction, tests on real servers
+# Two more for who changes the code:
+#   make check     style, types and import direction alone
+#   make test-all  every test on every server, including the long ones
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,12 +11,14 @@ ARGS ?=
 # Processes that share the tests; each starts servers of its own.
 WORKERS ?= 2
 
-.PHONY: demo test check tests benchmark benchmark-outbox benchmark-spark benchmark-status clean
+.PHONY: demo test test-all check tests tests-all benchmark benchmark-outbox benchmark-spark benchmark-status clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
 
 test: check tests
+
+test-all: check tests-all
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -22,6 +27,9 @@ check: $(VENV)/ready
 	$(BIN)/lint-imports
 
 tests: $(VENV)/ready
+	$(BIN)/python -m pytest --quick --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+tests-all: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 benchmark: $(VENV)/ready

@@ -1,7 +1,6 @@
 """Fixtures: a real database for each test, and what the run's header says about the servers."""
 
 import logging
-import os
 import re
 import signal
 from collections.abc import Iterator
@@ -24,34 +23,18 @@ from tests.support.status_stores import Place
 
 T = TypeVar("T")
 SPARK_CLUSTER = "spark cluster"
-SPARK_CLUSTER_FILES = ("test_spark_failures", "test_spark_streaming")
+SPARK_CLUSTER_FILES = ("spark/test_failures", "spark/test_streaming")
 LONG_FILES = (
-    "test_demo",
-    "test_kafka_",
-    "test_order_chain",
-    "test_rabbit_",
-    "test_relay_faults",
-    "test_wheel",
+    "brokers/",
+    "examples/test_demo",
+    "examples/test_order_chain",
+    "exactly_once/test_async_cancel",
+    "project/test_wheel",
+    "relay/test_faults",
+    "relay/test_leases",
+    "status_mode/test_async_leases",
 )
 """What takes minutes begins early, so that no process is still at it when the others have finished."""
-
-LONGEST = re.compile(
-    "|".join(
-        (
-            r"test_demo\.py::test_the_demo_(can|leaves)",
-            r"test_demo\.py::test_the_demo_is_exact\[(?!postgresql)",
-            r"test_demo_outbox\.py::test_act_three_(brings|can|leaves|takes)",
-            r"test_demo_spark\.py::test_(act_two_can|without_java)",
-            r"test_spark_(failures|streaming).*mariadb",
-            r"test_spark_connect\.py::",
-            r"test_spark_examples\.py::test_the_streaming_job_survives_a_kill",
-            r"test_spark_streaming\.py::test_a_killed_driver_is_replaced",
-            r"test_wheel\.py::.*\[(?!postgresql)",
-        )
-    )
-)
-"""What takes longest for what it adds to the others: left out where LEAVE_OUT_LONGEST is set."""
-
 
 OTHERS = {"redis": servers.find_redis, "pgbouncer": servers.find_pooler}
 
@@ -75,18 +58,37 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return described
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make test` leaves out and `make test-all` does not."""
+    parser.addoption(
+        "--quick", action="store_true", help="leave out tests marked long, and MySQL where it is as MariaDB"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those that need the Spark cluster take longest, so they begin; then what else takes long."""
 
     def place(item: pytest.Item) -> int:
         group = file_group(item.nodeid)
-        return 0 if group == SPARK_CLUSTER else 2 - group.rpartition("/")[2].startswith(LONG_FILES)
+        return 0 if group == SPARK_CLUSTER else 2 - group.removeprefix("tests/").startswith(LONG_FILES)
 
     items.sort(key=place)
-    if os.environ.get("LEAVE_OUT_LONGEST"):
-        for item in items:
-            if LONGEST.search(item.nodeid):
-                item.add_marker(pytest.mark.skip(reason="takes long, and LEAVE_OUT_LONGEST is set"))
+    if config.getoption("quick"):
+        left_out = [item for item in items if _is_long(item) or _is_mysql_again(item)]
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_long(item: pytest.Item) -> bool:
+    """Marked `long`, and run with another parameter than the one that it is not long with."""
+    kept = [marker.kwargs.get("but_on") for marker in item.iter_markers("long")]
+    return bool(kept) and not all(each and each in item.name.partition("[")[2] for each in kept)
+
+
+def _is_mysql_again(item: pytest.Item) -> bool:
+    """Run on MySQL although it tells nothing that it does not tell on MariaDB, the other row of a class."""
+    on_mysql = "mysql" in re.split(r"[\[\]-]", item.name)
+    return on_mysql and item.get_closest_marker("mysql") is None
 
 
 def pytest_collection_finish() -> None:
@@ -106,7 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def file_group(nodeid: str) -> str:
     """Which tests a test stays together with."""
     file = nodeid.partition("::")[0]
-    return SPARK_CLUSTER if file.rpartition("/")[2].startswith(SPARK_CLUSTER_FILES) else file
+    return SPARK_CLUSTER if file.removeprefix("tests/").startswith(SPARK_CLUSTER_FILES) else file
 
 
 def pytest_unconfigure() -> None:

@@ -13,6 +13,8 @@ from inbox.errors import InvalidOption, UnusableConnection
 from inbox.schema import tables
 from tests.support.database import Database
 
+pytestmark = pytest.mark.mysql
+
 NEW, DUPLICATE, MISMATCH = Verdict.NEW, Verdict.DUPLICATE, Verdict.MISMATCH
 MESSAGE = tables().message
 

@@ -15,6 +15,8 @@ from inbox.schema import tables
 from tests.support.database import Database
 from tests.support.status_async import in_loop
 
+pytestmark = pytest.mark.mysql
+
 NEW, DUPLICATE, MISMATCH, TOO_OLD, IN_FLIGHT = (
     Verdict.NEW,
     Verdict.DUPLICATE,

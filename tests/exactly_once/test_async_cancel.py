@@ -60,6 +60,7 @@ async def purge(engine: AsyncEngine) -> None:
     await AsyncInbox("billing").purge(engine)
 
 
+@pytest.mark.long(but_on="postgresql")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("work", [relay, listen, take, claim, purge])
 def test_no_connection_is_left(migrated: Database, work: Work, *, after: bool) -> None:

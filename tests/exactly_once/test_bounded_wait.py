@@ -13,6 +13,8 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.together import Task, wait_until_blocked
 
+pytestmark = pytest.mark.mysql
+
 KEY = "transfer-1"
 Take = Callable[[Inbox, Connection, str], Verdict]
 

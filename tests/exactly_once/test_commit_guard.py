@@ -19,6 +19,8 @@ from tests.support.accounts import Account
 from tests.support.database import Database
 from tests.support.together import Task, wait_until_blocked
 
+pytestmark = pytest.mark.mysql
+
 KEY = "transfer-1"
 OTHERS = 20
 INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")

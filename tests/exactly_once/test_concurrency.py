@@ -11,6 +11,8 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.together import Broker, together
 
+pytestmark = pytest.mark.mysql
+
 WORKERS = 16
 COPIES = 5
 ACCOUNTS = tuple(f"account {number}" for number in range(WORKERS))

@@ -16,6 +16,8 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.together import Broker, Task
 
+pytestmark = pytest.mark.mysql
+
 ROOT = Path(__file__).parents[2]
 
 

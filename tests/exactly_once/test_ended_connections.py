@@ -11,6 +11,8 @@ from outbox import Relay, pause
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder, publish
 
+pytestmark = pytest.mark.mysql
+
 POOLED = 3
 
 OWN = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()", "mysql": "connection_id()"}

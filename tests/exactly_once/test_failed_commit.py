@@ -15,6 +15,8 @@ from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
 
+pytestmark = pytest.mark.mysql
+
 INBOX = Inbox("billing")
 POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
 

@@ -10,6 +10,8 @@ from inbox_outbox_base.tables.inbox import _tables
 from tests.support.database import Database
 from tests.support.inspection import snapshot
 
+pytestmark = pytest.mark.mysql
+
 
 def column(table: Table) -> None:
     """A column more."""

@@ -19,6 +19,8 @@ from tests.support import accounts
 from tests.support.database import Database
 from tests.support.proxy import TcpProxy
 
+pytestmark = pytest.mark.mysql
+
 KEY = "transfer-1"
 INBOX, ASYNC_INBOX = Inbox("bookkeeping", wait=30), AsyncInbox("bookkeeping", wait=30)
 arrived = pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])

@@ -14,6 +14,8 @@ from tests.support.database import Database
 from tests.support.status_async import in_loop
 from tests.support.together import Task, wait_until_blocked
 
+pytestmark = pytest.mark.mysql
+
 KEYS = ["new-1", "taken", "new-2"]
 NEW, IN_FLIGHT = Verdict.NEW, Verdict.IN_FLIGHT
 WAIT = 2.0

@@ -12,6 +12,8 @@ from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientErro
 from inbox.schema import tables
 from tests.support.database import Database
 
+pytestmark = pytest.mark.mysql
+
 MESSAGE = tables().message
 RESULTS = [
     {"invoice": 7},

@@ -43,6 +43,7 @@ def departures() -> list[Departure]:
     return flights.read()
 
 
+@pytest.mark.long(but_on="postgresql")
 def test_the_demo_is_exact(database: Database, departures: list[Departure]) -> None:
     """With copies, concurrency and a killed worker, only the inbox run has the expected totals."""
     done = run(command("examples.demo", "--act", "1", "--messages", str(MESSAGES), url=database.url))
@@ -63,6 +64,7 @@ def test_the_demo_is_exact(database: Database, departures: list[Departure]) -> N
     assert min(rows["messages/s"]) > 0
 
 
+@pytest.mark.long
 def test_the_demo_leaves_nothing_behind(postgres: Database) -> None:
     """Its tables and its inbox rows are gone afterwards, others' rows are not."""
     message = tables().message
@@ -75,6 +77,7 @@ def test_the_demo_leaves_nothing_behind(postgres: Database) -> None:
         assert connection.execute(select(message.c.consumer)).scalars().all() == ["other"]
 
 
+@pytest.mark.long
 def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
     """With an inbox that takes everything for new, the totals are off and the exit code is 1."""
     script = tmp_path / "broken.py"
@@ -102,6 +105,7 @@ def test_the_demo_says_why_it_cannot_run() -> None:
     assert "secret" not in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_the_demo_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the demo and all its workers, removes its tables, and prints no traceback."""
     program = subprocess.Popen(

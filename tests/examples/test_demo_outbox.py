@@ -54,6 +54,7 @@ def test_act_three_is_exact(postgres: Database) -> None:
     assert all(MESSAGES - not_repeated <= each < MESSAGES for each in rows["departures committed"])
 
 
+@pytest.mark.long
 def test_act_three_leaves_nothing_behind(postgres: Database) -> None:
     """Its tables, its inbox rows and its messages are gone afterwards; dead letters of others are not."""
     engine = postgres.engine()
@@ -70,6 +71,7 @@ def test_act_three_leaves_nothing_behind(postgres: Database) -> None:
         assert not connection.execute(select(sent)).all()
 
 
+@pytest.mark.long
 def test_act_three_can_fail(postgres: Database, tmp_path: Path) -> None:
     """With a program that has no outbox in the outbox's place, the exit code is 1."""
     script = tmp_path / "naive.py"
@@ -81,6 +83,7 @@ def test_act_three_can_fail(postgres: Database, tmp_path: Path) -> None:
     assert table(done.stdout)["committed, never announced"][3] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("messages", ["1", "25"])
 def test_act_three_brings_its_own_database(messages: str) -> None:
     """Without --url it runs on the embedded PostgreSQL, with any number of messages."""
@@ -88,6 +91,7 @@ def test_act_three_brings_its_own_database(messages: str) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
+@pytest.mark.long
 def test_act_three_takes_nobody_elses_messages(postgres: Database) -> None:
     """Where other messages are in the outbox it is not given: its relays would take them as well."""
     engine = postgres.engine()
@@ -100,6 +104,7 @@ def test_act_three_takes_nobody_elses_messages(postgres: Database) -> None:
         assert len(connection.execute(select(outbox_tables().message)).all()) == 1
 
 
+@pytest.mark.long
 def test_act_three_can_be_interrupted(postgres: Database) -> None:
     """Ctrl-C ends the demo and all its processes, removes its tables, and prints no traceback."""
     program = subprocess.Popen(

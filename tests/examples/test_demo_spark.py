@@ -75,6 +75,7 @@ def assert_no_rows_left(database: Database) -> None:
             assert not connection.execute(each.select()).all()
 
 
+@pytest.mark.long
 def test_act_two_can_fail(postgres: Database, tmp_path: Path) -> None:
     """With a writer that forgets, the exit code is 1; where JDBC's driver cannot be fetched, it says so."""
     need_spark()
@@ -89,6 +90,7 @@ def test_act_two_can_fail(postgres: Database, tmp_path: Path) -> None:
     assert table(done.stdout)["rows"][1] > 1_000
 
 
+@pytest.mark.long
 def test_act_two_can_be_interrupted(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_act_two_can_be_interrupted(
     assert_no_rows_left(postgres)
 
 
+@pytest.mark.long
 def test_without_java_act_two_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The others are given all the same, and what is missing is named; asked for alone, it is an error."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

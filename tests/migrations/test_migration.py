@@ -19,6 +19,8 @@ from tests.support.inspection import snapshot
 from tests.support.program import ROOT, run
 from tests.support.script import run_script
 
+pytestmark = pytest.mark.mysql
+
 MESSAGE = tables().message
 REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
 ALEMBIC = [sys.executable, "-W", "error", "-m", "alembic"]

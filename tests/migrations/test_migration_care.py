@@ -22,6 +22,8 @@ from tests.support.database import Database
 from tests.support.inspection import snapshot
 from tests.support.program import ROOT
 
+pytestmark = pytest.mark.mysql
+
 ROUNDS = 3
 MIGRATE = """
 import sys

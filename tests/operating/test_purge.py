@@ -14,6 +14,8 @@ from inbox.errors import TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
 
+pytestmark = pytest.mark.mysql
+
 MESSAGE = tables().message
 WEEK = timedelta(days=7)
 DAY = timedelta(days=1)

@@ -23,6 +23,8 @@ from tests.support.database import Database
 from tests.support.published import TOPIC, texts
 from tests.support.together import wait_until_blocked
 
+pytestmark = pytest.mark.mysql
+
 OUTBOX = Outbox()
 POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
 SOON: dict[str, dict[str, Any]] = {

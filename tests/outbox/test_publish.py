@@ -27,6 +27,8 @@ from tests.support.published import (
     waiting,
 )
 
+pytestmark = pytest.mark.mysql
+
 OUTBOX = Outbox()
 KEYS = [
     "a",

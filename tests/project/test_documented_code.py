@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documented_code import FENCE, PAGES, TABLES, Block, blocks, name, pages_that_need, reader, rows
+from tests.support.documented_code import (
+    FENCE,
+    PAGES,
+    TABLES,
+    Block,
+    blocks,
+    name,
+    pages_that_need,
+    reader,
+    rows,
+)
 from tests.support.kafka_topics import Topics
 from tests.support.rabbit_queues import Queues
 

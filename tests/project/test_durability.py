@@ -20,6 +20,8 @@ from tests.support.database import Database, make_tables
 from tests.support.outbox_publishers import AsyncRecorder, Recorder
 from tests.support.replication import Primary
 
+pytestmark = pytest.mark.mysql
+
 KEYS = tables().message.c.key
 
 

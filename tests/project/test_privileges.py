@@ -20,6 +20,8 @@ from tests.support.repairs import gives_up, halts
 from tests.support.roles import SECTIONS, Right, Role, is_denied, page, rights, role
 from tests.support.spark_writes import batch, make_result, write
 
+pytestmark = pytest.mark.mysql
+
 TABLES = tables()
 OLD = datetime.now(UTC) - timedelta(days=100)
 FEW = 6  # on the others it takes longer, and the same code decides

@@ -18,6 +18,8 @@ from tests.support.database import Database
 from tests.support.inspection import snapshot
 from tests.support.program import ROOT
 
+pytestmark = pytest.mark.long(but_on="postgresql")
+
 ONLY_THESE = {"inbox-outbox", "sqlalchemy", "psycopg", "alembic", "mako", "markupsafe", "typing-extensions"}
 NOT_OURS_TO_TAKE = ("migrations", "tests", "examples", "benchmarks", "docs")
 

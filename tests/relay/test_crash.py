@@ -27,6 +27,8 @@ from tests.support.relay_servers import server  # noqa: F401 - where its databas
 from tests.support.relay_worker import POINTS, dying_relay, producer, relay
 from tests.support.status_workers import wait_until, workers
 
+pytestmark = pytest.mark.mysql
+
 KEYS = ["a", "b"]
 NUMBERS = [1, 2, 3]
 ALL = len(KEYS) * len(NUMBERS)

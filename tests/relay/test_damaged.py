@@ -23,6 +23,8 @@ from tests.support.outbox_publishers import (
 )
 from tests.support.relay_servers import server
 
+pytestmark = pytest.mark.mysql
+
 __all__ = ["server"]
 
 HEADERS = {

@@ -11,6 +11,8 @@ from tests.support.cli import in_this_process
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, AsyncRecorder, Recorder, count, publish, relay
 
+pytestmark = pytest.mark.mysql
+
 NO_TIME = "it has a time that is none"
 IN_LINE = {
     "sqlite": {

@@ -22,6 +22,8 @@ from tests.support.relay_faults import Cast, Faults, Work
 from tests.support.relay_worker import consumer, producer, rabbit_consumer, rabbit_relay, relay
 from tests.support.status_workers import wait_until
 
+pytestmark = pytest.mark.mysql
+
 pytest_plugins = ["tests.support.rabbit_fixtures"]
 
 FAULTS, FAULTS_WITH_RABBIT = 200, 25

@@ -25,6 +25,8 @@ from tests.support.outbox_publishers import (
 from tests.support.status_workers import wait_until
 from tests.support.together import Task
 
+pytestmark = pytest.mark.mysql
+
 MANY = 200_000
 LEFT = 20_000
 

@@ -24,6 +24,8 @@ from tests.support.outbox_publishers import (
     waiting,
 )
 
+pytestmark = pytest.mark.mysql
+
 NEVER = Backoff(first=3_600, longest=3_600)
 
 

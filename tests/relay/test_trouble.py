@@ -20,6 +20,8 @@ from tests.support.relay_crashes import Paused
 from tests.support.status_workers import wait_until
 from tests.support.together import Task, wait_until_blocked
 
+pytestmark = pytest.mark.mysql
+
 PATIENCE = 60.0
 
 

@@ -17,6 +17,8 @@ from tests.support import spark_cluster
 from tests.support.database import Database
 from tests.support.spark_writes import make_result, taken, written
 
+pytestmark = pytest.mark.long
+
 __all__ = ["wheel"]  # a fixture
 
 PROGRAM = Path(__file__).parents[1] / "support" / "spark_connect_program.py"

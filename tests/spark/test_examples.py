@@ -43,6 +43,7 @@ def test_the_batch_job_counts_each_payment_once(
     assert consumers == [CONSUMER]  # as every example leaves them
 
 
+@pytest.mark.long
 def test_the_streaming_job_survives_a_kill(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

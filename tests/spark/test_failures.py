@@ -15,7 +15,10 @@ from tests.support.spark_jobs.faults import PATIENCE, Faults, Point, Visit
 from tests.support.spark_jobs.payments import PAYMENT, Target, check_report, name
 
 pytest_plugins = ["tests.support.spark_fixtures"]
-pytestmark = pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+pytestmark = [
+    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    pytest.mark.long(but_on="postgresql"),
+]
 points = pytest.mark.parametrize("point", ["before commit", "after commit"])
 
 ROWS, PARTITIONS = 2_000, 4

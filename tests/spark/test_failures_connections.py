@@ -15,7 +15,10 @@ from tests.support.spark_jobs.faults import Faults, Point
 from tests.support.spark_jobs.payments import Target, check_report
 
 pytest_plugins = ["tests.support.spark_fixtures"]
-pytestmark = pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+pytestmark = [
+    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    pytest.mark.long(but_on="postgresql"),
+]
 
 ROWS = 2_000
 ALONE = {"rows": ROWS, "partitions": 1}

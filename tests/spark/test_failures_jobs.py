@@ -11,7 +11,10 @@ from tests.support.spark_jobs.faults import Faults
 from tests.support.spark_jobs.payments import Target, check_report, number
 
 pytest_plugins = ["tests.support.spark_fixtures"]
-pytestmark = pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+pytestmark = [
+    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    pytest.mark.long(but_on="postgresql"),
+]
 
 ROWS, PARTITIONS = 2_000, 4
 PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}

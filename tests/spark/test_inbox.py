@@ -34,6 +34,8 @@ from tests.support.spark_writes import (
 from tests.support.together import Task as Thread
 from tests.support.together import together, wait_until_blocked
 
+pytestmark = pytest.mark.mysql
+
 NEW, DUPLICATE, IN_FLIGHT = Verdict.NEW, Verdict.DUPLICATE, Verdict.IN_FLIGHT
 
 

@@ -16,7 +16,10 @@ from tests.support.database import Database
 from tests.support.spark_writes import batch, counts, make_result, options_of, taken, write, written
 
 TEN = [(f"k{number}", number) for number in range(10)]
-pytestmark = pytest.mark.parametrize("server", ["mariadb", "mysql"], indirect=True, scope="session")
+pytestmark = [
+    pytest.mark.parametrize("server", ["mariadb", "mysql"], indirect=True, scope="session"),
+    pytest.mark.mysql,
+]
 
 
 @pytest.fixture

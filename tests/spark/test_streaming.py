@@ -13,7 +13,10 @@ from tests.support.spark_jobs.faults import Faults, Point
 from tests.support.spark_jobs.payments import Target, write_file
 
 pytest_plugins = ["tests.support.spark_fixtures"]
-pytestmark = pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
+pytestmark = [
+    pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
+    pytest.mark.long(but_on="postgresql"),
+]
 sinks = pytest.mark.parametrize("sink", ["foreach_batch", "inbox"])
 
 
@@ -119,6 +122,7 @@ def test_a_killed_worker_of_a_stream_costs_nothing(
     assert target.counted() == (200, 150)
 
 
+@pytest.mark.long
 def test_a_killed_driver_is_replaced(
     application: Application,
     cluster: SparkCluster,

@@ -14,6 +14,8 @@ from tests.support.database import Database
 from tests.support.spark_types import CASES, Case
 from tests.support.spark_writes import counts, write
 
+pytestmark = pytest.mark.mysql
+
 TRANSPORTS = {
     "postgresql": ("pgpq", "copy"),
     "mysql": ("load data", "insert"),

@@ -15,6 +15,8 @@ from inbox.errors import GiveUp, InvalidKey, InvalidOption, InvalidResult, Lease
 from tests.support.status_stores import CONSUMER, Failed, deliver, fail, held, request, status_inbox, stored
 from tests.support.status_workers import wait_until
 
+pytestmark = pytest.mark.mysql
+
 INTERRUPTIONS = (KeyboardInterrupt, GeneratorExit)
 
 

@@ -18,6 +18,8 @@ from tests.support.status_locks import locked
 from tests.support.status_stores import CONSUMER, change, end, held, request, status_inbox, stored
 from tests.support.status_workers import wait_until
 
+pytestmark = pytest.mark.mysql
+
 LEASE = 3.0
 KEYS = ("k1", "k2", "k3")
 

@@ -14,6 +14,8 @@ from tests.support.database import Database
 from tests.support.proxy import TcpProxy
 from tests.support.status_stores import deliver, status_inbox, stored
 
+pytestmark = pytest.mark.mysql
+
 UNENCRYPTED: dict[str, dict[str, Any]] = {
     "psycopg": {"sslmode": "disable"},
     "pymysql": {"ssl_disabled": True},

@@ -2,9 +2,13 @@
 
 import re
 
+import pytest
+
 from inbox import SqlStore
 from inbox._status_mode.stores import sql_statements
 from tests.support.database import Database
+
+pytestmark = pytest.mark.mysql
 
 VALUES = {
     "consumer": "'c'",

@@ -24,6 +24,8 @@ from tests.support.status_stores import (
     untimed,
 )
 
+pytestmark = pytest.mark.mysql
+
 TOLERANCE = timedelta(seconds=30)
 """What a slow machine may take between two statements; leases here are longer."""
 

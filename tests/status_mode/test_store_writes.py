@@ -21,6 +21,8 @@ from tests.support.status_stores import (
     stored,
 )
 
+pytestmark = pytest.mark.mysql
+
 every_end = pytest.mark.parametrize("status", ENDS, ids=str)
 
 

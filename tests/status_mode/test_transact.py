@@ -26,6 +26,8 @@ from tests.support.status_stores import deliver, fail, request, status_inbox, st
 from tests.support.status_workers import wait_until
 from tests.support.together import Task
 
+pytestmark = pytest.mark.mysql
+
 sources = pytest.mark.parametrize("source", ["own", "engine", "session"])
 
 

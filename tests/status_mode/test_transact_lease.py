@@ -10,6 +10,8 @@ from inbox.errors import InvalidOption
 from tests.support import accounts
 from tests.support.database import Database
 
+pytestmark = pytest.mark.mysql
+
 
 def test_other_messages_keep_their_leases(migrated: Database) -> None:
     """While a transaction keeps the record of its message locked, heartbeats go on renewing the leases of

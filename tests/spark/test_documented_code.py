@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from tests.database import Database
-from tests.documented_code import blocks, name, pages_that_need, reader
+from tests.support.database import Database
+from tests.support.documented_code import blocks, name, pages_that_need, reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.spark_session"]
+pytest_plugins = ["tests.support.spark_session"]
 
 
 @pytest.mark.parametrize("page", pages_that_need("spark"), ids=name)
