@@ -1,0 +1,39 @@
+"""The links of README.md, CONTRIBUTING.md and docs/ lead somewhere, and the tests that they name exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.documented_code import PAGES, name
+from tests.support.program import ROOT
+
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+TEST = re.compile(r"[\w/]*\btest_\w+\.py")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(page.read_text())
+    }
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """The file of each link exists, and so does the heading, if the link names one."""
+    for path, anchor in LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name)
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    """A test is named with its folder below tests/, or by a name that only one file has."""
+    for each in TEST.findall(page.read_text()):
+        found = list((ROOT / "tests").rglob(each.removeprefix("tests/")))
+        assert len(found) == 1, f"{each}: {found}"
