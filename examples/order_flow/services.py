@@ -79,8 +79,12 @@ def main(pipe: Pipe) -> None:
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
-            details = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            found = service.call(self.path.strip("/"), details, self.headers["Idempotency-Key"])
+            length = int(self.headers["Content-Length"] or 0)
+            body = self.rfile.read(length)
+            if not length or len(body) < length:  # the caller was killed in the middle of its request
+                self.close_connection = True
+                return
+            found = service.call(self.path.strip("/"), json.loads(body), self.headers["Idempotency-Key"])
             time.sleep(LATENCY)
             self._answer(found)
 
