@@ -1,4 +1,4 @@
-"""What a process remembers of messages that are done, so that it need not ask for their duplicates."""
+"""A process's memory of finished messages, which answers their duplicates without a query."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _places: WeakKeyDictionary[Pool, object] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A message that is done, for certain.
+    """A message that is certainly done.
 
     Attributes:
         digest: of its payload, if one was given.
@@ -29,19 +29,19 @@ class Known:
     result: str | None
 
     def verdict(self, digest: bytes | None) -> Verdict:
-        """What to say of a message with the same key and this digest."""
+        """The verdict on a message with the same key and this digest."""
         differs = None not in (digest, self.digest) and digest != self.digest
         return Verdict.MISMATCH if differs else Verdict.DUPLICATE
 
     def outcome(self, digest: bytes | None) -> Outcome:
-        """The same, with the result for a duplicate."""
+        """The same as an outcome, with the result for a duplicate."""
         verdict = self.verdict(digest)
         has_result = verdict is Verdict.DUPLICATE and self.result is not None
         return Outcome(verdict, json.loads(self.result or "null") if has_result else None)
 
 
 class Memory:
-    """The messages that were asked for last, `count` at most, each for some time; for several threads.
+    """The most recently used messages, at most `count`, each for a limited time. Thread-safe.
 
     It is empty in the child of a fork and in another process that it was sent to.
     """
@@ -57,18 +57,18 @@ class Memory:
         return len(self._known)
 
     def recall(self, key: Hashable) -> Known | None:
-        """What is known of a key; None if nothing is for certain."""
+        """What is known of a key; None if nothing is certain."""
         if self._process != os.getpid():
             self._forget()
         with self._lock:
             found = self._known.pop(key, None)
             if found is None or found[1] < time.monotonic():
                 return None
-            self._known[key] = found  # the last one goes last
+            self._known[key] = found  # moves it to the end: the most recently used
             return found[0]
 
     def remember(self, key: Hashable, known: Known, seconds: float) -> None:
-        """Know this for so long; in place of what was asked for longest ago, if there is no room."""
+        """Know this for that many seconds; if there is no room, forget the least recently used."""
         if self._process != os.getpid():
             self._forget()
         with self._lock:
@@ -78,9 +78,10 @@ class Memory:
                 del self._known[next(iter(self._known))]
 
     def is_certain(self, key: Hashable, claim: bytes, transaction: RootTransaction) -> bool:
-        """Whether a row that this transaction sees is committed: this very one was seen in another before.
+        """Whether a row that this transaction sees is committed: the same row was seen in another transaction
+        before.
 
-        In the transaction that has added it, which may be rolled back, the row is seen as well.
+        The transaction that added the row sees it too, but may be rolled back.
         """
         with self._lock:
             before = self._seen.get(key)
@@ -100,7 +101,7 @@ class Memory:
 
 
 def place_of(bind: Engine | Connection, key: str) -> Hashable:
-    """A key in the tables to which an engine's or a connection's own options lead."""
+    """A key in the tables that the options of an engine or a connection lead to."""
     pool = bind.engine.pool
     place = _places.get(pool) or _places.setdefault(pool, object())
     translated = bind.get_execution_options().get("schema_translate_map")

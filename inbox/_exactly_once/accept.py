@@ -1,4 +1,4 @@
-"""Taking messages, on whatever database: one verdict for each key."""
+"""Take messages on any database, with one verdict for each key."""
 
 import os
 import time
@@ -23,11 +23,11 @@ from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Verdict
 
 _LARGEST_STATEMENT = 5_000
-"""Keys in one statement, at most: databases limit the parameters of a statement."""
+"""The most keys in one statement: databases limit a statement's parameters."""
 
 _HALVING = 5.0
-"""Seconds after the wait for finding out which keys of a batch are in flight; then all that are left count
-as such, which is always safe. (MySQL waits a whole second for each that is.)"""
+"""After the wait, seconds to find out which keys of a batch are in flight. Then all keys that are left count
+as in flight, which is always safe. (MySQL waits a whole second for each of them.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Messages:
     times: Sequence[datetime | None] | None
 
     def to_take(self, old: set[int]) -> tuple[set[str], dict[str, bytes | None] | None]:
-        """The keys of those that are not too old, and the digest with which each comes first."""
+        """The keys that are not too old, and the digest of each key's first message."""
         if self.digests is None and not old:
             return set(self.keys), None
         fresh: dict[str, bytes | None] = {}
@@ -50,7 +50,7 @@ class Messages:
 
 
 def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attempt:
-    """One attempt at taking one message, checked and with a claim id of its own."""
+    """A checked attempt at taking one message, with a claim id of its own."""
     return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload))
 
 
@@ -64,8 +64,8 @@ def accept(
     memory: Memory | None = None,
     begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
-    """Take one message in the transaction on this connection, which may begin with it; the stored row if it
-    is a duplicate. To be called inside `OWN`."""
+    """Take one message in the transaction on this connection; for a duplicate, also return the stored row.
+    `begins` says that the transaction begins with it. Call this inside `OWN`."""
     database = usable(connection)
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
         return _judge(attempt, Stored(b"", known.digest, known.result))
@@ -94,7 +94,8 @@ def _learn(
     *,
     begins: bool,
 ) -> None:
-    """Remember a row that is committed: in a transaction that begins with it, every row is that it sees."""
+    """Remember a committed row. In a transaction that begins with this message, every row it sees is
+    committed."""
     place = place_of(connection, attempt.key)
     transaction = connection.get_transaction()
     if begins or (transaction is not None and memory.is_certain(place, stored.claim, transaction)):
@@ -102,7 +103,7 @@ def _learn(
 
 
 def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
-    """Another payload does not get the result of the first one."""
+    """A mismatching payload does not get the first one's result."""
     if _differs(attempt.digest, stored.digest):
         return Verdict.MISMATCH, None
     return Verdict.DUPLICATE, stored
@@ -115,7 +116,7 @@ def _differs(given: bytes | None, stored: bytes | None) -> bool:
 def _agree(
     connection: Connection, policy: Declaration, attempt: Attempt | Batch, taken: Collection[str]
 ) -> None:
-    """After the first message, because a read before it would fix what the transaction can see."""
+    """Call this after the first message: a read before it would fix what the transaction can see."""
     try:
         policy.agree(connection, is_new=bool(taken))
     except (PolicyConflict, TablesMissing):
@@ -128,7 +129,7 @@ def _agree(
 def _is_too_old(
     database: Taking, connection: Connection, policy: Declaration, message_time: datetime
 ) -> bool:
-    """By the database's clock; it is only asked when the worker's own clock comes near the limit."""
+    """By the database's clock, which is asked only if the worker's clock comes near the limit."""
     retention = policy.retention(connection)
     if retention.surely_covers(message_time):
         return False
@@ -170,7 +171,8 @@ def _too_old(
     policy: Declaration,
     times: Sequence[datetime | None] | None,
 ) -> set[int]:
-    """Which messages are: by the database's clock, asked once if the worker's own comes near the limit."""
+    """Which messages are too old, by the database's clock; it is asked once, if the worker's clock comes near
+    the limit."""
     if times is None:
         return set()
     retention = policy.retention(connection)
@@ -188,7 +190,7 @@ def _too_old(
 def _take_parts(
     database: Taking, connection: Connection, batch: Batch, deadline: float
 ) -> tuple[set[str], dict[str, Found]]:
-    """The keys that are ours now, and those that had been taken before."""
+    """The keys that are ours now, and those taken before."""
     taken: set[str] = set()
     known: dict[str, Found] = {}
     for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
@@ -200,8 +202,8 @@ def _take_parts(
 
 
 def _take_all(database: Taking, connection: Connection, batch: Batch, deadline: float) -> set[str]:
-    """The keys that are ours now. When the wait runs out, halves are tried until those are left alone that
-    are in flight: these few cost extra statements, not the many others."""
+    """The keys that are ours now. When the wait runs out, halve the batch until only the keys in flight are
+    left out: only these few cost extra statements."""
     taken = database.take_many(connection, batch, max(0.0, deadline - time.monotonic()))
     if taken is not None:
         return taken

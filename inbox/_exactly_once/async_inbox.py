@@ -1,4 +1,4 @@
-"""The inbox, for asynchronous code: the same core, run inside SQLAlchemy's `run_sync`."""
+"""The inbox for asynchronous code: the same core, run inside SQLAlchemy's `run_sync`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .taken import Taken, take
 from .transaction import Transaction
 from .work import Work, handle_of
 
-if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+if TYPE_CHECKING:  # at run time imported at first use: without greenlet the import fails
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
         AsyncEngine,
@@ -91,9 +91,8 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
     ) -> Taken:
         """In the caller's transaction on `connection`, take the message with this key.
 
-        As `Inbox.take`, but a result that is set is written when the transaction commits, right before the
-        COMMIT. If that fails, the transaction is rolled back and the commit raises the error. A COMMIT that
-        is sent as SQL text stores no result.
+        As `Inbox.take`, but the result is written right before the COMMIT. If that fails, the transaction is
+        rolled back and the commit raises the error. A COMMIT sent as SQL text stores no result.
         """
         attempt, limits = self._attempt(key, payload), self._limits(message_time)
         from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -228,7 +227,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
     async def _on(
         self, given: AsyncHandle, bind_arguments: BindArguments | None, work: Callable[[Connection], T]
     ) -> T:
-        """What the work returns on the connection that the row goes to."""
+        """Call `work` on the connection that the row goes to."""
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
         def on_session(session: Session) -> T:
@@ -254,7 +253,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
 
 
 async def _connection(handle: AsyncConnection | AsyncSession, transaction: Transaction) -> AsyncConnection:
-    """The one that the transaction is on."""
+    """The connection that the transaction is on."""
     from sqlalchemy.ext.asyncio import AsyncSession
 
     if isinstance(handle, AsyncSession):

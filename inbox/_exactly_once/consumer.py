@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous inbox have in common."""
+"""The part that the synchronous and the asynchronous inbox share."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from .accept import Messages, new_attempt
 from .transaction import Transaction
 
 ATTEMPTS = 12
-"""How often a handler tries one message: about five seconds' worth of transient errors."""
+"""How often a handler tries one message: transient errors are retried for about five seconds."""
 
 
 class Consumer:
@@ -90,7 +90,7 @@ class Consumer:
         payload: Callable[[Any], Any] | None,
         message: Any,
     ) -> Outcome | None:
-        """What a duplicate gets that this process remembers, where a look needs no connection.
+        """The answer to a duplicate that this process remembers, if no connection is needed to look it up.
 
         Raises:
             PayloadMismatch: the same key came with another payload.
@@ -117,8 +117,8 @@ class Consumer:
             raise_refusal(transaction.verdict, self.consumer, transaction.key)
 
     def _is_retried(self, error: Exception, attempt: int, key: Callable[[Any], Key], message: Any) -> bool:
-        """Whether `handler` tries again, which monitoring then learns. It has waited already for a message
-        in flight."""
+        """Whether `handler` tries again; if so, tell monitoring. A message in flight is not retried: the call
+        has already waited for it."""
         if isinstance(error, NotTaken) or not is_worth_another_try(error):
             return False
         if self.hooks:
@@ -140,7 +140,7 @@ class Consumer:
         self, keys: Sequence[Key], payloads: Sequence[Any] | None, times: Sequence[datetime | None] | None
     ) -> Messages:
         for option, given in (("keys", keys), ("payloads", payloads), ("message_times", times)):
-            if isinstance(given, str | bytes | bytearray | Mapping):  # whose parts would be taken
+            if isinstance(given, str | bytes | bytearray | Mapping):  # iterable, but not a sequence of keys
                 kind = type(given).__name__
                 raise InvalidOption(f"{option}={kind}: expected a sequence that has one for each message")
             if option != "keys" and given is not None and len(given) != len(keys):

@@ -1,4 +1,4 @@
-"""The inbox, for synchronous code."""
+"""The inbox for synchronous code."""
 
 import functools
 import time
@@ -46,17 +46,17 @@ class Inbox(Consumer, Listens[Listener]):
         wait: how long to wait for another transaction that is taking the same key, in seconds or as
             `timedelta`; 0 does not wait. (MySQL and MariaDB count in whole seconds, rounded up.)
         retention: how long keys are kept (`Retention`, seconds or `timedelta`), stored with the consumer's
-            data; None is what is stored already, and without that 7 days.
+            data; None uses the stored value, or 7 days if there is none.
         schema: the PostgreSQL schema of the tables; None is the connection's own.
-        on_refusal: what `transaction` and `handler` do with a message that was not taken, neither now nor
-            before: "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look
-            at it before you acknowledge the message.
-        on_event: is called with each `Event` of `transaction` and `handler`, or several such: `TAKEN`,
-            `DUPLICATE`, `MISMATCH`, `IN_FLIGHT`, `TOO_OLD`, `RETRIED`, `COMMIT_RESOLVED`. Never inside a
-            transaction, and what it raises is logged and ignored. `accept`, `accept_many` and `take` answer
-            in your own transaction and tell nobody else.
-        remember: how many messages that have committed this object remembers, with their results: it answers
-            their duplicates without asking the database. `accept_many` asks it all the same.
+        on_refusal: what `transaction` and `handler` do with a message that was taken neither now nor before:
+            "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return", check it
+            before you acknowledge the message.
+        on_event: a function, or several, called with each `Event` of `transaction` and `handler`: `TAKEN`,
+            `DUPLICATE`, `MISMATCH`, `IN_FLIGHT`, `TOO_OLD`, `RETRIED`, `COMMIT_RESOLVED`. It is never called
+            inside a transaction; what it raises is logged and ignored. `accept`, `accept_many` and `take` run
+            in your own transaction and send no events.
+        remember: how many committed messages this object remembers, with their results: it answers their
+            duplicates without asking the database. `accept_many` always asks the database.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -77,8 +77,8 @@ class Inbox(Consumer, Listens[Listener]):
 
         Never commits, rolls back or aborts the caller's transaction, and never raises for a duplicate: run
         the message if and only if the verdict is `NEW`. At REPEATABLE READ and SERIALIZABLE a race is an
-        error for which `is_transient` is true, never a duplicate. After an error of the database roll back,
-        and do not commit: it may have undone the transaction already.
+        error for which `is_transient` is true, never a duplicate. After a database error, roll back and do
+        not commit: the error may already have undone the transaction.
 
         Args:
             connection: a Connection, an ORM Session or a scoped_session, not in AUTOCOMMIT mode.
@@ -86,8 +86,8 @@ class Inbox(Consumer, Listens[Listener]):
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
             message_time: when the message was made; older than the retention is `TOO_OLD`.
-            bind_arguments: for a Session with several binds, what its `get_bind` is asked, as by
-                `Session.execute`; None asks for the bind by which it writes to the inbox's table. If the
+            bind_arguments: for a Session with several binds, the arguments for its `get_bind`, as for
+                `Session.execute`; None selects the bind by which it writes to the inbox's table. If the
                 session writes to another database as well, its commit raises `UnusableConnection` before
                 anything is committed, unless it has `twophase=True`.
 
@@ -96,8 +96,8 @@ class Inbox(Consumer, Listens[Listener]):
             InvalidOption: `payload` or `message_time` cannot be used.
             UnusableConnection: closed, or AUTOCOMMIT.
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
-            TablesMissing: the tables have not been made.
-            PolicyConflict: the consumer's stored policy is another one; nothing was taken.
+            TablesMissing: the tables do not exist.
+            PolicyConflict: the consumer's stored policy differs; nothing was taken.
         """
         attempt = self._attempt(key, payload)
         given = self._on(connection, bind_arguments)
@@ -115,8 +115,8 @@ class Inbox(Consumer, Listens[Listener]):
     ) -> Taken:
         """In the caller's transaction on `connection`, take the message with this key, as `accept` does.
 
-        A new message can be given a `Taken.result`, which is written on `connection` at once and stored if
-        and only if the caller commits; a duplicate has the stored one. Arguments and errors are those of
+        You can set `Taken.result` of a new message: it is written on `connection` immediately, and stored if
+        and only if the caller commits. A duplicate has the stored result. Arguments and errors are those of
         `accept`; it answers with a verdict, and never commits, rolls back or aborts.
         """
         attempt = self._attempt(key, payload)
@@ -136,10 +136,10 @@ class Inbox(Consumer, Listens[Listener]):
         """In the caller's transaction on `connection`, take all messages with these keys in one statement;
         verdict i belongs to key i.
 
-        Keys are inserted in byte order, so that batches which share keys cannot deadlock. A key that
-        repeats inside the batch is `NEW` the first time and `DUPLICATE` after, or `MISMATCH` if it comes with
-        another payload. `wait` bounds each wait for another transaction; past it the keys in flight are
-        `IN_FLIGHT`, the others have their verdicts. Raises as `accept` does.
+        Keys are inserted in byte order, so that batches which share keys cannot deadlock. A key repeated in
+        the batch is `NEW` the first time and then `DUPLICATE`, or `MISMATCH` if its payload differs. `wait`
+        bounds each wait for another transaction; after it, keys in flight are `IN_FLIGHT` and the others have
+        their verdicts. Raises as `accept` does.
 
         Args:
             connection: as for `accept`.
@@ -164,22 +164,21 @@ class Inbox(Consumer, Listens[Listener]):
     ) -> Iterator[Work[Connection, Session]]:
         """Begin a transaction, take the message, run the block, commit: all of it or nothing.
 
-        The block runs for a new message and for a duplicate; look at `work.is_new`. When it has ended
-        normally, acknowledge the message. An exception rolls back and comes through unchanged. When the
-        connection breaks during COMMIT, the database is asked whether it happened: the block ends normally
-        if it did.
+        The block runs for a new message and for a duplicate; look at `work.is_new`. When it ends normally,
+        acknowledge the message. An exception rolls back and propagates unchanged. If the connection breaks
+        during COMMIT, the database is asked whether it committed; if so, the block ends normally.
 
         Args:
             source: an Engine (then `work.connection`); a sessionmaker or a scoped_session (then also
-                `work.session`); or a function without arguments that returns one of these, for what is made
-                later. It is called for each message. A scoped_session must not be in a transaction.
+                `work.session`); or a function without arguments that returns one of these, for a source made
+                later; it is called for each message. A scoped_session must not be in a transaction.
             key, payload, message_time, bind_arguments: as for `accept`.
 
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch` or `MessageTooOld`; the block does not run. With
-                `on_refusal="return"` it does run, and `work.verdict` says so.
+                `on_refusal="return"` it runs, and `work.verdict` has the verdict.
             TransactionAborted: the block swallowed a database error; nothing was written.
-            TransactionEnded: the block committed or rolled back by itself.
+            TransactionEnded: the block committed or rolled back the transaction.
             UnusableConnection: the session has written to two databases; nothing was committed on either.
             CommitLost: the connection broke during COMMIT, and nothing was written.
             InvalidResult: `work.result` is not JSON.
@@ -212,14 +211,14 @@ class Inbox(Consumer, Listens[Listener]):
     ) -> Callable[[Callable[[Any, M], Any]], Callable[[M], Outcome]]:
         """Decorate `body(connection, message)`: it runs once per key, in `transaction`.
 
-        With a sessionmaker or a scoped_session the body gets the Session instead. What it returns (a JSON
-        value) is stored with the row and is the `Outcome.result` of every duplicate. When the decorated
-        function returns, acknowledge the message: it raises what `transaction` raises. Transient errors are
-        retried in a new transaction, at most `attempts` times in all; the last one is raised.
+        With a sessionmaker or a scoped_session the body gets the Session instead. The body's return value
+        (JSON) is stored with the row and is the `Outcome.result` of every duplicate. When the decorated
+        function returns, acknowledge the message; it raises what `transaction` raises. Transient errors are
+        retried in a new transaction, at most `attempts` attempts in all; the last error is raised.
         `MessageInFlight` is not retried here, because this call has waited for the other transaction already.
 
         Args:
-            source: as for `transaction`; what cannot be one is refused here.
+            source: as for `transaction`; anything that cannot be a source is refused here.
             key, payload, message_time: functions of the message.
             bind_arguments: as for `accept`.
             attempts: how often one message is tried.

@@ -1,8 +1,8 @@
-"""A message taken in a transaction of the caller's, and its result.
+"""A message taken in the caller's transaction, and its result.
 
-A result that is set on a Connection or a Session is written there and then, so what goes wrong is raised at
-that line, and COMMIT has nothing left to do that could fail. Asynchronous code cannot wait for the database
-in an assignment: there the result is written when the transaction commits, right before the COMMIT.
+A result set on a Connection or a Session is written immediately, so an error is raised at that line, and
+COMMIT has nothing left to do that could fail. Asynchronous code cannot wait for the database in an
+assignment: there the result is written when the transaction commits, right before the COMMIT.
 """
 
 import json
@@ -28,21 +28,22 @@ from .accept import accept
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """A result that was set, as JSON, and where."""
+    """A result that was set, as JSON, and where it was set."""
 
     text: str | None
     savepoint: int
     """The number of the innermost savepoint that was open; 0 if there was none."""
     nested: frozenset[SessionTransaction]
-    """Those that the session had begun by then: it may not have sent a SAVEPOINT yet."""
+    """The nested transactions that the session had begun by then: it may not have sent their SAVEPOINT yet.
+    """
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Value:
-    """A result, and what it was outside the savepoints in which it was set."""
+    """A result, and its earlier values outside the savepoints in which it was set."""
 
     history: list[_Setting]
-    """The innermost one last."""
+    """The innermost comes last."""
 
     @property
     def text(self) -> str | None:
@@ -61,7 +62,7 @@ _waiting: WeakKeyDictionary[Connection, dict[bytes, tuple[Attempt, _Value]]] = W
 """Results to write when their connection commits, by claim."""
 
 _in_savepoints: WeakKeyDictionary[Connection | Session, WeakSet[_Value]] = WeakKeyDictionary()
-"""Results that were set in a savepoint, which may be rolled back."""
+"""Results set in a savepoint, which may be rolled back."""
 
 
 class Taken:
@@ -80,21 +81,21 @@ class Taken:
 
     @property
     def is_new(self) -> bool:
-        """Whether to run the message: the one verdict that says so is `NEW`."""
+        """Whether to run the message: only if the verdict is `NEW`."""
         return self.verdict is Verdict.NEW
 
     @property
     def result(self) -> Any:
-        """A JSON value: what was set here, or for a duplicate what its first run had set.
+        """A JSON value: what you set, or for a duplicate what its first run set.
 
-        What you set is stored if and only if the transaction commits, and reads as a duplicate will read it:
-        a tuple is a list. To change it, set it again. A savepoint that is rolled back takes with it what was
-        set inside it: the result is what it was before.
+        It is stored if and only if the transaction commits, and reads back as a duplicate will see it: a
+        tuple becomes a list. To change it, set it again. Rolling back a savepoint restores the result from
+        before it.
 
         Raises, when it is set:
-            InvalidResult: not JSON, or more than a million bytes of it.
+            InvalidResult: not JSON, or more than a million bytes of JSON.
             InvalidOption: the message is not new.
-            TransactionEnded: the transaction that took the message is over, or the savepoint that did was
+            TransactionEnded: the transaction that took the message is over, or the savepoint that took it was
                 rolled back.
         """
         return None if self._value.text is None else json.loads(self._value.text)
@@ -115,8 +116,8 @@ def take(
     at_commit: bool = False,
     **limits: Any,
 ) -> Taken:
-    """Take one message in the transaction on this connection, which is the session's if there is one; its
-    result is written when it is set, or `at_commit`."""
+    """Take one message in the transaction on this connection (the session's, if there is one). Its result is
+    written when it is set, or `at_commit`."""
     with OWN:
         verdict, stored = accept(connection, attempt, **limits)
     transaction = connection.get_transaction()
@@ -144,7 +145,8 @@ def take(
 
 
 def _result(connection: Connection, stored: Stored) -> str | None:
-    """The stored one, unless it was taken in this very transaction and is still to be written."""
+    """The stored result, unless the message was taken in this same transaction and its result is still to be
+    written."""
     _, value = _waiting.get(connection, {}).get(stored.claim, (None, None))
     return stored.result if value is None else value.text
 
@@ -192,7 +194,7 @@ def _keep(connection: Connection, attempt: Attempt, value: _Value) -> None:
 
 
 def _write_waiting(connection: Connection, *_: object) -> None:
-    """A savepoint that was rolled back has taken its messages with it: their results go nowhere."""
+    """Results of messages taken in a savepoint that was rolled back are dropped with them."""
     waiting = _waiting[connection]
     while waiting:
         claim, (attempt, value) = next(iter(waiting.items()))

@@ -72,7 +72,7 @@ class Transaction:
 
     @property
     def key(self) -> str:
-        """The message's, as it is stored."""
+        """The message's key, as it is stored."""
         return self._attempt.key
 
     def begin(self, handle: Connection | Session) -> None:
@@ -103,7 +103,7 @@ class Transaction:
             self.result = json.loads(stored.result)
 
     def _drop_read_only(self, error: Exception) -> None:
-        """The pool would go on with connections to a server that was demoted."""
+        """Otherwise the pool would keep connections to a server that was demoted."""
         if isinstance(error, DBAPIError) and codes.is_read_only(error) and isinstance(self.bind, Engine):
             self.connection.invalidate(error)
 
@@ -120,7 +120,7 @@ class Transaction:
 
         Raises:
             TransactionAborted: the transaction cannot commit; it was rolled back.
-            TransactionEnded: the body ended it.
+            TransactionEnded: the body ended the transaction.
             UnusableConnection: the session has written to two databases, which do not commit together.
             CommitLost: the connection broke during COMMIT, and it did not happen.
             InvalidResult: the result is not JSON, or too large.
@@ -132,7 +132,7 @@ class Transaction:
         self._check_not_aborted()
         if self.verdict is Verdict.NEW and self.result is not None:
             self._store_result()
-        self.leave()  # a COMMIT in two phases is statements of SQLAlchemy's own
+        self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
         try:
             self._handle.commit()
         except DBAPIError as error:
@@ -144,18 +144,18 @@ class Transaction:
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
-            # A session on a connection may be inside a transaction that somebody else will roll back.
+            # A session bound to a connection may be inside a transaction that its owner will roll back.
             if self._memory is not None and isinstance(self.bind, Engine):
                 self._remember(self._memory)
 
     def _remember(self, memory: Memory) -> None:
-        """It has committed."""
+        """Called after the commit."""
         text = None if self.result is None else encode_result(self.result)
         known = Known(self._attempt.digest, text)
         memory.remember(place_of(self.connection, self.key), known, self._policy.kept(self.connection))
 
     def roll_back(self, handle: Connection | Session) -> None:
-        """Undo all of it, in the process that has begun it."""
+        """Undo everything, but only in the process that began it."""
         self.leave()
         if forked.is_in(self._process):
             if self.verdict is Verdict.NEW:
@@ -165,13 +165,13 @@ class Transaction:
             forked.abandon(handle)
 
     def leave(self) -> None:
-        """The body is over, however it went."""
+        """The body is over, whether it succeeded or failed."""
         if self._is_watched:
             self._is_watched = False
             ending.unwatch(self._handle, self.connection)
 
     def tell(self, hooks: Hooks) -> None:
-        """Tell monitoring what has happened; once the transaction is over and its connection given back."""
+        """Tell monitoring what happened, once the transaction is over and its connection returned."""
         seconds = time.monotonic() - self._begun
         for kind in self._events:
             hooks(Event(kind=kind, consumer=self._attempt.consumer, key=self.key, seconds=seconds))
@@ -209,7 +209,7 @@ class Transaction:
             raise TransactionAborted("the inbox row is gone from the transaction: nothing was written")
 
     def _resolve(self, error: DBAPIError) -> None:
-        """Finish normally if the COMMIT did happen: the row with our claim is the witness."""
+        """Finish normally if the COMMIT did happen: the row with our claim proves it."""
         if self.verdict is not Verdict.NEW:
             raise CommitLost("the connection broke during COMMIT") from error
         stored = self._look(self.connection.engine)
@@ -219,7 +219,7 @@ class Transaction:
     def _look(self, engine: Engine) -> Stored | None:
         database = database_of(self.connection)
         given = self.connection.get_execution_options().get("schema_translate_map")
-        options = {"schema_translate_map": given} if given else {}  # a session may have one of its own
+        options = {"schema_translate_map": given} if given else {}  # a session may have its own
         engine = engine.execution_options(isolation_level=database.own_isolation, **options)
 
         def look(connection: Connection) -> Stored | None:

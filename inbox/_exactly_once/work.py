@@ -1,4 +1,4 @@
-"""What a body is given to work with."""
+"""The object that a handler's body works with."""
 
 from typing import Any, Generic, TypeVar
 
@@ -40,17 +40,17 @@ class Work(Generic[C, S]):
 
     @property
     def is_new(self) -> bool:
-        """Whether to run the message: the one verdict that says so is `NEW`."""
+        """Whether to run the message: only if the verdict is `NEW`."""
         return self._transaction.verdict is Verdict.NEW
 
     @property
     def result(self) -> Any:
-        """A JSON value: what was set here, or for a duplicate what its first run had set.
+        """A JSON value: what you set, or for a duplicate what its first run set.
 
-        What you set reads as a duplicate will read it: a tuple is a list.
+        It reads back as a duplicate will see it: a tuple becomes a list.
 
         Raises, when it is set:
-            InvalidResult: not JSON, or more than a million bytes of it.
+            InvalidResult: not JSON, or more than a million bytes of JSON.
             InvalidOption: the message is not new.
         """
         return self._transaction.result
@@ -63,5 +63,5 @@ class Work(Generic[C, S]):
 
 
 def handle_of(work: Work[C, S]) -> C | S:
-    """What a handler's body is given: the session, or the connection where there is none."""
+    """The handler body's first argument: the session, or the connection if there is none."""
     return work.connection if work._session is None else work._session  # noqa: SLF001 - of this module

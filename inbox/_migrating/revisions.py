@@ -1,7 +1,7 @@
 """Our revisions, and which of them make the tables of which feature.
 
-Each revision names the features whose tables it makes or changes. The version table knows one number, which
-holds for all tables that are there; which features are there is seen by their tables.
+Each revision names the features whose tables it makes or changes. The version table holds one number for all
+tables that exist; which features exist shows in their tables.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,12 +31,12 @@ def revisions() -> tuple[Script, ...]:
 
 
 def names() -> list[str]:
-    """All revisions' names, "base" and then the oldest first."""
+    """The names of all revisions: "base", then the oldest first."""
     return ["base", *(step.revision for step in revisions())]
 
 
 def position(revision: str) -> int:
-    """How many revisions lie up to this one.
+    """How many revisions there are up to and including this one.
 
     Raises:
         InvalidOption: there is no such revision.
@@ -49,7 +49,7 @@ def position(revision: str) -> int:
 
 
 def checked(features: Sequence[str] | None) -> Features:
-    """The features that are meant; None is all.
+    """The selected features; None is all.
 
     Raises:
         InvalidOption: there is no such feature, or none is named.
@@ -62,7 +62,7 @@ def checked(features: Sequence[str] | None) -> Features:
 
 
 def there(connection: Connection, schema: str | None) -> Features:
-    """The features whose tables are there, all of them or some."""
+    """The features of which at least one table exists."""
     found = inspect(connection)
     return frozenset(
         feature for feature, tables in FEATURES.items() if found.has_table(tables[0], schema=schema)
@@ -70,8 +70,8 @@ def there(connection: Connection, schema: str | None) -> Features:
 
 
 def ups(start: int, end: int, present: Features, wanted: Features) -> Iterator[tuple[int, Script]]:
-    """The steps up, with their numbers: the tables of `present` are at `start`, and they and the wanted ones
-    are to be at `end`."""
+    """The steps up, with their numbers: from `start`, where the tables of `present` are, to `end`, where they
+    and the wanted ones are to be."""
     for number, step in enumerate(revisions()[:end], 1):
         is_done = number <= start and concerns(step, present)
         if not is_done and concerns(step, present | wanted):
@@ -86,7 +86,7 @@ def downs(start: int, end: int, present: Features) -> Iterator[tuple[int, Script
 
 
 def removals(start: int, gone: Features, left: Features) -> list[Script]:
-    """The steps down that take away what belongs to none of the features that are left."""
+    """The steps down that remove the tables belonging to none of the features that are left."""
     steps = revisions()[:start]
     return [step for step in reversed(steps) if concerns(step, gone) and not concerns(step, left)]
 

@@ -1,4 +1,4 @@
-"""One migration at a time, and none that waits for ever, or lets everybody else wait behind it."""
+"""One migration at a time; none waits for ever or makes everybody else wait behind it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
 
 LOCK_WAIT = 60
-"""Seconds to wait for somebody else's migration."""
+"""Seconds to wait for another migration."""
 
 TABLE_WAIT = 5
 """Seconds that a statement waits for a table, where that can be limited; then the migration starts over."""
@@ -20,7 +20,7 @@ TABLE_WAIT = 5
 
 @contextmanager
 def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
-    """A transaction in which nobody else migrates, with the schema made if it is not there.
+    """A transaction in which nobody else migrates; the schema is made if it does not exist.
 
     Raises:
         InvalidOption, UnsupportedDatabase: as `check`.
@@ -44,13 +44,13 @@ def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
 
 
 def make_schema(connection: Connection, schema: str | None) -> None:
-    """Make a schema that is not there; the right to make one is only needed then."""
+    """Make a schema that does not exist; only then is the right to make one needed."""
     if schema is not None and not inspect(connection).has_schema(schema):
         connection.execute(CreateSchema(schema))
 
 
 def check(dialect: str, schema: str | None) -> None:
-    """Refuse a database that the revisions have not been written for.
+    """Refuse a database that the revisions do not support.
 
     Raises:
         UnsupportedDatabase: it is one.

@@ -1,1 +1,1 @@
-"""What operators see and decide."""
+"""Operators' views and decisions."""

@@ -1,4 +1,4 @@
-"""From when on a purge keeps the rows of each consumer."""
+"""How far back a purge keeps each consumer's rows."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -9,12 +9,12 @@ from inbox_outbox_base.transactions.policy import DEAD_RETENTION, Policy, brief,
 
 
 class Keeping:
-    """The horizons of a purge: what its caller says, else what is stored, else the defaults.
+    """The horizons of a purge: the caller's, else the stored ones, else the defaults.
 
     Args:
-        policies: what is stored, by consumer.
-        retention, dead_retention: what the caller says; None is nothing.
-        oldest: when the oldest message was made that the broker still holds.
+        policies: the stored ones, by consumer.
+        retention, dead_retention: the caller's; None if not given.
+        oldest: when the oldest message that the broker still holds was made.
         now: the database's clock.
     """
 
@@ -32,15 +32,15 @@ class Keeping:
         self._oldest = oldest
         self._now = now
         self._assumed: set[str] = set()
-        (retention or Retention()).horizon(now, oldest)  # which refuses an oldest message without a time zone
+        (retention or Retention()).horizon(now, oldest)  # raises if `oldest` has no time zone
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The consumers for which there was only the default."""
+        """The consumers for which only the default was available."""
         return tuple(sorted(self._assumed, key=str.encode))
 
     def check(self) -> None:
-        """Refuse times that are shorter than those that are stored.
+        """Refuse times shorter than the stored ones.
 
         Raises:
             InvalidOption: one is.
@@ -59,7 +59,7 @@ class Keeping:
                     )
 
     def since(self, consumer: str) -> datetime:
-        """Rows of a consumer from before this point in time may go."""
+        """A consumer's rows from before this time may be deleted."""
         policy, kept = self._policies.get(consumer), self._retention
         if kept is None:
             if policy is None:

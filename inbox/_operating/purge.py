@@ -1,4 +1,4 @@
-"""Deleting rows that no duplicate can need any more, beside live traffic."""
+"""Delete rows that no duplicate can need any more, alongside live traffic."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,18 +33,18 @@ _TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What a purge has done so far."""
+    """Progress of a purge so far."""
 
     rows: int
-    """Messages deleted, whichever mode had taken them: rows of `inbox_message` and of `inbox_status`."""
+    """Messages deleted, of both modes: rows of `inbox_message` and of `inbox_status`."""
     batches: int
-    """Transactions that it took."""
+    """Transactions used."""
     seconds: float
     """Time since it began."""
     finished: bool
-    """Whether nothing was left that was old enough, except what others were deleting just then."""
+    """Whether no row that was old enough is left, except those that others were deleting just then."""
     assumed: tuple[str, ...] = ()
-    """Consumers for which neither the call nor `inbox_consumer` had a retention, so that it was 7 days."""
+    """Consumers for which neither the call nor `inbox_consumer` had a retention, so that 7 days was used."""
 
 
 def purge(
@@ -64,40 +64,40 @@ def purge(
 ) -> Purged:
     """Delete messages that are older than their consumer's retention, each consumer's oldest first.
 
-    The retention is what the consumer's inboxes have asked for, as the table `inbox_consumer` says; for a
-    consumer that is not in it (all its rows are from before there was that table) 7 days, and 30 for dead and
+    The retention is the one that the consumer's inboxes have stored in the table `inbox_consumer`. For a
+    consumer that is not in it (all its rows are older than that table) it is 7 days, and 30 for dead and
     halted messages.
 
     Each batch is a short transaction of its own, and after each the purge rests for as long as the batch
-    took, so that live traffic keeps at least half of the database. Rows that somebody else has locked are
-    passed over: no `accept` waits for a whole purge, nothing deadlocks, and several purges at once share
-    the work. A row stays one minute longer than the retention says.
+    took, so that live traffic keeps at least half of the database. Locked rows are skipped: no `accept` waits
+    for a whole purge, nothing deadlocks, and concurrent purges share the work. A row stays one minute longer
+    than the retention.
 
     A message of status-table mode is as old as its last change of status; one that is being consumed is as
-    old as its lease, and if its handler ends after all, that raises `LeaseLost`. Rows of the ledger that are
-    as old as the retention go last, and are not counted.
+    old as its lease, and if its handler still ends, that raises `LeaseLost`. Ledger rows as old as the
+    retention are deleted last and not counted.
 
     Args:
         engine: the database.
-        consumer: whose rows; None is everybody's.
+        consumer: whose rows to delete; None is all consumers'.
         retention: keep keys for this time (`Retention`, seconds or `timedelta`) instead of the stored one.
-        oldest_unconsumed: when the oldest message was made that has not yet been acknowledged to the broker,
-            delivered or not; rows older than that, minus the producer's and the network's margins, may go.
+        oldest_unconsumed: when the oldest message that the broker has no acknowledgement for, delivered or
+            not, was made; rows older than that, minus the producer's and the network's margins, may go.
         dead_retention: keep dead and halted messages for this time (seconds or `timedelta`) instead of the
             stored one.
-        override: whether these two may be shorter than what a consumer has asked for. Its duplicates are
-            taken again then: `set_policy` shortens the stored times, so that its inboxes know.
-        batch: rows in a transaction, at most.
+        override: whether these two can be shorter than the consumer's stored ones. Its duplicates are then
+            taken again. To shorten the stored times too, so that its inboxes know, use `set_policy`.
+        batch: the most rows in a transaction.
         budget: seconds (or `timedelta`) after which to stop; None is no limit.
-        progress: called after each batch with what has been done so far.
-        on_event: is called with an `Event` for each batch that has been committed; or several such.
+        progress: called after each batch with the progress so far.
+        on_event: a function, or several, called with an `Event` for each committed batch.
         schema: the PostgreSQL schema of the tables.
-        sleep: how to rest, in seconds.
+        sleep: a function that rests for some seconds.
 
     Raises:
         InvalidOption: an argument cannot be used, or a time is shorter than the stored one, without
             `override`; nothing was deleted.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables do not exist.
     """
     options.count("batch", batch)
     options.flag("override", override)
@@ -149,7 +149,7 @@ class _Run:
         return self._transact(self.tables.message, self.database.now)
 
     def policies(self, consumer: str | None) -> dict[str, Policy]:
-        """What is stored; of rows that say the same, all but one are deleted."""
+        """The stored policies; of several rows that say the same, all but one are deleted."""
 
         def read(connection: Connection) -> dict[str, Policy]:
             for row in superseded(connection, self.tables):
@@ -159,7 +159,7 @@ class _Run:
         return self._transact(self.tables.consumer, read)
 
     def shelves(self, consumer: str | None) -> Iterator[tuple[str, Aging, datetime]]:
-        """Where old messages are found by an index, with how old they must be: of one consumer, or of all."""
+        """Where an index finds old messages, and how old they must be: of one consumer, or of all."""
         message, status, kept = self.tables.message, self.tables.status, self.kept
         for each in self._consumers(message, consumer):
             yield each, Aging(message, "accepted_at"), kept.since(each)
@@ -171,7 +171,7 @@ class _Run:
                 yield each, Aging(status, "updated_at", given_up), kept.dead_since(each)
 
     def _consumers(self, table: Table, only: str | None) -> Iterator[str]:
-        """Every consumer, found by jumping through the index instead of reading it; or the only one."""
+        """Every consumer, found by jumping through the index instead of reading it; or only the given one."""
         if only is not None:
             yield only
             return
@@ -185,7 +185,7 @@ class _Run:
         return found
 
     def empty(self, consumer: str, aging: Aging, horizon: datetime) -> bool:
-        """Delete batch after batch; False if the budget ran out before the work did."""
+        """Delete batch after batch; False if the budget ran out first."""
         after = datetime(1970, 1, 1, tzinfo=UTC)
         while True:
             began = time.monotonic()
@@ -194,7 +194,7 @@ class _Run:
             parameters = {"consumer_": consumer, "horizon": horizon, "after": after, "batch": self.batch}
             deleted = self._transact(aging.table, partial(self._delete, aging, parameters))
             if deleted:
-                # Where this batch ended the next begins: the entries of deleted rows are not read again.
+                # The next batch begins here, so index entries of deleted rows are not read again.
                 after = max(deleted)
                 self.rows += len(deleted)
                 self.batches += 1
@@ -213,7 +213,7 @@ class _Run:
             self.sleep(time.monotonic() - began)
 
     def forget_partitions(self, consumer: str | None) -> None:
-        """Delete what is as old of the ledger; there are few rows, one for each partition."""
+        """Delete ledger rows of the same age; there are few, one for each partition."""
         statement = taking_statements.forget_partitions(self.tables)
         for each in self._consumers(self.tables.ledger, consumer):
             old = {"consumer_": each, "horizon": self.kept.since(each)}

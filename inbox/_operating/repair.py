@@ -1,9 +1,9 @@
-"""What a person does about messages of status-table mode: look at them, and decide.
+"""Operators' commands for messages of status-table mode: inspect them, and decide.
 
-Every decision is a conditional write, based on the token and the status that were looked at, and it changes
-the token: of an operator and a worker, or of two operators, one wins, and every later write of whoever held
-the message is refused with `LeaseLost`. Nothing here delivers a message: a message that may run again does so
-with its next delivery.
+Every decision is a conditional write, based on the token and the status that the operator saw, and changes
+the token. Between an operator and a worker, or two operators, one wins, and every later write of the
+message's former holder raises `LeaseLost`. Nothing here delivers a message: one that can run again does so at
+its next delivery.
 """
 
 import os
@@ -21,26 +21,26 @@ Resolved = Literal["done", "not_done"]
 
 _STOPPED = (Status.DEAD, Status.HALTED, Status.FAILED)
 _KEPT = timedelta(days=365).total_seconds()
-"""How long Redis keeps what an operator has changed: nobody tells us the inbox's own retention, and whatever
-is forgotten too early would run again."""
+"""How long Redis keeps an operator's change: the inbox's own retention is not known here, and a record
+forgotten too early would run again."""
 
 
 def list_messages(
     store: Store, *, consumer: str | None = None, status: Status | str | None = None, limit: int = 100
 ) -> list[Record]:
-    """Messages of status-table mode, those that were changed longest ago first.
+    """Messages of status-table mode, the least recently changed first.
 
     Args:
         store: a `SqlStore` or a `RedisStore`, not an asynchronous one. Redis has no index of statuses: there
             every record is read.
-        consumer: whose; None is everybody's.
-        status: in which; None is any.
-        limit: at most so many.
+        consumer: whose messages; None is all consumers'.
+        status: only messages in this status; None is any.
+        limit: the most messages to return.
 
     Raises:
         InvalidOption: an argument cannot be used.
         StoreUnreachable: the store does not answer.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables do not exist.
     """
     if consumer is not None:
         options.consumer(consumer)
@@ -50,7 +50,7 @@ def list_messages(
 
 
 def show_message(store: Store, consumer: str, key: Key) -> Record | None:
-    """What is stored of one message of status-table mode; None if nothing is.
+    """The record of one message of status-table mode; None if there is none.
 
     Raises:
         InvalidKey: the key breaks the rules.
@@ -60,18 +60,18 @@ def show_message(store: Store, consumer: str, key: Key) -> Record | None:
 
 
 def retry(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
-    """Let a dead or failed message run again: it becomes failed, and its attempts are counted anew.
+    """Let a dead or failed message run again: it becomes failed, and its attempts are counted from zero.
 
-    Finished steps are not called again. Steps that were undone are, each with another `step_key`.
+    Finished steps are not called again. Undone steps are, each with a new `step_key`.
 
     Args:
         store: as for `list_messages`.
-        by: who decides, as the history will say; None is this process.
+        by: who decides, for the history; None is this process.
 
     Raises:
         MessageNotFound: there is no such message.
-        WrongStatus: it is neither dead nor failed (of a halted one, say first what its step did:
-            `resolve_step`), or somebody has changed it just now.
+        WrongStatus: it is neither dead nor failed (for a halted one, call `resolve_step` first), or somebody
+            has just changed it.
         InvalidKey, InvalidOption, StoreUnreachable, TablesMissing: as `show_message`.
     """
     record = _found(store, consumer, key, among=(Status.DEAD, Status.FAILED))
@@ -79,24 +79,24 @@ def retry(store: Store, consumer: str, key: Key, *, by: str | None = None) -> No
 
 
 def discard(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
-    """Never run a dead, halted or failed message: it becomes consumed, without a result.
+    """Drop a dead, halted or failed message: it becomes consumed, without a result, and never runs.
 
     The record stays, so that a later delivery is a `DUPLICATE`. No step is undone.
 
-    Args, raises: as `retry`, whatever the message is halted for.
+    Args, raises: as `retry`, but any halted message is accepted.
     """
     record = _found(store, consumer, key, among=_STOPPED)
     _decide(store, record, "discarded", by, status=Status.CONSUMED, resolved=True)
 
 
 def release(store: Store, consumer: str, key: Key, *, by: str | None = None) -> None:
-    """Take a message that is being consumed away from its handler, as if this attempt had not been.
+    """Take a message that is being consumed away from its handler. The attempt does not count.
 
-    It becomes failed, so that the next delivery runs at once; or halted, if a step that may not be repeated
-    has begun. The handler may still be running: what it calls outside is not stopped before it comes to its
-    next step or heartbeat.
+    It becomes failed, so that the next delivery runs immediately; or halted, if a step that must not be
+    repeated has begun. The handler may still be running: its outside calls go on until its next step or
+    heartbeat.
 
-    Args, raises: as `retry`, of a message that is not consuming.
+    Args, raises: as `retry`; `WrongStatus` if the message is not consuming.
     """
     record = _fenced(store, _found(store, consumer, key, among=(Status.CONSUMING,)))
     if record.pending_step is None:
@@ -116,19 +116,19 @@ def resolve_step(
     result: Any = None,
     by: str | None = None,
 ) -> None:
-    """Say what came of the step for which a message is halted.
+    """Record the outcome of the step for which a message is halted.
 
-    The message becomes failed, and its attempts are counted anew.
+    The message becomes failed, and its attempts are counted from zero.
 
     Args:
         store, by: as for `retry`.
-        step: the step's name, so that nobody answers for another one.
-        outcome: "done", and no attempt calls it again; or "not_done", and the next one does.
-        result: the JSON value that a step which is done has returned.
+        step: the step's name, as a check against answering for another step.
+        outcome: "done": no attempt calls it again; "not_done": the next one does.
+        result: the JSON value that a done step returned.
 
     Raises:
         MessageNotFound: there is no such message.
-        WrongStatus: it is not halted, or for another step, or somebody has changed it just now.
+        WrongStatus: it is not halted, or halted for another step, or somebody has just changed it.
         InvalidResult: the result is not JSON, or too large.
         InvalidKey, InvalidOption, StoreUnreachable, TablesMissing: as `show_message`.
     """
@@ -166,7 +166,7 @@ def _found(store: Store, consumer: str, key: Key, among: tuple[Status, ...]) -> 
 
 
 def _fenced(store: Store, record: Record) -> Record:
-    """The record once its handler can write nothing more: neither begin a step nor end one."""
+    """The record once its handler can write nothing more: it can neither begin nor end a step."""
     change = Change(token=record.token + 1, forget_after=_KEPT)
     if not store.write(Held(record.consumer, record.key, record.token), change, among=[record.status]):
         raise _changed(record)
@@ -188,8 +188,8 @@ def _decide(
     started: int = 0,
     resolved: bool = False,
 ) -> None:
-    """Write a decision. With `steps` the message goes on from them, its attempts counted anew. Unless the
-    decision has `resolved` it, a step without a recorded end stays, even one that begins just now."""
+    """Write a decision. With `steps` the message continues from them, its attempts counted from zero. Unless
+    the decision has `resolved` it, a step without a recorded end stays, even one that begins just now."""
     operator = f"{socket.gethostname()}:{os.getpid()}" if by is None else by
     options.utf8("by", operator)
     change = Change(

@@ -1,4 +1,4 @@
-"""Changing what is stored about a consumer, on purpose."""
+"""Deliberate changes to a consumer's stored policy."""
 
 from datetime import timedelta
 from typing import Any
@@ -31,23 +31,23 @@ def set_policy(
     mode: Mode | None = None,
     schema: str | None = None,
 ) -> Policy:
-    """Change a consumer's policy in the table `inbox_consumer`; what is None stays as it is.
+    """Change a consumer's policy in the table `inbox_consumer`; None leaves a value unchanged.
 
-    This is how a retention becomes shorter: inboxes only make it longer. Those that ask for another policy
-    than the new one raise `PolicyConflict` when their processes start again, or make it longer again, so
-    change it when they ask for the new one, or for none.
+    Only this shortens a retention: inboxes only lengthen it. After a restart, inboxes that ask for another
+    policy raise `PolicyConflict` or lengthen it again, so first make them ask for the new policy, or for
+    none.
 
     Args:
         engine: the database.
         consumer: its name.
         retention: how long its keys are kept (`Retention`, seconds or `timedelta`).
         dead_retention: how long its dead and halted messages are kept, in status-table mode.
-        mode: "exactly-once" or "status"; to be given if nothing is stored yet.
+        mode: "exactly-once" or "status"; required if nothing is stored yet.
         schema: the PostgreSQL schema of the tables.
 
     Raises:
         InvalidOption: an argument cannot be used, or `mode` is missing; nothing was changed.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables do not exist.
     """
     options.consumer(consumer)
     kept = None if retention is None else Retention.of(retention)

@@ -1,4 +1,4 @@
-"""What an operator wants to know about the inbox."""
+"""The operator's view of the inbox."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -31,11 +31,11 @@ class ConsumerStatus:
     """None if there are no rows, as for `newest`."""
     newest: datetime | None
     bytes: int
-    """Its share, by rows, of what the table and its indexes take on disk."""
+    """Its share, by rows, of the disk space of the table and its indexes."""
     messages: dict[Status, int]
-    """How many are in each status; one that none is in is left out."""
+    """How many messages are in each status; a status without messages is left out."""
     policy: Policy | None = None
-    """What it has asked for; None if nothing of it is stored."""
+    """Its stored policy; None if nothing is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Message:
     claim: str
     """Hexadecimal: drawn by the attempt that wrote the row."""
     digest: str | None
-    """Hexadecimal: of the payload, when one was given."""
+    """Hexadecimal digest of the payload, if one was given."""
     result: str | None
     """JSON."""
 
@@ -57,7 +57,7 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
     """Every consumer's rows, rate, age, size, policy, and messages in each status, by name.
 
     Raises:
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables do not exist.
     """
     all_tables, database = tables(schema), taking(engine.dialect.name)
     with engine.connect() as connection:
@@ -118,11 +118,11 @@ def _messages(connection: Connection, all_tables: Tables) -> dict[str, dict[Stat
 
 
 def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) -> Message | None:
-    """What is stored of one message; None if the inbox does not know it.
+    """One message as it is stored; None if the inbox does not know it.
 
     Raises:
         InvalidKey: the key breaks the rules.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables do not exist.
     """
     all_tables = tables(schema)
     taking(engine.dialect.name)
