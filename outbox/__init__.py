@@ -1,7 +1,7 @@
-"""Say it if and only if it commits.
+"""Publish a message if and only if the transaction commits.
 
-A message is a row written in the business transaction: it leaves if and only if that commits. A relay takes
-it to a broker at least once, with the same id in every send, and the messages of one key in their order::
+A message is a row written in the business transaction: it is sent if and only if that transaction commits. A
+relay sends it to a broker at least once, with the same id each time, and keeps the order of each key::
 
     with engine.begin() as connection:
         connection.execute(...)
@@ -9,9 +9,9 @@ it to a broker at least once, with the same id in every send, and the messages o
 
     Relay(engine, publisher).run()
 
-What is taken through an inbox on the other side takes effect once. Operators look at messages with `status`,
-`peek` and `audit`, and decide with `pause`, `retry` and `drop`. `outbox.schema` declares the tables,
-`outbox.errors` is what can go wrong.
+A consumer that uses an inbox makes each message take effect once. Operators inspect messages with `status`,
+`peek` and `audit`, and act with `pause`, `retry` and `drop`. `outbox.schema` declares the tables;
+`outbox.errors` lists the exceptions.
 """
 
 from inbox_outbox_base.brokers.publishing import AsyncPublisher, Publisher

@@ -1,22 +1,22 @@
-"""What can go wrong in the outbox, as exceptions.
+"""The exceptions of the outbox.
 
 ::
 
     OutboxError
     ├── InvalidOption        (ValueError)           an option's value is not usable
-    │   └── InvalidMessage                          a message that no row could hold, or that breaks a limit
+    │   └── InvalidMessage                          a message that cannot be stored or exceeds a limit
     ├── WrongBucketCount     (ValueError)           the database has another number of buckets
-    ├── UnsafeBroker         (ValueError)           a setting of the broker's client breaks the promise
-    ├── UnsafeSequence       (ValueError)           sessions draw several numbers of messages at a time
-    ├── DatabaseRefused                             it refuses the role, its password or the database's name
+    ├── UnsafeBroker         (ValueError)           a setting of the broker's client breaks the guarantee
+    ├── UnsafeSequence       (ValueError)           the sequence of message numbers is cached per session
+    ├── DatabaseRefused                             the server rejects the role, password or database name
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── MessageNotFound      (LookupError)          there is no such message
-    ├── WrongState           (WrongStatus)          the message is not in a state in which this can be done
-    └── RelayRunning                                a relay is at work where none may be
+    ├── WrongState           (WrongStatus)          the message's state does not allow this
+    └── RelayRunning                                a relay is running where none must be
 
-All are `inbox.errors.InboxError`; those that have a namesake there are that, too. `InvalidRequestError` is
-SQLAlchemy's. Errors of the database driver come through as SQLAlchemy raises them.
+All derive from `inbox.errors.InboxError`; an error with a namesake there also derives from the namesake.
+`InvalidRequestError` is SQLAlchemy's. Database driver errors come through as SQLAlchemy raises them.
 """
 
 from inbox_outbox_base.errors.outbox import (
@@ -50,4 +50,4 @@ __all__ = [
 ]
 
 for _name in __all__:
-    globals()[_name].__module__ = __name__  # what tracebacks say, and where a pickle looks
+    globals()[_name].__module__ = __name__  # shown in tracebacks, and used by pickle to find the class

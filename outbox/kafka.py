@@ -1,4 +1,4 @@
-"""Messages of an outbox go to Kafka, through confluent-kafka's producer (the extra `kafka`)."""
+"""Publishers that send outbox messages to Kafka with confluent-kafka (the extra `kafka`)."""
 
 from inbox_outbox_base.brokers.kafka.publisher import AsyncKafkaPublisher, KafkaPublisher
 

@@ -1,4 +1,4 @@
-"""Messages of an outbox go to RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
+"""Publishers that send outbox messages to RabbitMQ with aiormq, aio-pika's base (the extra `rabbitmq`)."""
 
 from inbox_outbox_base.brokers.rabbitmq.publisher import AsyncRabbitPublisher, RabbitPublisher
 

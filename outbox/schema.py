@@ -1,6 +1,6 @@
-"""The tables of the outbox, as `inbox.schema` declares them together with those of the inbox.
+"""The tables of the outbox; `inbox.schema` declares them together with the inbox's.
 
-One Alembic history makes all of them: `inbox-outbox migrate`, or `inbox.migration`.
+One Alembic history creates all of them: run `inbox-outbox migrate`, or use `inbox.migration`.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ __all__ = ["BUCKETS", "LONGEST_TOPIC", "OutboxTables", "metadata", "tables"]
 
 
 def tables(schema: str | None = None) -> OutboxTables:
-    """The tables as they stand in `schema` (None: the connection's default schema)."""
+    """The tables in `schema` (None: the connection's default schema)."""
     return _all_tables(schema).outbox
 
 
@@ -25,5 +25,5 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> MetaData:
-    """`metadata` is made when it is asked for."""
+    """Build `metadata` on first access."""
     return _tables.__getattr__(name)

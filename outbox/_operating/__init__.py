@@ -1,1 +1,1 @@
-"""What operators see and decide."""
+"""The operators' functions: inspecting messages, and acting on them."""

@@ -1,4 +1,4 @@
-"""What was committed, sent and taken, compared; and what is missing."""
+"""Compares the messages that were committed, sent and taken, and names those that are missing."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,31 +22,30 @@ _BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Every committed message of a topic, by how far it is. The counts, from `not_sent` to `taken`, add up to
-    `committed`; on a live system they are those of slightly different moments."""
+    """All committed messages of a topic, counted by progress. The counts from `not_sent` to `taken` add up to
+    `committed`; on a live system they are taken at slightly different moments."""
 
     topic: str
     consumer: str
     committed: int
     not_sent: int
-    """They wait for a relay longer than the grace (if they were delayed, from when they were due), or are
-    held."""
+    """Waiting for a relay for longer than the grace (delayed messages: since they were due), or held."""
     dead: int
     not_taken: int
-    """They were sent longer ago than the grace, and the consumer has not taken them."""
+    """Sent longer ago than the grace, and not taken by the consumer."""
     on_the_way: int
-    """They were published or sent within the grace."""
+    """Published or sent within the grace."""
     delayed: int
     taken: int
-    """Also those that are still in the outbox, because nobody answered when they were sent."""
+    """Including messages that are still in the outbox because their send was not answered."""
     missing: tuple[Missing, ...]
-    """The first of those that are not sent, dead and not taken: so many of each, at most."""
+    """The first messages that are not sent, dead or not taken: at most `limit` of each kind."""
     sent_since: datetime | None
-    """When the oldest message was sent of which there is a record; None without any: then relays keep none
-    (`Relay(keep_sent=...)`), and what has left is not among the committed."""
+    """When the oldest recorded message was sent. None if relays keep no records (`Relay(keep_sent=...)`):
+    then `committed` does not include sent messages."""
     taken_since: datetime | None
-    """When the oldest message was taken that the consumer's inbox still knows. Of those that were sent before
-    that nobody can say whether they were taken."""
+    """When the consumer took the oldest message that its inbox still knows. For messages sent before that,
+    it is unknown whether they were taken."""
 
     @property
     def is_complete(self) -> bool:
@@ -67,31 +66,31 @@ def audit(
     schema: str | None = None,
     inbox_schema: str | None = None,
 ) -> Audit:
-    """Compare what was committed to a topic with what a consumer has taken, and name what is missing.
+    """Compare the messages committed to a topic with those a consumer has taken, and name the missing ones.
 
-    It changes nothing. Where outbox and inbox share a database that compares them; otherwise the records
-    come in pages, and the memory that is needed does not depend on how many there are.
+    Changes nothing. If outbox and inbox share a database, the database compares them; otherwise the records
+    are read in pages, and memory use does not depend on their number.
 
-    What it cannot know: messages that were sent by relays without `keep_sent`, or longer ago than that;
-    whether a message was taken whose row is purged from the inbox by now (`since` leaves such out); messages
-    that the consumer keys by a function of its own. With `key="key"`, two messages of one key count as taken
-    when one of them was, as they do for the inbox; not those that were refused or never sent.
+    The audit cannot know about messages that were sent by relays without `keep_sent`, or longer ago than
+    that; messages whose inbox row has been purged (leave them out with `since`); and messages that the
+    consumer keys by its own function. With `key="key"`, two messages of one key count as taken if one of them
+    was, as for the inbox; but not those that were refused or never sent.
 
     Args:
-        engine: where the outbox is; an Engine.
-        topic: of which messages.
-        consumer: the inbox's name, of either mode.
-        key: what the consumer takes messages by: "key" (`inbox.message_key`) or "id" (`inbox.message_id`).
-        since: leave out what was published before that; a datetime with its time zone.
+        engine: the Engine of the outbox's database.
+        topic: the messages' topic.
+        consumer: the consumer's name, of either mode.
+        key: the consumer's key: "key" (`inbox.message_key`) or "id" (`inbox.message_id`).
+        since: leave out messages published before; a datetime with its time zone.
         grace: how long messages may be on their way, in seconds or as `timedelta`.
-        limit: so many messages are named of each kind, at most.
-        inbox_engine: where the inbox is, if elsewhere.
+        limit: the most messages to name of each kind.
+        inbox_engine: the Engine of the inbox's database, if it is another.
         schema: the PostgreSQL schema of the tables.
-        inbox_schema: that of the inbox's, if another; in another database None is its own.
+        inbox_schema: the schema of the inbox's tables, if another; in another database None is its default.
 
     Raises:
-        InvalidOption: an argument cannot be used.
-        TablesMissing: the tables have not been made.
+        InvalidOption: an argument is invalid.
+        TablesMissing: the tables have not been created.
     """
     outbox_options.one_of("key", key, ("key", "id"))
     given = {
@@ -103,7 +102,7 @@ def audit(
     }
     its_schema = inbox_schema or (schema if inbox_engine is None else None)
     question = Question(tables(schema), inbox_schemas.tables(its_schema), key, given)
-    # In this order: a message that moves on meanwhile is seen twice rather than nowhere.
+    # In this order: a message that is sent meanwhile is counted twice rather than not at all.
     if inbox_engine is None:
         unsent = transact(engine, question.outbox, lambda each: parts.unsent(each, question))
         sent = transact(engine, question.outbox, lambda each: parts.sent(each, question))

@@ -1,4 +1,4 @@
-"""The two halves of an audit: what is still in the outbox, and what has left it."""
+"""The two halves of an audit: messages still in the outbox, and messages sent."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,22 +18,23 @@ _PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """One message that was committed and not taken."""
+    """A message that was committed and not taken."""
 
     id: str
     key: str | None
     state: str
-    """pending, waiting, unknown or held: it was not sent yet; dead: it is not sent any more; sent: nothing
-    says that it was taken."""
+    """pending, waiting, unknown or held: not sent yet; dead: given up; sent: there is no record that it was
+    taken."""
     since: datetime
-    """When it was published (or was due, if it was delayed and never sent), has died or was sent."""
+    """When it was published (or due, if it was delayed and never sent), died or was sent."""
     status: str | None
-    """Of one that was sent, or may have been: its status in the consumer's inbox, in status-table mode."""
+    """For a message that was sent or may have been: its status in the consumer's inbox, in status-table
+    mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and where the answer lies."""
+    """The audit's parameters, and the tables to look in."""
 
     outbox: OutboxTables
     inbox: Tables
@@ -44,31 +45,31 @@ class Question:
 
 @dataclass(slots=True)
 class Unsent:
-    """What is still in the outbox."""
+    """Messages still in the outbox."""
 
     late: int
     recent: int
     dead: int
     delayed: int
     taken: int
-    """All the same: they were sent without an answer."""
+    """Messages that were sent without an answer, and taken."""
     missing: list[Missing] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Sent:
-    """What has left it."""
+    """Messages sent."""
 
     messages: int = 0
     untaken: int = 0
     late: int = 0
-    """Of those that were not taken."""
+    """Those of the untaken messages that should have been taken by now."""
     oldest: datetime | None = None
     missing: list[Missing] = field(default_factory=list)
 
 
 def unsent(connection: Connection, question: Question) -> Unsent:
-    """Look at what is still in the outbox, where the database can compare it with the inbox."""
+    """Audit the messages still in the outbox, where the database can compare them with the inbox."""
     places = question.outbox, question.inbox, question.key
     found = _counted(connection, statements.count_unsent(*places), question)
     found.missing = _named(connection, statements.unsent(*places), question.given)
@@ -76,7 +77,7 @@ def unsent(connection: Connection, question: Question) -> Unsent:
 
 
 def unsent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Unsent:
-    """The same; of what was sent without an answer the inbox is asked page by page."""
+    """The same for an inbox elsewhere: messages sent without an answer are looked up page by page."""
     tables, key = question.outbox, question.key
     count, name = statements.count_unsent(tables, None, key), statements.unsent(tables, None, key)
     found = transact(engine, tables, lambda each: _counted(each, count, question))
@@ -96,7 +97,7 @@ def unsent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Un
 
 
 def sent(connection: Connection, question: Question) -> Sent:
-    """Look at what has left, where the database can compare it with the inbox."""
+    """Audit sent messages, where the database can compare them with the inbox."""
     places = question.outbox, question.inbox, question.key
     counted = connection.execute(statements.count_sent(*places), question.given).one()
     missing = []
@@ -106,7 +107,7 @@ def sent(connection: Connection, question: Question) -> Sent:
 
 
 def sent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Sent:
-    """The same, page by page."""
+    """The same for an inbox elsewhere, page by page."""
     found = Sent()
     statement = statements.sent_page(question.outbox, question.key)
     for row, status in _asked(engine, inbox_engine, question, statement, ""):
@@ -135,7 +136,7 @@ def _counted(connection: Connection, statement: Executable, question: Question) 
 
 
 def _take(found: Unsent, row: Row[Any]) -> None:
-    """Count a message as taken that was not; unless there is none, because it has moved meanwhile."""
+    """Move a message to the taken ones; unless its count is 0, because it has moved meanwhile."""
     kind = "dead" if row.state == "dead" else "late" if row.late else "recent"
     count = getattr(found, kind)
     if count:
@@ -144,7 +145,7 @@ def _take(found: Unsent, row: Row[Any]) -> None:
 
 
 def _some(missing: list[Missing], limit: int) -> list[Missing]:
-    """So many of those that wait, and of the dead ones; the dead ones last."""
+    """At most `limit` waiting messages, then at most `limit` dead ones."""
     dead = [each for each in missing if each.state == "dead"]
     return [each for each in missing if each.state != "dead"][:limit] + dead[:limit]
 
@@ -152,7 +153,7 @@ def _some(missing: list[Missing], limit: int) -> list[Missing]:
 def _asked(
     engine: Engine, inbox_engine: Engine, question: Question, statement: Executable, first: int | str
 ) -> Iterator[tuple[Row[Any], str | None]]:
-    """Messages, page by page, each with its status in the inbox."""
+    """Messages, read page by page, each with its status in the inbox."""
     after = first
     while True:
         given = question.given | {"after_": after, "limit_": _PAGE}
@@ -167,7 +168,7 @@ def _asked(
 
 
 def _known(connection: Connection, question: Question, keys: Iterable[str]) -> dict[str, str]:
-    """What the inbox knows of some keys: their status."""
+    """The statuses of the keys that the inbox knows."""
     given = question.given | {"keys_": list(keys)}
     known = {row.key: row.status for row in connection.execute(statements.statuses(question.inbox), given)}
     taken = connection.execute(statements.taken(question.inbox), given).scalars()

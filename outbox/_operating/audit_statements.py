@@ -1,4 +1,4 @@
-"""The statements of the audit: pure, built once, executed elsewhere."""
+"""The audit's statements: pure, built once, executed elsewhere."""
 
 from functools import cache
 from typing import Any
@@ -32,21 +32,21 @@ from .statements import since, state_of
 
 
 def _of_topic(table: Table) -> ColumnElement[bool]:
-    """The messages of the topic that were published since the time of interest."""
+    """The messages of the topic that were published since the given time."""
     c = table.c
     since = bindparam("since_", type_=c.created_at.type)
     return and_(c.topic == bindparam("topic_", type_=c.topic.type), c.created_at >= since)
 
 
 def _sent(tables: OutboxTables) -> ColumnElement[bool]:
-    """The same of those that have left; said once more in terms of the column that has an index."""
+    """The same for sent messages; the time is repeated as a condition on the indexed column."""
     table = tables.sent
     since = bindparam("since_", type_=table.c.created_at.type)
     return and_(_of_topic(table), table.c.sent_at >= since)
 
 
 def _is_recent(time: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Not older than the grace that messages have to get on."""
+    """Whether a time is within the grace."""
     return time >= from_now(bindparam("age_", type_=Float))
 
 
@@ -55,14 +55,14 @@ def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
 
 
 def business_key(table: Table, key: str) -> ColumnElement[Any]:
-    """What the consumer takes a message by: its key, or its id if it has none; or always its id."""
+    """The consumer's key for a message: its key, or its id if it has none; or always its id."""
     c = table.c
     return c.id if key == "id" else func.coalesce(c.key, c.id, type_=c.key.type)
 
 
 def _beside(table: Table, inbox: Tables, key: str, own: ColumnElement[bool] | None = None) -> FromClause:
-    """Messages beside what the consumer knows of them in either mode; of those that are not `own`, what it
-    knows is about another message of their key."""
+    """Messages joined with the consumer's rows for them in either mode; for messages that are not `own`, such
+    a row is about another message of their key."""
     joined: FromClause = table
     for known in (inbox.message, inbox.status):
         consumer = known.c.consumer == bindparam("consumer_", type_=known.c.consumer.type)
@@ -77,21 +77,21 @@ def _is_untaken(inbox: Tables) -> ColumnElement[bool]:
 
 
 def _may_be_taken(table: Table) -> ColumnElement[bool]:
-    """Whether a message that has not left was sent without an answer."""
+    """Whether a message still in the outbox was sent without an answer."""
     return table.c.outcome == "unknown" if "outcome" in table.c else table.c.unanswered > 0
 
 
 def _is_late(table: Table) -> ColumnElement[bool]:
-    """Whether a message that waits for a relay should have left."""
+    """Whether a message that waits for a relay should have been sent by now."""
     return or_(table.c.state == "held", ~_is_recent(since(table)))
 
 
 @cache
 def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> CompoundSelect[Any]:
-    """How many messages wait for a relay, are dead, and are delayed, and how many of them were not taken and
-    are late all the same: in one statement, which sees each message in one place.
+    """Count messages that wait for a relay, are dead, and are delayed, and those of them that were not taken
+    and are late: in one statement, which sees each message in one place.
 
-    Without an inbox those count as not taken that were sent without an answer.
+    Without an inbox, messages that were sent without an answer count as not taken.
     """
     counts = []
     for table, late in (
@@ -116,9 +116,9 @@ def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Compou
 
 @cache
 def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
-    """Messages that have not left and should have, or are dead, and were not taken; some of each.
+    """Some messages that were not taken and are overdue, and some that were not taken and are dead.
 
-    Without an inbox, of those that were sent without an answer none.
+    Without an inbox, messages that were sent without an answer are left out.
     """
     message, dead = tables.message, tables.dead
     status: ColumnElement[Any] = literal(None, String) if inbox is None else inbox.status.c.status
@@ -149,7 +149,7 @@ def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
 def _found(
     table: Table, state: ColumnElement[Any], time: ColumnElement[Any], status: ColumnElement[Any]
 ) -> Select[Any]:
-    """Messages that are missing, some of them."""
+    """Some of the missing messages."""
     c = table.c
     columns = c.id, c.key, state.label("state"), time.label("since"), status.label("status")
     return select(*columns).limit(bindparam("limit_", type_=Integer))
@@ -158,7 +158,7 @@ def _found(
 def _page(
     table: Table, state: ColumnElement[Any], time: ColumnElement[Any], late: ColumnElement[bool], key: str
 ) -> Select[Any]:
-    """The same with what the consumer takes them by, those behind a place."""
+    """The same with the consumer's key, only those behind a place."""
     place = table.c.sequence if "sequence" in table.c else table.c.id
     asked = business_key(table, key).label("taken_by"), case((late, 1), else_=0).label("late")
     found = _found(table, state, time, literal(None, String)).add_columns(*asked, place.label("place"))
@@ -175,7 +175,7 @@ def asked_page(tables: OutboxTables, key: str) -> Select[Any]:
 
 @cache
 def dead_page(tables: OutboxTables, key: str) -> Select[Any]:
-    """Dead letters of which nobody knows whether they were taken."""
+    """Dead letters that may have been taken."""
     table = tables.dead
     page = _page(table, literal("dead", String), table.c.dead_at, true(), key)
     return page.where(_of_topic(table), _may_be_taken(table))
@@ -183,7 +183,7 @@ def dead_page(tables: OutboxTables, key: str) -> Select[Any]:
 
 @cache
 def sent_page(tables: OutboxTables, key: str) -> Select[Any]:
-    """Messages that have left."""
+    """Messages that were sent."""
     table = tables.sent
     late = ~_is_recent(table.c.sent_at)
     return _page(table, literal("sent", String), table.c.sent_at, late, key).where(_sent(tables))
@@ -191,7 +191,8 @@ def sent_page(tables: OutboxTables, key: str) -> Select[Any]:
 
 @cache
 def count_sent(tables: OutboxTables, inbox: Tables, key: str) -> Select[int, int, int, Any]:
-    """How many messages have left, and since when; how many of them were not taken, and should have been."""
+    """Count the sent messages, those not taken, and those that should have been taken; with the oldest
+    time."""
     c = tables.sent.c
     is_untaken = _is_untaken(inbox)
     counts = (
@@ -205,7 +206,7 @@ def count_sent(tables: OutboxTables, inbox: Tables, key: str) -> Select[int, int
 
 @cache
 def untaken(tables: OutboxTables, inbox: Tables, key: str) -> Select[Any]:
-    """Messages that have left, and should have been taken."""
+    """Messages that were sent and should have been taken."""
     c = tables.sent.c
     found = _found(tables.sent, literal("sent", String), c.sent_at, inbox.status.c.status)
     beside = found.select_from(_beside(tables.sent, inbox, key))
@@ -214,13 +215,13 @@ def untaken(tables: OutboxTables, inbox: Tables, key: str) -> Select[Any]:
 
 @cache
 def taken(inbox: Tables) -> Select[Any]:
-    """Which of some keys the consumer has taken on the exactly-once path."""
+    """The given keys that the consumer has taken on the exactly-once path."""
     return select(inbox.message.c.key).where(_these_keys(inbox.message))
 
 
 @cache
 def statuses(inbox: Tables) -> Select[Any]:
-    """How far some keys are in status-table mode."""
+    """The statuses of the given keys in status-table mode."""
     return select(inbox.status.c.key, inbox.status.c.status).where(_these_keys(inbox.status))
 
 
@@ -231,7 +232,7 @@ def _these_keys(table: Table) -> ColumnElement[bool]:
 
 @cache
 def oldest_taken(inbox: Tables) -> Select[Any]:
-    """When the consumer took the oldest message that its inbox still knows on the exactly-once path."""
+    """When the consumer took the oldest message in its inbox, on the exactly-once path."""
     c = inbox.message.c
     mine = c.consumer == bindparam("consumer_", type_=c.consumer.type)
     return select(func.min(c.accepted_at, type_=c.accepted_at.type)).where(mine)

@@ -1,4 +1,4 @@
-"""How many buckets there are: the limit of how many relays can share the work."""
+"""The number of buckets, which limits how many relays can share the work."""
 
 from sqlalchemy import Connection, Engine
 
@@ -14,22 +14,22 @@ MOST_BUCKETS = 4_096
 
 
 def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -> None:
-    """Let there be more buckets. A key belongs to another bucket then, so nothing may be on its way then.
+    """Increase the number of buckets. This changes the bucket of a key, so no message may be in the outbox.
 
-    Stop whoever publishes, let the relays drain the outbox, stop them, call this, and start all again. A
-    program that publishes meanwhile asks for the number once a minute, and logs a WARNING if it has changed.
-    `Outbox(buckets=...)` and `Relay(buckets=...)` refuse to work with any other number.
+    Stop all publishers, let the relays drain the outbox, stop them, call this, and start everything again. A
+    program that publishes meanwhile reads the number once a minute, and logs a WARNING if it has changed.
+    `Outbox(buckets=...)` and `Relay(buckets=...)` reject any other number.
 
     Args:
-        engine: where the outbox is; an Engine.
+        engine: the Engine of the outbox's database.
         count: at most 4,096, and not fewer than there are.
         schema: the PostgreSQL schema of the tables.
 
     Raises:
-        InvalidOption: an argument cannot be used.
-        RelayRunning: a relay's lease is not over.
-        WrongState: there are messages that wait, or delayed ones: keys would lose their order.
-        TablesMissing: the tables have not been made.
+        InvalidOption: an argument is invalid.
+        RelayRunning: a relay's lease has not expired.
+        WrongState: there are waiting or delayed messages: keys would lose their order.
+        TablesMissing: the tables have not been created.
     """
     if outbox_options.count("count", count) > MOST_BUCKETS:
         raise InvalidOption(f"count={count!r}: expected at most {MOST_BUCKETS:,}")

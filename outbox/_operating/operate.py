@@ -1,7 +1,7 @@
-"""What a person does about messages of the outbox: pause them, send them again, or drop them.
+"""Operators' actions on messages of the outbox: pause, retry, drop and purge.
 
-Every function is short transactions of its own, safe beside running relays: each write asks whether the
-message is still where it was seen.
+Every function uses short transactions of its own and is safe beside running relays: each write checks that
+the message is still where it was seen.
 """
 
 import json
@@ -29,23 +29,22 @@ from .transact import transact
 ALL_TOPICS = "*"
 
 _READ, _WRITTEN = 10_000, 1_000
-"""Dead letters that are read at once, and sent again in one transaction: to find the oldest takes a look at
-all."""
+"""Dead letters read in one query (finding the oldest reads all), and revived in one transaction."""
 _PURGED = 500
 
 
 def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None) -> bool:
-    """Let the messages of a topic wait, or with "*" all; they can be published as before.
+    """Stop sending the messages of a topic, or with "*" of all; they can still be published.
 
-    Relays hear of it within a second, and finish the batch that is on its way. Messages of other topics go
-    on, also those behind a paused one of the same key.
+    Relays notice within a second, and finish their current batch. Messages of other topics go on, even behind
+    a paused message of the same key.
 
     Returns:
-        Whether it was not paused before.
+        Whether this changed anything: False if the topic was already paused.
 
     Raises:
         InvalidMessage: not a topic.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables have not been created.
     """
     all_tables = tables(schema)
     given = {"topic_": outbox_options.topic(topic)}
@@ -53,18 +52,17 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
         return transact(
             engine, all_tables, lambda each: each.execute(statements.pause(all_tables), given).rowcount == 1
         )
-    except IntegrityError:  # somebody else has just done it
+    except IntegrityError:  # another operator has just paused it
         return False
 
 
 def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None) -> bool:
-    """Let the messages of a topic leave again. "*" ends the pause of all; topics that were paused by their
-    names stay so.
+    """Send the messages of a topic again. "*" ends the pause of all; topics paused by name stay paused.
 
     Returns:
         Whether it was paused.
 
-    Raises: as `pause`.
+    Raises: the errors of `pause`.
     """
     all_tables = tables(schema)
     given = {"topic_": outbox_options.topic(topic)}
@@ -74,28 +72,28 @@ def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None
 
 
 def retry(engine: Engine, message_id: str, *, schema: str | None = None) -> MessageState:
-    """Let a message be sent again, with its id.
+    """Send a message again, with its id. What happens depends on its state:
 
-    - dead: it goes to the end of its bucket, behind whatever its key has published since, and its attempts
-      are counted anew.
-    - held: it keeps its place, and its attempts are counted anew. Relays find out within five seconds.
-    - waiting or unknown: it is sent at once, which is within five seconds, and its attempts go on being
-      counted. If a relay is sending it just now, what comes of that decides.
+    - dead: it goes to the end of its bucket, behind all messages its key has published since, and its count
+      of attempts restarts at zero.
+    - held: it keeps its place, and its count of attempts restarts at zero. Relays notice within five seconds.
+    - waiting or unknown: it is sent within five seconds, and its attempts continue to count. If a relay is
+      sending it right now, the outcome of that send decides.
 
     Args:
-        engine: where the outbox is; an Engine.
-        message_id: what `Outbox.publish` returned. Of messages that are neither dead nor delayed there is no
-            index by id: the whole outbox may be read to find one.
+        engine: the Engine of the outbox's database.
+        message_id: the id that `Outbox.publish` returned. Only dead and delayed messages have an index by id:
+            to find any other, the whole outbox may be read.
         schema: the PostgreSQL schema of the tables.
 
     Returns:
         The state in which it was.
 
     Raises:
-        MessageNotFound: there is no such message; it may have left.
-        WrongState: it is pending or delayed, or somebody has changed it just now.
-        InvalidOption: an argument cannot be used.
-        TablesMissing: the tables have not been made.
+        MessageNotFound: there is no such message; it may have been sent.
+        WrongState: it is pending or delayed, or it was changed just now.
+        InvalidOption: an argument is invalid.
+        TablesMissing: the tables have not been created.
     """
     all_tables = tables(schema)
 
@@ -123,21 +121,21 @@ def retry_all(
     key: str | None = None,
     schema: str | None = None,
 ) -> int:
-    """`retry` for all messages that are in a state now; dead letters in the order in which they died, which
-    for those of one key is the order in which they were published, a thousand in a transaction.
+    """`retry` all messages that are in a state now. Dead letters go in the order in which they died (within
+    a key, the order in which they were published), a thousand in a transaction.
 
     Args:
         engine, schema: as for `retry`.
         state: dead, held, waiting or unknown.
-        topic: of which topic; None is any.
-        key: of which key; None is any.
+        topic: only messages of this topic; None is any.
+        key: only messages of this key; None is any.
 
     Returns:
         How many there were.
 
     Raises:
-        InvalidOption: an argument cannot be used.
-        TablesMissing: the tables have not been made.
+        InvalidOption: an argument is invalid.
+        TablesMissing: the tables have not been created.
     """
     wanted = checked_state("state", state)
     all_tables = tables(schema)
@@ -160,7 +158,7 @@ def retry_all(
 
 
 def _retry_dead(engine: Engine, tables: OutboxTables, equal: dict[str, str]) -> int:
-    """Not those that die again meanwhile, which could go on for ever."""
+    """Only letters that were dead when the call began; otherwise it might never end."""
     statement = statements.dead_letters(tables).filter_by(**equal).limit(_READ)
     until = {"until": transact(engine, tables, lambda each: each.execute(clock()).scalar_one())}
     retried = 0
@@ -182,7 +180,7 @@ def _revive_those_left(connection: Connection, tables: OutboxTables, letters: Se
 
 
 def _revive(connection: Connection, tables: OutboxTables, letters: Sequence[Row[Any]]) -> None:
-    """Their bucket is asked for anew: there may be more buckets by now."""
+    """Make them messages again, in newly computed buckets: the number of buckets may have grown."""
     buckets = connection.execute(relaying_statements.count_buckets(tables)).scalar_one()
     given = [{"id_": letter.id, "bucket_": bucket_of(letter.key or letter.id, buckets)} for letter in letters]
     connection.execute(statements.revive(tables), given)
@@ -192,17 +190,16 @@ def _revive(connection: Connection, tables: OutboxTables, letters: Sequence[Row[
 
 
 def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> MessageState:
-    """Delete a message, in whatever state it is. The messages behind it go on.
+    """Delete a message in any state. The messages behind it go on.
 
-    One that a relay is sending is refused; but one that a relay has read in this very moment, to send it
-    next, may leave all the same. To be sure, pause its topic a second before. One that is unknown may have
-    left long ago.
+    A message that a relay is sending cannot be dropped. One that a relay has just read may still be sent: to
+    be sure, pause its topic a second before. A message in state unknown may already have arrived.
 
     Args, returns: as `retry`.
 
     Raises:
-        MessageNotFound: there is no such message; it may have left.
-        WrongState: a relay is sending it, or somebody has changed it just now.
+        MessageNotFound: there is no such message; it may have been sent.
+        WrongState: a relay is sending it, or it was changed just now.
         InvalidOption, TablesMissing: as `retry`.
     """
     all_tables = tables(schema)
@@ -224,7 +221,7 @@ def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> Messa
 
 
 def _free(connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
-    """Producers may use these ids again, if they were their own."""
+    """Release those of the ids that producers chose, so that they can be used again."""
     relaying(connection.dialect.name).free_ids(connection, tables, ids)
 
 
@@ -242,19 +239,19 @@ def _check_not_sending(connection: Connection, tables: OutboxTables, message: Ro
 def purge_dead(
     engine: Engine, older_than: float | timedelta, *, topic: str | None = None, schema: str | None = None
 ) -> int:
-    """Delete dead letters that died longer ago than that, in seconds or as `timedelta`; some hundred in a
-    transaction.
+    """Delete dead letters that died longer ago than `older_than`, in seconds or as `timedelta`; some hundred
+    in a transaction.
 
     Args:
         engine, schema: as for `retry`.
-        topic: of which topic; None is any.
+        topic: only messages of this topic; None is any.
 
     Returns:
         How many there were.
 
     Raises:
-        InvalidOption: an argument cannot be used.
-        TablesMissing: the tables have not been made.
+        InvalidOption: an argument is invalid.
+        TablesMissing: the tables have not been created.
     """
     all_tables = tables(schema)
     given = {"age": -outbox_options.seconds("older_than", older_than), "limit": _PURGED}
@@ -266,7 +263,7 @@ def purge_dead(
         these = {"these": list(connection.execute(old, given).scalars())}
         if not these["these"]:
             return None
-        # Those that somebody sends again meanwhile keep their ids.
+        # Letters that are retried meanwhile keep their ids.
         connection.execute(statements.lock_dead(all_tables), these)
         mine = list(connection.execute(statements.still_dead(all_tables), these).scalars())
         connection.execute(statements.forget_dead(all_tables), {"these": mine})
@@ -274,7 +271,7 @@ def purge_dead(
         return len(mine)
 
     deleted = 0
-    while (page := transact(engine, all_tables, delete)) is not None:  # 0: others had them
+    while (page := transact(engine, all_tables, delete)) is not None:  # 0: others took them first
         deleted += page
     return deleted
 
@@ -289,7 +286,7 @@ def _found(connection: Connection, tables: OutboxTables, message_id: str) -> Row
 
 
 def _change(connection: Connection, statement: Update | Delete, message: Row[Any]) -> None:
-    """Change a message that waits for a relay, if it is still there."""
+    """Change a message that waits for a relay; raise `WrongState` if it is no longer as it was read."""
     place = {"bucket_": message.bucket, "sequence_": message.sequence}
     if connection.execute(statement, place).rowcount != 1:
         raise _changed(message.id)

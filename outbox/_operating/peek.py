@@ -1,4 +1,4 @@
-"""A look at messages, without taking any."""
+"""Reading messages without changing them."""
 
 from functools import cache
 from heapq import merge
@@ -29,23 +29,23 @@ def peek(
     state: MessageState | str | None = None,
     schema: str | None = None,
 ) -> list[StoredMessage]:
-    """Messages of the outbox, changing nothing: the next ones to leave first.
+    """List messages of the outbox, the next ones to be sent first. Changes nothing.
 
-    Without `topic` and `state` it costs little, however many messages there are. With them it may read the
-    whole outbox; with `key` that key's bucket.
+    Without `topic` and `state` the cost is low, however many messages there are. With them it may read the
+    whole outbox; with `key`, that key's bucket.
 
     Args:
-        engine: where the outbox is; an Engine.
-        limit: so many, at most.
-        topic: of which topic; None is any.
-        key: of which key; None is any.
-        state: in which state. None: pending, waiting, unknown or held. Delayed ones come by their time, dead
-            ones in the order in which they died.
+        engine: the Engine of the outbox's database.
+        limit: the most messages to return.
+        topic: only messages of this topic; None is any.
+        key: only messages of this key; None is any.
+        state: only messages in this state. None: pending, waiting, unknown or held. Delayed messages come in
+            the order in which they are due, dead ones in the order in which they died.
         schema: the PostgreSQL schema of the tables.
 
     Raises:
-        InvalidOption: an argument cannot be used.
-        TablesMissing: the tables have not been made.
+        InvalidOption: an argument is invalid.
+        TablesMissing: the tables have not been created.
     """
     outbox_options.count("limit", limit)
     given: dict[str, Any] = {"limit": limit}
@@ -66,10 +66,10 @@ def peek(
 
 
 def checked_state(option: str, value: Any) -> MessageState:
-    """One of the states.
+    """The value as a state.
 
     Raises:
-        InvalidOption: it is none.
+        InvalidOption: it is not a state.
     """
     return MessageState(outbox_options.one_of(option, value, [*MessageState]))
 
@@ -81,8 +81,8 @@ def _filters(given: dict[str, Any]) -> tuple[str, ...]:
 def _in_line(
     connection: Connection, tables: OutboxTables, state: MessageState | None, given: dict[str, Any]
 ) -> list[StoredMessage]:
-    """The oldest of each bucket, merged: they are found by an index. Of messages that may be rare all buckets
-    are read, and then at once."""
+    """The oldest messages of each bucket, found by an index and merged. For messages that may be rare, one
+    query reads all buckets."""
     buckets = [row.bucket for row in connection.execute(statements.buckets(tables))]
     if "key_" in given:
         buckets = [bucket_of(given["key_"], len(buckets))]

@@ -1,4 +1,4 @@
-"""The statements of operators: pure, built once, executed elsewhere."""
+"""The operators' statements: pure, built once, executed elsewhere."""
 
 from functools import cache
 from typing import Any
@@ -36,7 +36,7 @@ from inbox_outbox_base.tables.times import readable
 from outbox.schema import OutboxTables
 
 VIEWED = ("id", "topic", "key", "content_type", "headers", "created_at")
-"""What an operator sees of a message wherever it is."""
+"""The columns an operator sees in every table of messages."""
 
 
 def state_of(table: Table) -> ColumnElement[str]:
@@ -45,13 +45,13 @@ def state_of(table: Table) -> ColumnElement[str]:
 
 
 def _is_waiting(table: Table) -> ColumnElement[bool]:
-    """Sent and not taken. One that was delayed and never sent has a `retry_at` as well: when it was due."""
+    """Sent and not accepted. A delayed message that was never sent also has a `retry_at`: when it was due."""
     c = table.c
     return and_(c.state == "pending", c.retry_at.is_not(None), c.attempts > 0)
 
 
 def since(table: Table) -> ColumnElement[Any]:
-    """When messages that wait for a relay were published; delayed ones that were never sent: were due."""
+    """When a message that waits for a relay was published, or due if it was delayed and never sent."""
     c = table.c
     due = func.coalesce(c.retry_at, c.created_at, type_=c.created_at.type)
     return case((c.attempts == 0, due), else_=c.created_at)
@@ -64,13 +64,13 @@ def _place(tables: OutboxTables) -> ColumnElement[bool]:
 
 @cache
 def find_aside(tables: OutboxTables) -> CompoundSelect[Any]:
-    """A message that is dead or delayed, by its id."""
+    """A dead or delayed message, by its id."""
     return union_all(*(_aside(table, state) for table, state in _asides(tables)))
 
 
 @cache
 def find(tables: OutboxTables) -> CompoundSelect[Any]:
-    """A message by its id, wherever it is: in one statement, which sees it in one place."""
+    """A message by its id, in any table: one statement, which sees it in one place."""
     c = tables.message.c
     waiting = select(c.id, c.topic, c.key, state_of(tables.message).label("state"), c.bucket, c.sequence)
     return union_all(
@@ -91,20 +91,20 @@ def _aside(table: Table, state: str) -> Select[Any]:
 
 @cache
 def let_go(tables: OutboxTables) -> Update:
-    """A held message is pending again, its attempts counted anew; the last error stays to be read."""
+    """Make held messages pending again, with zero attempts; the last error stays readable."""
     anew = {"state": "pending", "retry_at": null(), "attempts": 0, "unanswered": 0, "failing_since": null()}
     return update(tables.message).where(tables.message.c.state == "held").values(anew)
 
 
 @cache
 def let_go_one(tables: OutboxTables) -> Update:
-    """The same of one message."""
+    """The same for one message."""
     return let_go(tables).where(_place(tables))
 
 
 @cache
 def end_wait(tables: OutboxTables) -> Update:
-    """A message that waits to be sent again is sent at once."""
+    """Send waiting messages now instead of at their next retry."""
     c = tables.message.c
     waits = and_(c.state != "held", c.retry_at.is_not(None), c.attempts > 0)
     return update(tables.message).where(waits).values(retry_at=null())
@@ -112,7 +112,7 @@ def end_wait(tables: OutboxTables) -> Update:
 
 @cache
 def end_one_wait(tables: OutboxTables) -> Update:
-    """The same of one message, which may wait no more."""
+    """The same for one message, if it still waits."""
     this = and_(_place(tables), tables.message.c.state != "held")
     return update(tables.message).where(this).values(retry_at=null())
 
@@ -126,21 +126,20 @@ def dead_letters(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def lock_dead(tables: OutboxTables) -> Update:
-    """Keep others from some dead letters until the transaction ends; by a write, as SQLite locks no other
-    way."""
+    """Lock some dead letters until the transaction ends; with a write, SQLite's only lock."""
     these = tables.dead.c.id.in_(bindparam("these", expanding=True))
     return update(tables.dead).where(these).values(outcome=tables.dead.c.outcome)
 
 
 @cache
 def still_dead(tables: OutboxTables) -> Select[Any]:
-    """Which of some dead letters are there."""
+    """The given dead letters that still exist."""
     return select(tables.dead.c.id).where(tables.dead.c.id.in_(bindparam("these", expanding=True)))
 
 
 @cache
 def revive(tables: OutboxTables) -> Insert:
-    """A message made from a dead letter: the last of its bucket."""
+    """Insert a dead letter as a message, at the end of its bucket."""
     c = tables.dead.c
     kept = [name for name in CONTENT if name != "bucket"]
     row = select(bindparam("bucket_", type_=c.bucket.type), *content(tables.dead, "bucket"))
@@ -149,13 +148,13 @@ def revive(tables: OutboxTables) -> Insert:
 
 @cache
 def forget_dead(tables: OutboxTables) -> Delete:
-    """Dead letters are gone."""
+    """Delete dead letters."""
     return delete(tables.dead).where(tables.dead.c.id.in_(bindparam("these", expanding=True)))
 
 
 @cache
 def old_dead(tables: OutboxTables) -> Select[Any]:
-    """Ids of some dead letters that died before so many seconds."""
+    """Ids of some dead letters that died longer ago than a number of seconds."""
     c = tables.dead.c
     age = from_now(bindparam("age", type_=Float))
     return (
@@ -165,25 +164,25 @@ def old_dead(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def drop(tables: OutboxTables) -> Delete:
-    """A message that waits for a relay is gone."""
+    """Delete a message that waits for a relay."""
     return delete(tables.message).where(_place(tables))
 
 
 @cache
 def drop_aside(table: Table) -> Delete:
-    """A dead or delayed message is gone."""
+    """Delete a dead or delayed message."""
     return delete(table).where(table.c.id == bindparam("id_"))
 
 
 @cache
 def lock_relays(tables: OutboxTables) -> Update:
-    """Until the transaction ends no relay notes a batch; by a write, as SQLite locks no other way."""
+    """Keep relays from noting a batch until the transaction ends; with a write, SQLite's only lock."""
     return update(tables.relay).values(name=tables.relay.c.name)
 
 
 @cache
 def relays(tables: OutboxTables) -> Select[Any]:
-    """Relays with their buckets and the database's clock, those that joined first."""
+    """The relays with their buckets and the database's clock, in the order in which they joined."""
     c, bucket = tables.relay.c, tables.bucket.c
     owned = select(func.count()).where(bucket.epoch == c.epoch).scalar_subquery().label("buckets")
     columns = (c.epoch, c.name, c.lease_until, c.sending, c.joined_at)
@@ -192,7 +191,7 @@ def relays(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def pause(tables: OutboxTables) -> Insert:
-    """A topic waits, if it does not wait yet."""
+    """Pause a topic, unless it is paused."""
     c = tables.pause.c
     topic = bindparam("topic_", type_=c.topic.type)
     is_new = ~exists(select(literal(1)).where(c.topic == topic))
@@ -202,38 +201,38 @@ def pause(tables: OutboxTables) -> Insert:
 
 @cache
 def resume(tables: OutboxTables) -> Delete:
-    """A topic does not wait any more."""
+    """End the pause of a topic."""
     return delete(tables.pause).where(tables.pause.c.topic == bindparam("topic_"))
 
 
 @cache
 def buckets(tables: OutboxTables) -> Select[Any]:
-    """All buckets, and whose each is."""
+    """All buckets with their owners."""
     return select(tables.bucket.c.bucket, tables.bucket.c.epoch).order_by(tables.bucket.c.bucket)
 
 
 @cache
 def add_buckets(tables: OutboxTables) -> Insert:
-    """A bucket that is nobody's yet."""
+    """Insert buckets without an owner."""
     return insert(tables.bucket).values(bucket=bindparam("bucket_", type_=tables.bucket.c.bucket.type))
 
 
 @cache
 def anything(table: Table) -> Select[Any]:
-    """One row, if there is any."""
+    """One row, if the table has any."""
     return select(literal(1)).select_from(table).limit(1)
 
 
 @cache
 def count_up_to(table: Table) -> Select[Any]:
-    """How many rows there are, counted no further than to a limit."""
+    """Count the rows, up to a limit."""
     rows = select(literal(1).label("row")).select_from(table)
     return select(func.count()).select_from(rows.limit(bindparam("limit", type_=Integer)).subquery())
 
 
 @cache
 def count_stray(table: Table, *, above: bool) -> Select[Any]:
-    """How many rows are in a bucket above the last one, or below 0, counted no further than to a limit."""
+    """Count the rows in buckets above the last one, or below 0, up to a limit."""
     c = table.c
     rows = select(literal(1).label("row")).select_from(table)
     rows = rows.where(c.bucket > bindparam("highest", type_=Integer) if above else c.bucket < 0)
@@ -242,7 +241,7 @@ def count_stray(table: Table, *, above: bool) -> Select[Any]:
 
 @cache
 def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
-    """How many messages are in each state, and since when: of all, or of a few of one bucket's oldest."""
+    """Count the messages in each state, with the oldest time: all of them, or one bucket's oldest few."""
     c = tables.message.c
     chosen = select(state_of(tables.message).label("state"), since(tables.message).label("since"))
     if few:
@@ -255,8 +254,8 @@ def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
 
 @cache
 def can_leave(tables: OutboxTables) -> Select[Any]:
-    """One message, if there is any, that is not held, not behind a held one of its key, not paused, and in a
-    bucket that there is."""
+    """One message, if there is any, that is not held, not behind a held one of its key, not paused, and in an
+    existing bucket."""
     c, before = tables.message.c, tables.message.alias().c
     is_behind = exists(
         select(literal(1)).where(before.bucket == c.bucket, before.key == c.key, before.state == "held")
@@ -268,7 +267,7 @@ def can_leave(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def is_due(tables: OutboxTables) -> Select[Any]:
-    """One message, if there is any, that was delayed and is so no more."""
+    """One delayed message, if there is any, that is due."""
     return (
         select(literal(1)).where(tables.delayed.c.available_at <= select(utcnow()).scalar_subquery()).limit(1)
     )

@@ -1,4 +1,4 @@
-"""What an operator wants to know about the outbox."""
+"""The state of the outbox at a glance."""
 
 import json
 from collections import Counter
@@ -25,22 +25,22 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
-    """One relay that is at work, or was lost and is not retired yet."""
+    """A relay that is running, or was lost and is not retired yet."""
 
     name: str
     epoch: int
-    """Which relay this is: drawn when it joined."""
+    """The relay's number, drawn when it joined."""
     buckets: int
     lease_left: float
-    """Seconds; below zero, the relay is lost, and others take its buckets over."""
+    """Seconds until the lease expires; if negative, the relay is lost and others take over its buckets."""
     sending: int
-    """Messages in the batch that is on its way."""
+    """Messages in the batch that is being sent."""
     joined_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """How many messages are in each state, who relays them, and what is paused."""
+    """The number of messages in each state, the relays, and the paused topics."""
 
     pending: int
     waiting: int
@@ -49,36 +49,36 @@ class OutboxStatus:
     delayed: int
     dead: int
     estimated: tuple[str, ...]
-    """Which of these numbers are estimates."""
+    """Names of the counts that are estimates."""
     oldest_age: float | None
-    """Seconds since the oldest of those that are pending, waiting or unknown was published; one that was
-    delayed and never sent: since it was due. None without."""
+    """Seconds since the oldest pending, waiting or unknown message was published (delayed and never sent:
+    since it was due). None if there is none."""
     relays: tuple[RelayStatus, ...]
     buckets: int
     unowned: int
-    """Buckets that are no relay's: their messages wait."""
+    """Buckets without a relay: their messages wait."""
     paused: tuple[str, ...]
-    """Topics; "*" is all of them."""
+    """Paused topics; "*" is all of them."""
     stray: int
-    """Messages in buckets that do not exist: no relay will ever send them. They are among the others."""
+    """Messages in buckets that do not exist: no relay will ever send them. Other counts include them."""
 
 
 def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | None = None) -> OutboxStatus:
-    """The outbox at a glance, at little cost however many messages there are.
+    """The outbox at a glance, at low cost however many messages there are.
 
-    Up to `count_up_to` messages that wait are all counted. Of more, as many are looked at, the oldest of each
-    bucket, and all others are taken for pending, as nearly all are: one that was sent in vain is among the
-    oldest. How many they are is on PostgreSQL its own estimate, as fresh as its statistics; the others count
-    an index. `estimated` says so. The numbers of a live system are those of slightly different moments.
+    Up to `count_up_to` waiting messages are all counted. If there are more, only that many are read, the
+    oldest of each bucket, and all others are assumed to be pending: a message that failed a send is among the
+    oldest. Their number is an estimate from PostgreSQL's statistics, or an index count on other databases;
+    `estimated` names such counts. On a live system the numbers are taken at slightly different moments.
 
     Args:
-        engine: where the outbox is; an Engine.
+        engine: the Engine of the outbox's database.
         count_up_to: messages to count; None counts all, which reads the whole outbox.
         schema: the PostgreSQL schema of the tables.
 
     Raises:
-        InvalidOption: an argument cannot be used.
-        TablesMissing: the tables have not been made.
+        InvalidOption: an argument is invalid.
+        TablesMissing: the tables have not been created.
     """
     if count_up_to is not None:
         outbox_options.count("count_up_to", count_up_to)
@@ -87,12 +87,12 @@ def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | N
 
 
 def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
-    """Whether no message is left that could leave: of those that wait for a relay, all are held, or behind a
-    held one of their key, or their topic is paused. Delayed messages are not asked about before their time.
+    """Whether no message can be sent: all that wait for a relay are held, behind a held one of their key, or
+    paused. Delayed messages that are not due yet do not count.
 
     Raises:
         InvalidOption: not an Engine.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables have not been created.
     """
     all_tables = tables(schema)
     questions = statements.can_leave(all_tables), statements.is_due(all_tables)
@@ -130,7 +130,7 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
 
 
 class _Line:
-    """The messages that wait for a relay: all of them counted, or of too many a few of each bucket."""
+    """The messages that wait for a relay: all of them counted, or only a few of each bucket if too many."""
 
     def __init__(
         self, connection: Connection, tables: OutboxTables, buckets: Iterable[int], most: int | None
@@ -156,7 +156,7 @@ class _Line:
 
 
 def _count(connection: Connection, table: Table, most: int | None) -> tuple[int, bool]:
-    """How many rows there are, and whether that is an estimate."""
+    """The number of rows, and whether it is an estimate."""
     limit = _NO_LIMIT if most is None else most + 1
     counted = connection.execute(statements.count_up_to(table), {"limit": limit}).scalar_one()
     if counted < limit:

@@ -12,33 +12,33 @@ from inbox_outbox_base.databases.letter import Unreadable, headers_of
 
 
 class MessageState(StrEnum):
-    """Where a message of the outbox is; exactly one of six."""
+    """The state of a message in the outbox; exactly one of six."""
 
     PENDING = "pending"
-    """It leaves as soon as a relay comes to it. So it is said of those behind a message of their key that
-    waits, and of those whose topic is paused."""
+    """It is sent when a relay comes to it. Includes messages behind a waiting one of their key, and messages
+    of paused topics."""
     WAITING = "waiting"
-    """It was sent and certainly not taken; it is sent again at `retry_at`, and its key waits."""
+    """It was sent and certainly not accepted; it is retried at `retry_at`, and its key waits."""
     UNKNOWN = "unknown"
-    """It was sent, and nobody knows whether it was taken; the same."""
+    """It was sent, and may have been accepted; it is retried at `retry_at`, and its key waits."""
     HELD = "held"
     """It is dead, and its key waits until an operator decides (`Relay(after_dead="hold")`)."""
     DELAYED = "delayed"
-    """It may not leave before `available_at`."""
+    """It is not sent before `available_at`."""
     DEAD = "dead"
-    """It is not sent any more unless an operator says so; its key has gone on."""
+    """It is not sent again unless an operator retries it; its key has gone on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message that is in the outbox, but for its payload."""
+    """A message in the outbox, without its payload."""
 
     id: str
     topic: str
     key: str | None
     state: MessageState
     attempts: int
-    """How often it was sent, since somebody last let it begin anew."""
+    """How often it was sent since an operator last reset the count."""
     payload_bytes: int
     content_type: str
     """Empty for a tombstone."""
@@ -46,20 +46,20 @@ class StoredMessage:
     created_at: datetime
     """When it was published, by the database's clock."""
     retry_at: datetime | None
-    """When it is sent again, if it waits for that."""
+    """When it is retried, if it waits for that."""
     available_at: datetime | None
-    """When it may leave, if it is delayed."""
+    """When it can be sent, if it is delayed."""
     dead_at: datetime | None
-    """When it died, if it is dead; not said of held ones."""
+    """When it died, if it is dead; None for held messages."""
     error: str | None
-    """What became of its last send, as long as that was no good."""
+    """Why its last send failed, if it did."""
 
     @classmethod
     def of(cls, row: Row[Any], state: str) -> "StoredMessage":
-        """A message as it is read from one of the tables; what that does not have is None."""
+        """A message from a row of any of the tables; fields the table does not have are None."""
         found = row._asdict()
         if not found.get("attempts"):
-            found["retry_at"] = None  # it was delayed: when it was due
+            found["retry_at"] = None  # delayed and never sent: this is when it was due
         optional = {name: found.get(name) for name in ("retry_at", "available_at", "dead_at", "error")}
         return cls(
             id=row.id,
@@ -76,7 +76,7 @@ class StoredMessage:
 
 
 def _headers(text: Any) -> dict[str, str]:
-    """None where somebody else has written what cannot be read; the error of a dead letter says so."""
+    """The headers; empty if a foreign program wrote unreadable ones (a dead letter's error says so)."""
     try:
         return headers_of(text) if text else {}
     except Unreadable:

@@ -1,4 +1,4 @@
-"""An operator's transactions: each is short, and is tried again where that helps."""
+"""An operator's transactions: short, and retried where that helps."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,16 +16,16 @@ from outbox.schema import OutboxTables
 
 T = TypeVar("T")
 _TRIES = 10
-"""How often a transaction is tried: about two seconds' worth of deadlocks."""
+"""How often a transaction is tried: about two seconds of deadlocks."""
 
 
 def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], T]) -> T:
-    """Run one transaction at what a relay's run at; transient errors are tried again.
+    """Run one transaction at the isolation level of a relay's; retry transient errors.
 
     Raises:
         InvalidOption: not an Engine, or an asynchronous one; a schema on another database than PostgreSQL.
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables have not been created.
     """
     database = relaying(_usable(engine).dialect.name, tables.message.schema)
     own = engine.execution_options(isolation_level=database.own_isolation)

@@ -1,1 +1,1 @@
-"""Messages written in the caller's transaction."""
+"""Writing messages in the caller's transaction."""

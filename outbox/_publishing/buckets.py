@@ -1,4 +1,4 @@
-"""Which bucket a key belongs to: that depends on how many there are, which is the database's to say."""
+"""The bucket of a key; it depends on the number of buckets, which is stored in the database."""
 
 import logging
 import time
@@ -15,19 +15,19 @@ from outbox.schema import OutboxTables
 from .missing import raise_clearer
 
 _counts: weakref.WeakKeyDictionary[Dialect, dict[str | None, tuple[int, float]]] = weakref.WeakKeyDictionary()
-"""Of each engine's database, known by its dialect object, and schema: how many buckets it had, and when."""
+"""By dialect object (one per engine) and schema: the number of buckets, and when it was read."""
 BELIEVED = 60.0
-"""Seconds after which it is asked again: somebody may have made more of them."""
+"""Seconds after which the number is read again: an operator may have added buckets."""
 
 _log = logging.getLogger("outbox.publish")
 
 
 def bucket_count(connection: Connection, tables: OutboxTables) -> int:
-    """How many buckets there are; asked once a minute for each engine.
+    """The number of buckets, read once a minute for each engine.
 
     Raises:
         WrongBucketCount: there are none.
-        TablesMissing: the tables have not been made.
+        TablesMissing: the tables have not been created.
     """
     schema = tables.bucket.schema
     counts = _counts.setdefault(connection.dialect, {})
@@ -53,10 +53,10 @@ def bucket_count(connection: Connection, tables: OutboxTables) -> int:
 
 
 def forget_bucket_counts() -> None:
-    """Ask again how many buckets databases have."""
+    """Read the number of buckets again, in every database."""
     _counts.clear()
 
 
 def bucket_of(key: str, buckets: int) -> int:
-    """The bucket of a key, the same in every process and for ever."""
+    """The bucket of a key: the same in every process, and it never changes."""
     return crc32(key.encode()) % buckets

@@ -1,19 +1,19 @@
-"""What every message says about where it comes from: W3C trace context."""
+"""The trace context that messages carry (W3C)."""
 
 from collections.abc import Callable
 from typing import Any
 
 try:
     from opentelemetry.propagate import inject as _inject
-except ImportError:  # the extra `otel` is not installed: there is no trace to go on with
+except ImportError:  # the extra `otel` is not installed: there is no trace to continue
     inject: Callable[[dict[str, str]], Any] | None = None
 else:
     inject = _inject
 
 
 def trace_context() -> dict[str, str]:
-    """What the propagators of this process say: by default `traceparent` and `tracestate` of the span that is
-    current, if there is one, and `baggage`."""
+    """The headers from this process's propagators: by default `traceparent` and `tracestate` of the current
+    span, if there is one, and `baggage`."""
     if inject is None:
         return {}
     headers: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Messages checked and serialised, before any of them is written."""
+"""Checks and serialises messages, before any of them is written."""
 
 import json
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from .serializer import Serializer, checked, serialize
 
 
 class Drafts:
-    """What an outbox makes of messages; the arguments are its own.
+    """Turns messages into rows; the arguments are those of `Outbox`.
 
     Raises:
-        InvalidOption: an argument cannot be used.
+        InvalidOption: an argument is invalid.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class Drafts:
         self._events = cloud_events(cloudevents, event_type, event_mode)
 
     def of(self, messages: Iterable[Message]) -> list[Draft]:
-        """One for each message.
+        """One draft for each message.
 
         Raises:
-            InvalidMessage: one of them breaks a limit, or cannot be stored.
+            InvalidMessage: a message exceeds a limit or cannot be stored.
         """
         trace = trace_context() if self._trace else {}
         return [self._draft(outbox_options.message(each), trace) for each in messages]
@@ -74,7 +74,7 @@ class Drafts:
         return Draft(row, outbox_options.due(message.delay, message.available_at))
 
     def _payload(self, message: Message) -> tuple[bytes, str]:
-        """The payload's bytes and content type, which is empty if it is a tombstone."""
+        """The payload's bytes and content type; the latter is empty for a tombstone."""
         if message.payload is None:
             return _tombstone(message)
         payload, content_type = self._serialize(message.payload)

@@ -1,4 +1,4 @@
-"""Message ids that grow with time, so that they lie side by side in an index."""
+"""Message ids that grow with time, so that new ones are neighbours in an index."""
 
 import os
 import threading
@@ -11,8 +11,8 @@ _last = 0
 def new_id() -> str:
     """A UUID of version 7 (RFC 9562), as text: milliseconds of the clock, then 74 random bits.
 
-    Within a process each is larger than the one before, also within a millisecond and when the clock goes
-    back: then it is the last one, raised by a random number (the RFC's "monotonic random").
+    Within a process each id is larger than the one before. In the same millisecond, or if the clock goes
+    back, it is the last id plus a random number (the RFC's "monotonic random").
     """
     global _last
     random = int.from_bytes(os.urandom(10), "big")

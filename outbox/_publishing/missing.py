@@ -1,4 +1,4 @@
-"""A clear error where our tables are not there."""
+"""A clear error where the outbox's tables are missing."""
 
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ from outbox.schema import OutboxTables
 
 
 def raise_clearer(place: Connection | Engine, tables: OutboxTables, error: DBAPIError) -> NoReturn:
-    """Raise the error, or a clearer one when our tables are simply not there."""
+    """Raise the error, or `TablesMissing` if the outbox's tables do not exist."""
     try:
         if isinstance(place, Connection):
             raise_inbox_clearer(place, tables.message, error)

@@ -29,35 +29,35 @@ from .missing import raise_clearer
 from .serializer import Serializer
 from .staging import stage
 
-if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 LARGEST_PAYLOAD = 1_000_000
-"""Bytes in a payload, at most, unless another limit is given: what Kafka takes by default."""
+"""The default limit on a payload, in bytes: Kafka's default."""
 
 
 class Outbox:
-    """Writes messages in the caller's transaction: they leave if and only if it commits.
+    """Writes messages in the caller's transaction: they are sent if and only if it commits.
 
     Args:
-        schema: the PostgreSQL schema of the tables; None is the connection's own.
-        serializer: a function of a payload that returns its bytes and their content type; None keeps bytes,
-            writes text as UTF-8 and everything else as JSON.
-        largest_payload: bytes in a payload, at most.
-        trace: whether messages carry the trace context of the span that is current, where OpenTelemetry is
-            installed: by default W3C `traceparent`, `tracestate` and `baggage`.
-        cloudevents: the `source` of CloudEvents, a URI reference such as "/shop"; with it, messages carry the
-            attributes of CloudEvents 1.0 as headers (`ce_id`, `ce_type`, ...), which publishers name as their
-            broker's binding does. None: they do not.
+        schema: the PostgreSQL schema of the tables; None is the connection's default.
+        serializer: a function that returns a payload's bytes and their content type; None keeps bytes, writes
+            text as UTF-8 and everything else as JSON.
+        largest_payload: the largest payload, in bytes.
+        trace: whether messages carry the trace context of the current span, if OpenTelemetry is installed: by
+            default W3C `traceparent`, `tracestate` and `baggage`.
+        cloudevents: the `source` of CloudEvents, a URI reference such as "/shop". Messages then carry the
+            attributes of CloudEvents 1.0 as headers (`ce_id`, `ce_type`, ...), which publishers rename as
+            their broker's binding requires. None: they do not.
         event_type: the `type` of these events, unless a message has its own; None is the topic.
-        event_mode: "binary", or "structured": then the attributes are not headers, but stand in the payload,
-            which becomes `application/cloudevents+json` with the message's own payload as its data.
-        wake: whether a commit wakes the relays: those of this process, and on PostgreSQL all others, by a
-            NOTIFY from a connection of its own.
-        buckets: how many buckets the database has to have; None takes it as it is.
+        event_mode: "binary", or "structured": then the attributes are in the payload instead of headers, and
+            the payload becomes `application/cloudevents+json` with the message's own payload as its data.
+        wake: whether a commit wakes the relays: those of this process, and on PostgreSQL all others, with a
+            NOTIFY from a separate connection.
+        buckets: how many buckets the database must have; None accepts any number.
 
     Raises:
-        InvalidOption: an argument cannot be used.
+        InvalidOption: an argument is invalid.
     """
 
     def __init__(
@@ -129,47 +129,48 @@ class Outbox:
         available_at: datetime | None = None,
         content_type: str | None = None,
         *,
-        id: str | None = None,  # noqa: A002 - what it is called everywhere
+        id: str | None = None,  # noqa: A002 - its name everywhere else
         event_type: str | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> Any:
-        """In the caller's transaction on `connection`, write a message: it leaves if and only if that
+        """Write a message in the caller's transaction on `connection`: it is sent if and only if that
         commits.
 
-        Never commits or rolls back. On a Connection the row is written at once; on an ORM Session when that
-        commits, after the flush. A savepoint that is rolled back takes its messages with it.
+        Never commits or rolls back. On a Connection the row is written immediately; on an ORM Session when it
+        commits, after the flush. Rolling back a savepoint removes the messages published in it.
 
         Args:
             connection: a Connection, an ORM Session or a `scoped_session`, not in AUTOCOMMIT mode; await the
                 result for an AsyncConnection, an AsyncSession or an `async_scoped_session`.
-            topic: where to: 1 to 249 bytes of UTF-8.
-            payload: bytes, text, or what JSON can hold, dataclasses and pydantic models included. None is a
-                tombstone, for brokers that have them (Kafka), and needs a key.
-            key: messages of one key leave in the order in which they were published, those of transactions
-                that overlap only if these change a common row first; by default it is the consumer's business
-                key. 1 to 512 bytes of UTF-8; None: no order is kept.
+            topic: the destination: 1 to 249 bytes of UTF-8.
+            payload: bytes, text, or a value that JSON can hold, including dataclasses and pydantic models.
+                None is a tombstone, for brokers that have them (Kafka), and needs a key.
+            key: messages of one key are sent in the order in which they were published; for overlapping
+                transactions, only if these change a common row first. By default it is also the consumer's
+                business key. 1 to 512 bytes of UTF-8; None: no order is kept.
             headers: text by name.
-            delay: seconds or `timedelta` before it may leave. Its place behind others of its key is that of
-            then. available_at: the same as a point in time, with its time zone. content_type: what the
-            payload is, if not what the serializer says.
-            id: a message id of your own, 1 to 128 printable ASCII characters. As long as the outbox knows it,
-                another message with this id adds nothing: while the first one waits, is delayed or is dead,
-                and then for the relay's `keep_sent`. None: a new one is drawn.
+            delay: seconds or `timedelta` before it can be sent. It takes its place among the messages of its
+                key when the delay ends.
+            available_at: the same as a point in time, with its time zone.
+            content_type: the payload's type, if not the one the serializer returns.
+            id: your own message id, 1 to 128 printable ASCII characters. While the outbox knows the id,
+                publishing it again adds nothing: as long as the first message waits, is delayed or is dead,
+                and then for the relay's `keep_sent`. None: a new id is drawn.
             event_type: the `type` of this CloudEvent, if the outbox has `cloudevents`.
-            bind_arguments: for a Session with several binds, what its `get_bind` is asked; None asks for the
-                bind of the outbox's table.
+            bind_arguments: for a Session with several binds, the arguments for its `get_bind`; None asks for
+                the bind of the outbox's table.
 
         Returns:
-            The message's id, which every send repeats: the given one also if nothing was added.
+            The message's id, which every send repeats; your own id even if nothing was added.
 
         Raises:
-            InvalidMessage: an argument breaks a limit, or cannot be stored.
+            InvalidMessage: an argument exceeds a limit or cannot be stored.
             InvalidOption: the outbox has a schema, and this is not PostgreSQL.
             UnusableConnection: closed, or AUTOCOMMIT. Also from the Session's COMMIT, before anything is
-                committed: it has written to another database, too, and is not `twophase=True`.
+                committed, if it has also written to another database and is not `twophase=True`.
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
             WrongBucketCount: the database has another number of buckets.
-            TablesMissing: the tables have not been made.
+            TablesMissing: the tables have not been created.
         """
         message = Message(
             topic, payload, key, headers or {}, delay, available_at, content_type, id, event_type
@@ -201,12 +202,12 @@ class Outbox:
         *,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> Any:
-        """In the caller's transaction on `connection`, write many messages at once, in their order.
+        """Write many messages in the caller's transaction on `connection`, in their order.
 
         Returns:
             Their ids; id i belongs to message i.
 
-        Raises: as `publish`, before anything is written.
+        Raises: the errors of `publish`, before anything is written.
         """
         drafts = self._drafts.of(messages)
         written = self._hand_over(connection, drafts, bind_arguments)
@@ -246,7 +247,7 @@ class Outbox:
             stage(connection, drafts, self._insert)
             self._mark(connection, drafts)
             return
-        # Whoever owns the connection may commit it without asking the session.
+        # The session was bound to a connection: its owner may commit that without the session's knowledge.
         if not session._flushing:  # noqa: SLF001 - a listener to a flush may publish
             session.flush()
         self._write(connection, drafts)
@@ -261,7 +262,7 @@ class Outbox:
             self._mark(connection, drafts)
 
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
-        """Refuse a connection without a transaction to join, and choose the buckets."""
+        """Reject a connection without a transaction to join, and choose the buckets."""
         with _OUR_ERRORS:
             usable(connection)
         relaying(connection.dialect.name, self.schema)
@@ -272,7 +273,7 @@ class Outbox:
             draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)
 
     def _insert(self, connection: Connection, drafts: list[Draft]) -> None:
-        """Write rows; the database numbers them in this order."""
+        """Insert the rows; the database numbers them in this order."""
         try:
             if any(draft.has_own_id for draft in drafts):
                 drafts = self._new(connection, drafts)
@@ -297,7 +298,8 @@ class Outbox:
                 connection.execute(statement, later)
 
     def _new(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
-        """Without those whose own ids are in use already; the first of an id counts."""
+        """The drafts, without those whose own ids are already in use; of several with one id, the first
+        counts."""
         ids = sorted({draft.row["id"] for draft in drafts if draft.has_own_id})
         unused = relaying(connection.dialect.name).take_ids(connection, self.tables, ids)
         new: list[Draft] = []
@@ -318,7 +320,7 @@ def _check_unbound(bind_arguments: Mapping[str, Any] | None) -> None:
 
 
 class _OurErrors:
-    """Around what the inbox does for us: its errors leave the block as this package's."""
+    """Converts the inbox's errors that are raised in the block to this package's."""
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -336,7 +338,7 @@ _OUR_ERRORS = _OurErrors()
 
 
 def _after(written: Awaitable[None] | None, result: Any) -> Any:
-    """The result, once it is written."""
+    """The result, after the write has ended."""
     if written is None:
         return result
 

@@ -1,4 +1,4 @@
-"""Payloads as bytes, serialised once."""
+"""Serialises payloads to bytes, once."""
 
 import json
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from inbox_outbox_base.checks.outbox_options import check_function
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
 
 Serializer = Callable[[Any], tuple[bytes, str]]
-"""A function of a payload: its bytes, and their content type."""
+"""A function that returns a payload's bytes and their content type."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def serialize(payload: Any) -> tuple[bytes, str]:
-    """Bytes as they are, text as UTF-8, everything else as JSON.
+    """Keep bytes as they are, write text as UTF-8 and everything else as JSON.
 
-    JSON may be made of dictionaries, lists, dataclasses and pydantic models, and hold dates and times (ISO
-    8601), Decimal and UUID (text) and enums (their value).
+    JSON can contain dictionaries, lists, dataclasses and pydantic models, dates and times (ISO 8601),
+    Decimal and UUID (as text) and enums (their value).
 
     Raises:
         InvalidMessage: the payload is none of these.
@@ -35,10 +35,10 @@ def serialize(payload: Any) -> tuple[bytes, str]:
 
 
 def checked(serializer: Serializer) -> Serializer:
-    """The same serializer, which must not return anything else.
+    """The same serializer, with its results checked.
 
     Raises:
-        InvalidOption: it is no function.
+        InvalidOption: it is not a function.
     """
 
     def serialize_checked(payload: Any) -> tuple[bytes, str]:
@@ -57,7 +57,7 @@ def _json(payload: Any) -> str:
     try:
         return _encode(payload)
     except TypeError:
-        pass  # it holds more than JSON has; seldom, and much slower to find out
+        pass  # it contains types JSON does not have: rare, and much slower
     except (ValueError, RecursionError) as error:
         raise _invalid(payload, error) from None
     try:
@@ -68,7 +68,7 @@ def _json(payload: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has in place of a value that it does not have."""
+    """The JSON form of a value of a type that JSON does not have."""
     if callable(dump := getattr(value, "model_dump", None)):
         return dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):

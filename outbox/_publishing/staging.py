@@ -1,9 +1,9 @@
-"""Messages published on an ORM Session: kept aside, and written last.
+"""Messages published on an ORM Session: staged, and written last.
 
-Written right before the COMMIT, they are numbered when the transaction holds the locks of its business rows,
-so that of two transactions which change the same row the messages have the order of the changes. It is the
-connection that says when that is: after the session's own events, flushes and other listeners may publish
-more. It also says which savepoints are rolled back, the session's and others.
+They are written right before the COMMIT, when the transaction holds the locks of its business rows: if two
+transactions change the same row, their messages have the order of the changes. The connection's events tell
+when that is, because flushes and other listeners may publish more after the session's own events. They also
+tell which savepoints are rolled back, the session's and others.
 """
 
 from collections.abc import Callable
@@ -25,20 +25,19 @@ Write = Callable[[Connection, list[Draft]], None]
 class _Staged:
     draft: Draft
     write: Write
-    """How the outbox that it was published with writes."""
+    """The function with which its outbox writes."""
     savepoint: int
     """The number of the innermost savepoint that was open; 0 if there was none."""
 
 
 _engines: WeakSet[Engine] = WeakSet()
-"""Those whose connections tell."""
+"""The engines whose connections' events are listened to."""
 
 _staged: WeakKeyDictionary[Connection, list[_Staged]] = WeakKeyDictionary()
 
 
 def stage(connection: Connection, drafts: list[Draft], write: Write) -> None:
-    """Keep messages until the connection commits; a savepoint that is rolled back takes its messages with
-    it."""
+    """Stage messages until the connection commits; rolling back a savepoint removes its messages."""
     engine = root(connection.engine)
     if engine not in _engines:
         for moment in ("commit", "prepare_twophase", "commit_twophase"):

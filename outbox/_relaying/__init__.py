@@ -1,1 +1,1 @@
-"""Relays take committed messages to a publisher."""
+"""Relays, which send committed messages through a publisher."""

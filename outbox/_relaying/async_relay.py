@@ -1,4 +1,4 @@
-"""The relay, for asynchronous code: the same loop, run inside SQLAlchemy's greenlet."""
+"""The relay for asynchronous code: the same loop, run inside SQLAlchemy's greenlet."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from outbox._waking.async_ears import AsyncEars, TaskBell
 from .batch import Batch
 from .loop import RelayLoop
 
-if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
 
 
 class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
-    """`Relay` with the same verbs, awaited: takes committed messages to a broker, each at least once, with
-    the same id in every send, and those of one key in their order.
+    """`Relay` for asynchronous code: sends committed messages to a broker, each at least once, with the same
+    id each time, and keeps the order of each key.
 
-    Arguments, guarantees and errors are those of `Relay`, for an AsyncEngine and an `AsyncPublisher`. Needs
-    the extra `asyncio`.
+    Takes an AsyncEngine and an `AsyncPublisher`. Methods are awaited; other arguments, guarantees and errors
+    are those of `Relay`. Needs the extra `asyncio`.
     """
 
     _is_async = True
@@ -44,14 +44,14 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
         return engine.sync_engine
 
     async def run_once(self) -> int:
-        """Relay what is there, and return how many messages were."""
+        """Relay the messages that are there, and return how many were accepted."""
         from sqlalchemy.util import greenlet_spawn
 
         async with self._beating():
             return await greenlet_spawn(self._run_once)
 
     async def run(self) -> None:
-        """Relay messages until `stop` is called, or the task is cancelled."""
+        """Relay messages until `stop` is called or the task is cancelled."""
         from sqlalchemy.util import greenlet_spawn
 
         await greenlet_spawn(self._check)
@@ -79,7 +79,7 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
         return outcomes
 
     def _send(self, batch: Batch) -> None:
-        self._sleep(0)  # a cancellation that came in a transaction is raised before anything is sent
+        self._sleep(0)  # raises a cancellation that arrived during the transaction, before anything is sent
         super()._send(batch)
 
     def _aside(self, work: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""What is sent next, and in which order."""
+"""The next messages to send, and their order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,16 +8,15 @@ from inbox_outbox_base.databases.letter import Letter
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What comes next."""
+    """The next messages to send, and those to give up."""
 
     letters: list[Letter]
     """Messages to send, in this order."""
     exhausted: list[Letter]
-    """Messages that are not sent any more: they cannot be read, or have had all their attempts, and nobody
-    knows what became of them. They become dead letters."""
+    """Messages that become dead letters: they cannot be read, or used up their attempts without an answer."""
 
     def put_aside(self, damaged: list[Letter]) -> None:
-        """Send none of these. What their keys have besides is for a later batch: they may have to wait."""
+        """Send none of these, nor the other messages of their keys: those may have to wait."""
         names = {letter.name for letter in damaged}
         self.letters[:] = [letter for letter in self.letters if letter.name not in names]
         self.exhausted.extend(damaged)
@@ -25,18 +24,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What may come next."""
+    """Limits on the next batch."""
 
     limit: int
-    """Messages, at most."""
+    """The largest number of messages."""
     rests: Mapping[str, float]
-    """Topics that are not taken at the moment, and for how many seconds they rest; after that, one message
-    may be tried."""
+    """Topics that the relay backs off from, and for how many seconds; after that, it tries one message."""
 
 
 def waves(letters: list[Letter]) -> list[list[Letter]]:
-    """The batch cut so that no wave has two messages of one key: a later one must not leave before it is
-    known what became of the one before it."""
+    """Split the batch so that no wave has two messages of one key: a message must not be sent before the
+    outcome of its predecessor is known."""
     cut: list[list[Letter]] = []
     places: dict[str, int] = {}
     for letter in letters:

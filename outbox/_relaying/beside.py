@@ -1,4 +1,4 @@
-"""What a relay does beside sending: it moves delayed messages that are due, and forgets old records."""
+"""A relay's chores: moving delayed messages that are due, and deleting old records of sent messages."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ _MOVED = 1_000
 
 
 class Overtaken(Exception):
-    """Somebody was quicker; nothing was written, and the next try will find it."""
+    """Another process changed the rows first; nothing was written, and a retry sees its change."""
 
 
 def move_due(
     connection: Connection, database: Relaying, tables: OutboxTables, buckets: Sequence[int]
 ) -> float:
-    """Move delayed messages whose time has come to the others; seconds until the next ones are due.
+    """Move delayed messages that are due to the others; return the seconds until the next one is due.
 
-    Only those of the relay's own buckets: two relays that moved messages of one key could swap them.
+    Only in the relay's own buckets: two relays moving messages of one key could swap them.
     """
     due = database.due(connection, tables, buckets, _MOVED)
     if due:
@@ -39,7 +39,7 @@ def move_due(
 def forget_sent(
     connection: Connection, database: Relaying, tables: OutboxTables, keep: float | None
 ) -> float:
-    """Delete the oldest records of what was sent; 0 if there may be more to delete at once."""
+    """Delete the oldest records of sent messages; return 0 if there may be more to delete now."""
     if keep is None:
         return math.inf
     old = connection.execute(relaying_statements.old_sent(tables), {"age": -keep, "limit": _MOVED}).all()

@@ -17,13 +17,13 @@ from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Failed, Outcome
 Handlers = Mapping[str, Callable[[Envelope], Any] | Callable[[Delivery], Any]]
 
 _GRACE = timedelta(days=30)
-"""How long handlers that run are waited for: some systems cannot wait much longer."""
+"""How long to wait for running handlers: some systems cannot wait much longer."""
 _MOST_FAILING = 100_000
-"""Messages whose failures are remembered; of more, those that failed longest ago are forgotten."""
+"""How many messages have their failures remembered; beyond that, the oldest failures are forgotten."""
 
 
 class _Delivery(ABC):
-    """Which handler takes a message, and what its verdict means to the relay."""
+    """Picks the handler of a message, and turns its verdict into an outcome for the relay."""
 
     _listener: Listener | AsyncListener
 
@@ -47,7 +47,7 @@ class _Delivery(ABC):
 
     @abstractmethod
     def _new_listener(self) -> Listener | AsyncListener:
-        """What runs the handlers."""
+        """The listener that runs the handlers."""
 
     def _answer(self, message: Envelope, decision: Decision) -> Outcome:
         answer = self._verdict(message, decision)
@@ -62,7 +62,7 @@ class _Delivery(ABC):
             return Refused(decision.reason)
         outcome = decision.outcome
         if outcome is None and not decision.delay:
-            return Failed(decision.reason, 0.0)  # given back: it has not begun
+            return Failed(decision.reason, 0.0)  # given back: its handler has not begun
         if outcome is None:
             return Unavailable(decision.reason)
         if outcome.error is not None and (is_own(outcome.error) or is_passing(outcome.error)):
@@ -77,7 +77,7 @@ class _Delivery(ABC):
             self._failures.popitem(last=False)
 
     def _answers(self, batch: Sequence[Envelope], decisions: Iterable[Decision]) -> list[Outcome]:
-        """One for each message; decisions are there for those that have a handler."""
+        """One outcome for each message; only messages with a handler have a decision."""
         given = iter(decisions)
         return [
             self._answer(message, next(given))
@@ -87,9 +87,9 @@ class _Delivery(ABC):
         ]
 
     def begin_no_more(self) -> None:
-        """Let each `send` that is running return as soon as the handlers that run have ended, however long
-        they take. Messages whose handlers have not begun were not taken, and come again at once; a later
-        `send` begins as ever. Returns at once; may be called from any thread and from a signal handler."""
+        """Let each running `send` return when its running handlers have ended, however long they take.
+        Messages whose handlers have not begun are retried without a delay; a later `send` works as usual.
+        Returns immediately; may be called from any thread and from a signal handler."""
         listener, self._listener = self._listener, self._new_listener()
         listener.stop()
 
@@ -98,25 +98,25 @@ class _Delivery(ABC):
 
 
 class DirectDelivery(_Delivery):
-    """A `Publisher` that hands each message to a handler in this process: an outbox and an inbox, and no
+    """A `Publisher` that passes each message to a handler in this process: an outbox and an inbox without a
     broker.
 
-    The handlers are those that an inbox decorates, in either mode, so each message takes effect once; key
-    them by `inbox.message_key` or `inbox.message_id`. What a verdict means: the message was taken, or had
-    been before: accepted; a dead letter: refused; everything else: it is run again after the relay's backoff.
+    Decorate the handlers with an inbox of either mode, so that each message takes effect once; key them by
+    `inbox.message_key` or `inbox.message_id`. A message that was taken, now or before, is accepted; a dead
+    letter is refused; after any other verdict the handler runs again after the relay's backoff.
 
     Args:
-        handlers: by topic. A message to another topic is refused. They are handed the `Envelope`, which has
-            all that a `Delivery` of a broker has, except `raw`.
-        concurrency: how many run at once, in threads, each on a connection of its own.
-        max_attempts: failures of the handler after which its message is refused, counted in memory: a restart
-            counts anew, and so does another process that takes the message over. Errors of the inbox's own
-            statements do not count (`inbox.Outcome.is_failure`), nor do those of messages that a
-            `StatusInbox` has claimed: it counts for itself, for good, and a message is refused when it is
-            dead there, with its steps undone.
+        handlers: by topic. A message to any other topic is refused. A handler gets the `Envelope`, which has
+            all that a broker's `Delivery` has, except `raw`.
+        concurrency: how many handlers run at the same time, in threads, each on its own connection.
+        max_attempts: failures of the handler after which its message is refused. The count is in memory: it
+            starts at zero after a restart, or when another process takes the message over. Errors of the
+            inbox's own statements do not count (`inbox.Outcome.is_failure`), nor do those of messages that a
+            `StatusInbox` has claimed: it keeps its own, durable count, and a message that is dead there is
+            refused, with its steps undone.
 
     Raises:
-        InvalidOption: an argument cannot be used.
+        InvalidOption: an argument is invalid.
     """
 
     _listener: Listener
@@ -135,7 +135,7 @@ class DirectDelivery(_Delivery):
 
 
 class AsyncDirectDelivery(_Delivery):
-    """`DirectDelivery` for an `AsyncRelay`: the handlers are those of the asynchronous inboxes, and run as
+    """`DirectDelivery` for an `AsyncRelay`: handlers are decorated by asynchronous inboxes and run as
     tasks."""
 
     _listener: AsyncListener

@@ -1,4 +1,4 @@
-"""What a relay says about its work: log lines, a summary each minute, and events for monitoring."""
+"""A relay's log lines, its summary each minute, and its events for monitoring."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ MINUTE = 60.0
 
 
 class Journal:
-    """Keeps count of what became of messages. Nothing is said before it is committed."""
+    """Counts what became of messages. Reports nothing before it is committed."""
 
     def __init__(self, name: str, hooks: Hooks) -> None:
         self._name = name
@@ -31,28 +31,28 @@ class Journal:
         self._owned = 0
 
     def say(self, what: str, *args: object) -> None:
-        """Log one line about the relay."""
+        """Log a line about the relay."""
         _log.info(f"relay %s {what}", self._name, *args)
 
     def owns(self, buckets: int) -> None:
-        """Log how many buckets it has, if that has changed."""
+        """Log how many buckets it owns, if that has changed."""
         if buckets != self._owned:
             self.say("owns %d buckets, %d before", buckets, self._owned)
             self._owned = buckets
 
     def overlooked(self, messages: int) -> None:
-        """Messages were found below the marks."""
+        """Count messages that were found below the marks."""
         self._counts["found late"] += messages
 
     def not_looked(self, error: Exception) -> None:
-        """Say, once a minute at most, that overlooked messages could not be looked for."""
+        """Log, at most once a minute, that the search for overlooked messages failed."""
         now = time.monotonic()
         if now >= self._next_complaint:
             self._next_complaint = now + MINUTE
             _log.warning("overlooked messages could not be looked for: %s", reason(error))
 
     def settled(self, report: Report) -> None:
-        """What became of a batch has been committed."""
+        """Record a batch whose outcomes have been committed."""
         for death in report.dead:
             envelope = death.letter.envelope
             _log.error(
@@ -70,7 +70,7 @@ class Journal:
                 self._hooks(event)
 
     def summarise(self) -> None:
-        """Once a minute, log what has moved, if anything has."""
+        """Once a minute, log what was relayed, if anything was."""
         now = time.monotonic()
         if now >= self._next:
             counts, self._counts = self._counts, Counter()
@@ -80,7 +80,7 @@ class Journal:
 
 
 def events(report: Report) -> Iterator[Event]:
-    """One for each kind, topic and batch."""
+    """The events of a batch: one for each kind and topic."""
     happened: dict[tuple[EventKind, str], list[tuple[Letter, str | None]]] = {}
     for letter in report.accepted:
         happened.setdefault((EventKind.SENT, letter.envelope.topic), []).append((letter, None))

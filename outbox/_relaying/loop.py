@@ -39,14 +39,14 @@ T = TypeVar("T")
 _log = logging.getLogger("outbox.relay")
 _PATIENCE = 0.5
 _LAST_TRIES = 5
-"""How often the last transaction is tried, at once: it may have met with a deadlock."""
+"""How often the last transaction is tried, without long pauses: it may have hit a deadlock."""
 
 
 class RelayLoop(ABC, Generic[E, P]):
     """The state of one relay, and its loop, written synchronously.
 
-    A subclass says how to wait and how to hand over a batch; the asynchronous one runs all of this inside
-    SQLAlchemy's greenlet.
+    A subclass supplies waiting and publishing; the asynchronous one runs all of this inside SQLAlchemy's
+    greenlet.
     """
 
     _is_async: bool
@@ -107,7 +107,7 @@ class RelayLoop(ABC, Generic[E, P]):
         self._is_stopped = False
         self._is_sending = False
         self._report = Report()
-        """What became of the last batch, until it is written."""
+        """The outcomes of the last batch, until they are written."""
         self._relayed = 0
 
     def __repr__(self) -> str:
@@ -119,8 +119,8 @@ class RelayLoop(ABC, Generic[E, P]):
         return self._is_stopped
 
     def stop(self) -> None:
-        """Finish the batch that is on its way, and begin no other. Returns at once; may be called from any
-        thread and from a signal handler, and again, which changes nothing."""
+        """Finish the current batch and start no other. Returns immediately; may be called from any thread and
+        from a signal handler. Calling it again changes nothing."""
         self._is_stopped = True
         begin_no_more = getattr(self._publisher, "begin_no_more", None)  # `DirectDelivery` has it
         if begin_no_more is not None:
@@ -128,11 +128,11 @@ class RelayLoop(ABC, Generic[E, P]):
         self._bell.ring()
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
-        """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
-        afterwards.
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the previous
+        handlers are restored.
 
         Raises:
-            ValueError: this is not the main thread, which alone may handle signals.
+            ValueError: this is not the main thread; only that may handle signals.
         """
         return stopping(self.stop, *also)
 
@@ -141,20 +141,20 @@ class RelayLoop(ABC, Generic[E, P]):
         """The synchronous side of the engine.
 
         Raises:
-            InvalidOption: it is of another kind.
+            InvalidOption: the engine is of another kind.
         """
 
     @abstractmethod
     def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
-        """Let the publisher send a batch."""
+        """Pass a batch to the publisher."""
 
     def _finish(self, result: Any) -> Any:
-        """What a function of the publisher has returned; awaited if need be."""
+        """The result of a publisher's function, awaited if needed."""
         return result
 
     @abstractmethod
     def _sleep(self, seconds: float) -> None:
-        """Wait, whatever happens."""
+        """Wait, even if the relay is stopped meanwhile."""
 
     def _run_once(self) -> int:
         self._check()
@@ -188,7 +188,7 @@ class RelayLoop(ABC, Generic[E, P]):
             self._journal.say("has stopped")
 
     def _check(self) -> None:
-        """Let the publisher refuse settings with which it could not keep its promise."""
+        """Let the publisher reject settings that would break its guarantee."""
         if not self._is_checked:
             check = getattr(self._publisher, "check", None)
             if check is not None:
@@ -196,8 +196,7 @@ class RelayLoop(ABC, Generic[E, P]):
             self._is_checked = True
 
     def _next(self, tries: int | None) -> Batch:
-        """The transaction between two batches: what became of the last one is written, the next one
-        chosen."""
+        """The transaction between two batches: write the outcomes of the last one, choose the next one."""
         while True:
             try:
                 if not self._rounds.has_joined:
@@ -223,7 +222,7 @@ class RelayLoop(ABC, Generic[E, P]):
         self._rounds.tend(connection, self._report)
 
     def _recheck(self) -> None:
-        """In a transaction of its own: should a time limit strike, the relay goes on all the same."""
+        """Recheck in a separate transaction: if it exceeds a time limit, the relay goes on."""
         try:
             self._journal.overlooked(self._do(self._rounds.recheck, 1))
         except (SQLAlchemyError, OSError, OutboxError) as error:
@@ -233,7 +232,7 @@ class RelayLoop(ABC, Generic[E, P]):
         return self._rounds.round(connection, self._report, self._pace.demand())
 
     def _send(self, batch: Batch) -> None:
-        """Hand a batch to the publisher; meanwhile the lease is renewed."""
+        """Pass a batch to the publisher; the lease is renewed meanwhile."""
         sending = Sending(batch, self._settings.give_up_after)
         self._report = sending.report
         self._is_sending = True
@@ -258,16 +257,16 @@ class RelayLoop(ABC, Generic[E, P]):
             sending.send(letters, self._hand_over)
 
     def _may_send(self) -> bool:
-        """Whether a send that begins now is over before the lease is; the lease is renewed if that helps."""
+        """Whether a send that begins now will end before the lease does; renews the lease if that helps."""
         longest = self._settings.timeout or 0.0
         if time.monotonic() + longest >= self._rounds.expires:
             self._renew()
         return time.monotonic() + longest < self._rounds.expires
 
     def _beat(self, is_over: Callable[[float], bool]) -> None:
-        """Renew the lease while a send takes long; `is_over` waits for some seconds, and says whether to end.
+        """Renew the lease during a long send; `is_over` waits for some seconds and says whether to end.
 
-        Only then: a relay whose transaction gets no answer, and never will, has to lose its buckets.
+        Only during a send: a relay whose transaction never gets an answer has to lose its buckets.
         """
         lease = self._settings.lease
         while not is_over(min(1.0, lease / 6)):
@@ -282,7 +281,7 @@ class RelayLoop(ABC, Generic[E, P]):
             _log.warning("the lease could not be renewed: %s", reason(error))
 
     def _leave(self, tries: int) -> None:
-        """Write what became of the last batch, and give up the buckets."""
+        """Write the outcomes of the last batch, and give up the buckets."""
         if not self._rounds.has_joined:
             return
         try:
@@ -296,14 +295,14 @@ class RelayLoop(ABC, Generic[E, P]):
         self._rounds.forget()
 
     def _lost(self, error: LeaseLost) -> None:
-        """Start again, as another relay."""
+        """Start over as a new relay."""
         refused = len(self._report.accepted)
         _log.warning("%s; %d completions were refused and changed nothing", error, refused)
         self._report = Report()
         self._rounds.forget()
 
     def _finish_batch(self) -> None:
-        """What became of the last batch has been written."""
+        """Count and log the last batch, whose outcomes have been committed."""
         report, self._report = self._report, Report()
         self._relayed += len(report.accepted)
         self._journal.settled(report)
@@ -312,11 +311,11 @@ class RelayLoop(ABC, Generic[E, P]):
         return self._transactions.do(work, tries)
 
     def _aside(self, work: Callable[[], T]) -> T:
-        """Do something that may block for some seconds."""
+        """Call something that may block for some seconds."""
         return work()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, but not for longer than until the relay is stopped."""
+        """Wait, or until the relay is stopped."""
         end = time.monotonic() + seconds
         while not self._is_stopped and (left := end - time.monotonic()) > 0:
             self._sleep(min(left, 0.1))

@@ -1,9 +1,9 @@
-"""Which relay sends the messages of which bucket.
+"""Which relay owns which bucket.
 
-A relay that joins is given an epoch, and its row holds a lease that it renews. The buckets it takes carry its
-epoch, and whatever it writes repeats the epoch in the same transaction. A relay whose lease is over is
-retired: its row is deleted, so that none of its writes can succeed any more, and its buckets are nobody's
-until others take them. Live relays give up what is more than their share, between two batches.
+A relay gets an epoch (a fencing token) when it joins, and its row holds a lease that it renews. The buckets
+it takes carry its epoch, and every write repeats the epoch in the same transaction. A relay whose lease has
+expired is retired: its row is deleted, so that all its later writes fail, and its buckets are free until
+others take them. Between two batches, live relays give up buckets above their share.
 """
 
 import json
@@ -20,7 +20,7 @@ _log = logging.getLogger("outbox.relay")
 
 
 def join(connection: Connection, tables: OutboxTables, name: str, lease: float) -> int:
-    """Become one of the relays; the epoch, which is larger than any before it."""
+    """Join the relays; return the epoch, which is larger than any before it."""
     added = connection.execute(relaying_statements.join(tables), {"name": name, "lease": lease})
     key = added.inserted_primary_key
     assert key is not None  # noqa: S101 - a single row was inserted
@@ -28,13 +28,13 @@ def join(connection: Connection, tables: OutboxTables, name: str, lease: float) 
 
 
 def leave(connection: Connection, tables: OutboxTables, epoch: int) -> None:
-    """Be none of them any more; the buckets are free at once."""
+    """Leave the group; the relay's buckets become free immediately."""
     connection.execute(relaying_statements.free_all(tables), {"epoch_": epoch})
     connection.execute(relaying_statements.leave(tables), {"epoch_": epoch})
 
 
 def note(connection: Connection, tables: OutboxTables, epoch: int, letters: Iterable[Letter]) -> None:
-    """Write down what is about to be sent: should the relay be lost, these may have left or not."""
+    """Record what is about to be sent: if the relay is lost, these may have been sent or not."""
     sending: dict[int, list[int]] = {}
     for letter in letters:
         sending.setdefault(letter.bucket, []).append(letter.sequence)
@@ -43,7 +43,7 @@ def note(connection: Connection, tables: OutboxTables, epoch: int, letters: Iter
 
 
 def retire_expired(connection: Connection, tables: OutboxTables) -> None:
-    """Free the buckets of relays whose lease is over, and count the sends that they did not finish."""
+    """Free the buckets of relays whose lease has expired, and count their unfinished sends."""
     for relay in connection.execute(relaying_statements.expired(tables)).all():
         sending = json.loads(relay.sending or "{}")
         error = f"relay {relay.name} was lost while it was sending"
@@ -59,7 +59,7 @@ def retire_expired(connection: Connection, tables: OutboxTables) -> None:
 
 
 def balance(connection: Connection, tables: OutboxTables, epoch: int) -> list[int]:
-    """Take free buckets up to this relay's fair share, or give up what is more: the buckets it has now."""
+    """Take free buckets up to this relay's fair share, or give up the surplus; return those it owns now."""
     mine = list(connection.execute(relaying_statements.owned(tables), {"epoch_": epoch}).scalars())
     buckets = connection.execute(relaying_statements.count_buckets(tables)).scalar_one()
     relays = connection.execute(relaying_statements.live(tables)).scalar_one()

@@ -1,8 +1,8 @@
-"""Once a minute, a look below the marks of a relay: no message may be there, and should one be, it leaves.
+"""Once a minute, search below a relay's marks for overlooked messages, and have them sent.
 
-The marks stand on an argument about who draws numbers of messages. Numbers that are drawn in other ways (a
-sequence that was cached for a while, or set back and forth; rows that are copied with the numbers they had)
-would otherwise hide messages for as long as the relay runs.
+The marks assume that message numbers are drawn in the usual way. Other numbers (a sequence that was cached
+for a while, or set back and forth; rows copied with their numbers) would otherwise hide messages for as long
+as the relay runs.
 """
 
 import logging
@@ -18,20 +18,20 @@ from .waiting import Waiting
 _log = logging.getLogger("outbox.relay")
 
 EVERY = 60.0
-"""Seconds between two looks at the whole table."""
+"""Seconds between the beginnings of two passes over the table."""
 _STEP = 1.0
 _STEPS, _LEAST_PAGES, _MOST_PAGES = 50, 1_000, 4_000
-"""In how many steps the table is read, and pages in a step: of a table above 1.6 GB a look takes longer."""
+"""Steps in a pass, and pages in a step: above 1.6 GB a pass takes longer."""
 
 
 class Recheck:
-    """Reads the table from its first page to its last, a few of them each second."""
+    """Reads the table from its first page to its last, a few pages each second."""
 
     def __init__(self, database: Relaying, tables: OutboxTables) -> None:
         self._database = database
         self._tables = tables
         self._pages = range(0)
-        """What is left to be read."""
+        """Pages that are left to read."""
         self._size = 0
         self._begun = time.monotonic()
         self._next = self._begun + EVERY
@@ -42,8 +42,8 @@ class Recheck:
         return time.monotonic() >= self._next
 
     def step(self, connection: Connection, waiting: Waiting, paused: list[str]) -> int:
-        """Look at the next pages; how many messages were overlooked. Their buckets are read from the
-        beginning, so that the messages of a key leave in the order of their numbers."""
+        """Read the next pages; return how many messages were overlooked. Their buckets are rescanned from
+        the beginning, so that the messages of a key are sent in the order of their numbers."""
         now = time.monotonic()
         self._next = now + _STEP
         if not self._pages:
@@ -54,7 +54,7 @@ class Recheck:
         marks = waiting.marks(paused)
         if self._pages and marks.places:
             size = self._size
-            self._size = max(1, size // 2)  # should a time limit strike
+            self._size = max(1, size // 2)  # stays so if the statement exceeds a time limit
             found = self._database.overlooked(connection, self._tables, marks, self._pages[:size])
             self._size, self._pages = size, self._pages[size:]
         else:

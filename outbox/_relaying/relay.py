@@ -1,4 +1,4 @@
-"""The relay, for synchronous code."""
+"""The relay for synchronous code."""
 
 import signal
 import threading
@@ -17,43 +17,42 @@ from .loop import RelayLoop
 
 
 class Relay(RelayLoop[Engine, Publisher]):
-    """Takes committed messages to a broker: each at least once, with the same id in every send, and those of
-    one key in their order.
+    """Sends committed messages to a broker: each at least once, with the same id each time, and in order for
+    each key.
 
-    A message stays in the outbox until the publisher has accepted it. Every bucket of keys is one relay's at
-    a time, by a lease in the database; several relays share the buckets, and take over those of a relay that
-    is lost. What the publisher says of a message decides:
+    A message stays in the outbox until the publisher has accepted it. A lease in the database gives each
+    bucket of keys to one relay at a time; several relays share the buckets, and take over those of a lost
+    relay. The publisher's outcome decides what happens to a message:
 
-    - `Accepted`: it is forgotten.
+    - `Accepted`: it is deleted.
     - `Refused`: it becomes a dead letter.
-    - `Unavailable`: it is sent again after the backoff, without end unless there is `give_up_after`. Its key
-      waits.
-    - `Unknown`: the same, but after `max_attempts` such sends it becomes a dead letter, too. A send during
-      which the relay dies counts as one.
+    - `Unavailable`: it is retried after the backoff, forever unless `give_up_after` is set. Its key waits.
+    - `Unknown`: the same, but after `max_attempts` such sends it becomes a dead letter. A send during which
+      the relay dies counts as one.
 
     Args:
-        engine: where the outbox is; an Engine.
-        publisher: what takes the messages; a `Publisher`.
-        name: what operators see; None is host and process.
+        engine: the Engine of the outbox's database.
+        publisher: the `Publisher` that sends the messages.
+        name: the name that operators see; None is host and process.
         schema: the PostgreSQL schema of the tables.
-        buckets: how many buckets the database has to have; None takes it as it is.
-        batch: messages in a batch, at most; fewer while batches take long.
-        lease: how long this relay owns its buckets without a sign of life, in seconds or as `timedelta`; so
-            long messages may wait after a relay has died.
+        buckets: how many buckets the database must have; None accepts any number.
+        batch: the largest number of messages in a batch; reduced while batches take long.
+        lease: how long this relay owns its buckets without a sign of life, in seconds or as `timedelta`.
+            After a relay dies, its messages may wait this long.
         poll: how often to look for messages without being woken, in seconds or as `timedelta`.
-        max_attempts: sends without an answer after which a message is dead.
-        backoff: when a message is sent again.
-        after_dead: "continue" lets the messages behind a dead letter go on; "hold" keeps its key waiting
-            until an operator has decided.
-        keep_sent: how long to keep a record of what was sent, for the audit and for ids that producers give
-            themselves; None keeps none.
-        listen_url: PostgreSQL's own address, where the engine's is that of a pooler in transaction mode: only
-            there can a relay be woken by other processes.
+        max_attempts: sends without an answer after which a message becomes a dead letter.
+        backoff: the delays between sends of a message.
+        after_dead: "continue" lets the messages behind a dead letter go on; "hold" blocks its key until an
+            operator has decided.
+        keep_sent: how long to keep records of sent messages, for the audit and for ids chosen by producers;
+            None keeps none.
+        listen_url: PostgreSQL's own address, needed if the engine connects through a pooler in transaction
+            mode: other processes can wake a relay only on a direct connection.
         give_up_after: how long after its first failed send a message that is still not accepted becomes a
             dead letter, with the last reason, in seconds or as `timedelta`; None: never.
 
     Raises:
-        InvalidOption: an argument cannot be used.
+        InvalidOption: an argument is invalid.
         UnsafeBroker: a send of the publisher could outlast the lease.
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
     """
@@ -67,24 +66,25 @@ class Relay(RelayLoop[Engine, Publisher]):
         return engine
 
     def run_once(self) -> int:
-        """Relay what is there, and return how many messages were; may be called in several processes at once.
+        """Relay the messages that are there, and return how many were accepted. Several processes may call
+        this at the same time.
 
-        Ends when nothing is left that may leave now, or when the broker takes nothing. Buckets that another
-        relay owns are left to it.
+        Ends when no message can be sent now, or when the broker accepts none. Buckets that another relay owns
+        are left to it.
 
         Raises:
-            UnsafeBroker: the publisher's settings cannot keep the promise.
+            UnsafeBroker: the publisher's settings break the guarantee.
             WrongBucketCount: the database has another number of buckets.
-            TablesMissing: the tables have not been made.
+            TablesMissing: the tables have not been created.
         """
         with self._beating():
             return self._run_once()
 
     def run(self) -> None:
-        """Relay messages until `stop` is called; then finish the batch that is on its way, and give up the
-        buckets. In the main thread, SIGTERM and SIGINT call `stop`.
+        """Relay messages until `stop` is called; then finish the current batch and give up the buckets. In
+        the main thread, SIGTERM and SIGINT call `stop`.
 
-        Goes on while the database is away, and while the broker is. Raises as `run_once`.
+        Keeps running while the database or the broker is unavailable. Raises the errors of `run_once`.
         """
         self._check()
         is_main = threading.current_thread() is threading.main_thread()

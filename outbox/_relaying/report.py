@@ -1,4 +1,4 @@
-"""What has become of a batch, and what is to be written about it."""
+"""The outcomes of a batch, to be written to the database."""
 
 from dataclasses import dataclass, field
 
@@ -9,12 +9,12 @@ from inbox_outbox_base.words.outgoing import Failed, Outcome, Refused, Unknown
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One message that was sent, and what the publisher said."""
+    """A message that was sent, and the publisher's outcome."""
 
     letter: Letter
     outcome: Outcome
     is_last: bool
-    """Whether it is not sent again, although it was not refused: it has failed for too long."""
+    """Whether it is given up, though it was not refused: it has failed for too long."""
 
     @property
     def attempts(self) -> int:
@@ -23,7 +23,7 @@ class Answer:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the message may have been taken."""
+        """Whether the broker may have taken the message."""
         return isinstance(self.outcome, Unknown)
 
     @property
@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that the broker has asked for, a day at most; None: as the backoff says."""
+        """The delay in seconds that the broker asked for, at most a day; None: use the backoff."""
         asked = getattr(self.outcome, "retry_after", None)
         return max(0.0, min(float(asked), LONGEST_WAIT)) if isinstance(asked, int | float) else None
 
@@ -54,13 +54,12 @@ class Report:
     accepted: list[Letter] = field(default_factory=list)
     others: list[Answer] = field(default_factory=list)
     exhausted: list[Letter] = field(default_factory=list)
-    """Messages that are not sent any more: they cannot be read, or have had all their attempts, and nobody
-    knows what became of them."""
+    """Messages that are given up: they cannot be read, or used up their attempts without an answer."""
 
     dead: list[Death] = field(default_factory=list)
-    """Those of them that were put away, once that has been written."""
+    """The messages that became dead letters, once that is written."""
     seconds: float = 0.0
-    """How long the batch was on its way."""
+    """How long sending the batch took."""
 
     @property
     def is_empty(self) -> bool:
@@ -68,12 +67,12 @@ class Report:
         return not (self.accepted or self.others or self.exhausted)
 
     def reasons(self) -> dict[str, str]:
-        """What was last said of the messages of a topic that were not taken."""
+        """The last reason for each topic with messages that were not accepted."""
         return {each.letter.envelope.topic: getattr(each.outcome, "reason", "") for each in self.others}
 
     def rejected(self) -> dict[str, float]:
-        """Topics of which the broker has taken nothing, and said of no message that it is the message's
-        fault; with the shortest time that it has asked for, in seconds."""
+        """Topics the broker is rejecting: it accepted no message and blamed none; with the shortest delay
+        that it asked for, in seconds."""
         taken = {letter.envelope.topic for letter in self.accepted}
         asked: dict[str, float] = {}
         for answer in self.others:

@@ -1,4 +1,4 @@
-"""A relay's transactions, each tried again as long as that may help."""
+"""A relay's transactions, each retried as long as that may help."""
 
 import logging
 from collections.abc import Callable
@@ -27,26 +27,26 @@ T = TypeVar("T")
 _log = logging.getLogger("outbox.relay")
 
 TROUBLE = (DBAPIError, SQLTimeoutError, OSError, Overtaken)
-"""What a transaction may raise without being wrong."""
+"""Errors of a transaction that are not bugs."""
 TRIES = 12
-"""How often a transaction is tried where somebody waits for its end: about five seconds' worth."""
+"""How often a transaction is tried while a caller waits for it: about five seconds' worth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a relay's transactions need of it."""
+    """The functions that a relay's transactions need from it."""
 
     committed: Callable[[Connection], object]
-    """Called with the connection after each transaction that has committed."""
+    """Called with the connection after each commit."""
     is_stopped: Callable[[], bool]
     pause: Callable[[float], object]
-    """Waits, but not for longer than until the relay is stopped."""
+    """Waits, or until the relay is stopped."""
     aside: Callable[[Callable[[], Any]], Any]
     """Calls something that may block for some seconds."""
 
 
 class Transactions:
-    """Runs them."""
+    """Runs a relay's transactions."""
 
     def __init__(self, engine: Engine, tables: OutboxTables, relay: Surroundings) -> None:
         self._engine = engine
@@ -58,10 +58,10 @@ class Transactions:
         """Where the database is, for people to read."""
 
     def do(self, work: Callable[[Connection], T], tries: int | None) -> T:
-        """Run one; transient errors are tried again, where `tries` is None until the relay is stopped.
+        """Run one transaction; retry transient errors `tries` times, or until the relay stops if None.
 
         Raises:
-            DatabaseRefused: nothing has been let in yet, and nothing will be.
+            DatabaseRefused: the server rejects the login, and has not accepted it before.
         """
         while True:
             for pause in pauses(tries or TRIES):
@@ -84,7 +84,7 @@ class Transactions:
         return result
 
     def _check_login(self, error: Exception) -> None:
-        """Once it has been let in, a relay waits until it is again: a password may just be changing."""
+        """After a first successful login, a relay retries rejected ones: a password may just be changing."""
         if not self._has_connected and isinstance(error, DBAPIError):
             code = self._relay.aside(partial(refusal, error))
             if code is not None:
@@ -92,8 +92,8 @@ class Transactions:
 
 
 def passes(error: Exception) -> bool:
-    """Whether it is worth to try again: also when the pool is empty, the server full or another one's replica
-    by now, a time limit of the role's has struck, or the password is not accepted any more."""
+    """Whether a retry may help: also if the pool is empty, the server is full or has become a replica, a time
+    limit of the role was exceeded, or the password is no longer accepted."""
     if not isinstance(error, DBAPIError):
         return True
     code = code_of(error)

@@ -1,4 +1,4 @@
-"""A relay's transactions, each a function of a connection; what is sent in between is not their business."""
+"""A relay's transactions, each a function of a connection; sending happens elsewhere, between them."""
 
 import math
 import time
@@ -26,27 +26,27 @@ from .settle import Settlement
 from .waiting import Waiting
 
 SOLO_AFTER = 3
-"""Sends without an answer after which a message goes alone: if it kills relays, it takes no other one
-along. Without having gone alone none is given up: it may never have left."""
+"""Sends without an answer after which a message is sent alone: if it kills relays, no other message goes
+down with it. A message that was never sent alone is not given up: it may never have been sent."""
 
 _MOST_RESTING = 10_000
-"""Messages of topics that rest, behind which others are looked for."""
+"""How many waiting messages of resting topics a scan reads past in search of others."""
 _LARGEST_BATCH = 16_000_000
-"""Bytes of payload in a batch of more than one message, at most; a scan holds as many in memory."""
+"""The most payload bytes in a batch of several messages; a scan holds as many in memory."""
 _LEAST_SCAN = 16
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class LeaseLost(Exception):
-    """Somebody else owns this relay's buckets by now; nothing was written."""
+    """This relay was retired and its buckets are no longer its own; nothing was written."""
 
 
 class Rounds:
-    """One relay: what it owns, and what it knows about it.
+    """One relay: the buckets it owns, and what it knows about them.
 
-    A round is one transaction: what became of the last batch is written, the next one is read and noted. The
-    lease is renewed in each, and its row is locked first, so that a relay that was retired writes nothing.
+    A round is one transaction: it writes the outcomes of the last batch, then reads and records the next.
+    Each renews the lease, and locks the lease's row first, so that a retired relay writes nothing.
     """
 
     def __init__(self, settings: Settings, dialect: str) -> None:
@@ -59,35 +59,35 @@ class Rounds:
         self._recheck = Recheck(self._database, self._tables)
         self._buckets: list[int] = []
         self._paused: list[str] = []
-        self._solo_turn = False  # others first, lest poison is the only message that each relay sends
+        self._solo_turn = False  # others first, or each relay would only send the message that kills it
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         self.epoch = 0
         self.expires = 0.0
-        """When the lease is over, by this process's monotonic clock."""
+        """When the lease expires, by this process's monotonic clock."""
         self.next_tend = 0.0
-        """When to look at everything but messages again."""
+        """When to call `tend` again."""
 
     @property
     def own_isolation(self) -> Any:
-        """What the transactions run at."""
+        """The isolation level of the transactions."""
         return self._database.own_isolation
 
     @property
     def owned(self) -> int:
-        """How many buckets it has."""
+        """How many buckets it owns."""
         return len(self._buckets)
 
     @property
     def has_joined(self) -> bool:
-        """Whether this is one of the relays."""
+        """Whether it is in the group of relays."""
         return self.epoch > 0
 
     def join(self, connection: Connection) -> None:
-        """Become one of the relays.
+        """Join the group of relays.
 
         Raises:
-            WrongBucketCount: the database has another number of buckets than was asked for.
-            UnsafeSequence: sessions draw several numbers of messages at a time.
+            WrongBucketCount: the database does not have the required number of buckets.
+            UnsafeSequence: the sequence of message numbers is cached per session.
         """
         self._database.writers(connection, self._tables)
         count = connection.execute(relaying_statements.count_buckets(self._tables)).scalar_one()
@@ -104,7 +104,7 @@ class Rounds:
         self._renewals[connection] = begun
 
     def end(self, connection: Connection, report: Report) -> None:
-        """Write what became of the last batch, and be no relay any more: the buckets are free at once.
+        """Write the outcomes of the last batch, and leave the group; the buckets become free immediately.
 
         Raises:
             LeaseLost: as `round`.
@@ -114,15 +114,15 @@ class Rounds:
         members.leave(connection, self._tables, self.epoch)
 
     def forget(self) -> None:
-        """Know nothing, as before joining."""
+        """Reset to the state before joining."""
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
         self._buckets, self._waiting = [], Waiting()
         self._recheck = Recheck(self._database, self._tables)
 
     def tend(self, connection: Connection, report: Report) -> None:
-        """Renew the lease, retire relays that are lost, take or give up buckets, and move what is due.
+        """Renew the lease, retire lost relays, take or give up buckets, and move due messages.
 
-        What became of the last batch is written first: whoever takes a bucket finds it as it is.
+        The outcomes of the last batch are written first, so that a bucket's next owner finds it up to date.
 
         Raises:
             LeaseLost: as `round`.
@@ -152,14 +152,14 @@ class Rounds:
         return self._recheck.is_due
 
     def recheck(self, connection: Connection) -> int:
-        """Look for messages that no scan would find, in some part of the table; how many there were."""
+        """Search a part of the table for messages that no scan would find; return how many there were."""
         return self._recheck.step(connection, self._waiting, self._paused)
 
     def renew(self, connection: Connection) -> None:
         """Renew the lease, and nothing else.
 
         Raises:
-            LeaseLost: it was over, and this relay is retired.
+            LeaseLost: the lease had expired, and this relay was retired.
         """
         begun = time.monotonic()
         lease = self._settings.lease
@@ -168,16 +168,16 @@ class Rounds:
         self._renewals[connection] = begun
 
     def committed(self, connection: Connection) -> None:
-        """What a transaction has renewed holds from now on, and not before."""
+        """Extend `expires`, now that the transaction that renewed the lease has committed."""
         begun = self._renewals.pop(connection, None)
         if begun is not None and self.epoch:
             self.expires = max(self.expires, begun + self._settings.lease)
 
     def round(self, connection: Connection, report: Report, demand: Demand) -> Batch:
-        """Write what became of the last batch, and choose the next one.
+        """Write the outcomes of the last batch, and choose the next one.
 
         Raises:
-            LeaseLost: the lease was over, and this relay is retired: nothing of the report was written.
+            LeaseLost: the lease had expired, and this relay was retired: nothing of the report was written.
         """
         if report.is_empty:
             self._database.prepare(connection)
@@ -187,7 +187,7 @@ class Rounds:
         batch = self._choose(connection, demand)
         if batch.letters and report.is_empty:
             self.renew(connection)
-            # Before the lease was locked, an operator may have dropped what was found.
+            # An operator may have dropped some of these before the lease was locked.
             batch = self._choose(connection, demand)
         if batch.letters:
             self._load(connection, batch)
@@ -198,7 +198,7 @@ class Rounds:
         return batch
 
     def _load(self, connection: Connection, batch: Batch) -> None:
-        """Read payloads that were left where they were, and cut the batch where it becomes too large."""
+        """Read the large payloads that the scan skipped, and cut the batch where it becomes too large."""
         letters, total = batch.letters, 0
         for place, letter in enumerate(letters):
             total += letter.size
@@ -218,7 +218,7 @@ class Rounds:
             batch.put_aside([letter for letter in heavy if letter.damage is not None])
 
     def seconds_idle(self) -> float:
-        """How long nothing has to be looked at, unless somebody publishes a message."""
+        """How many seconds the relay may wait if no message is published."""
         tend = self.next_tend - time.monotonic()
         return max(0.0, min(self._settings.poll, tend, self._waiting.next_end()))
 
@@ -227,7 +227,7 @@ class Rounds:
             self._block(letter, seconds)
 
     def _choose(self, connection: Connection, demand: Demand) -> Batch:
-        """Reads on while all that it finds has to wait, and more each time."""
+        """Scan on, with a growing limit, while all that is found has to wait."""
         most = max(demand.limit, _LEAST_SCAN)
         self._look_at_waits(connection)
         while self._buckets and "*" not in self._paused:
@@ -247,7 +247,7 @@ class Rounds:
         return Batch([], [])
 
     def _look_at_waits(self, connection: Connection) -> None:
-        """Let keys go on whose time is over, unless their first message waits for longer."""
+        """Unblock keys whose wait has ended, unless their first message has to wait longer."""
         ended = self._waiting.ended()
         if not ended:
             return
@@ -260,13 +260,13 @@ class Rounds:
                 self._waiting.let_go(key)
 
     def _rotate(self, letters: list[Letter]) -> None:
-        """Let the next scan begin behind the bucket at which this one ended, so that each has its turn."""
+        """Start the next scan behind the bucket at which this one ended, so that each has its turn."""
         if letters:
             behind = self._buckets.index(letters[-1].bucket) + 1
             self._buckets = self._buckets[behind:] + self._buckets[:behind]
 
     def _sift(self, connection: Connection, letters: list[Letter], demand: Demand) -> Batch:
-        """What may be sent now, the oldest first; what has to wait blocks its key."""
+        """The messages that can be sent now, oldest first; one that has to wait blocks its key."""
         has_waits = any(letter.retry_at is not None or letter.failing_since is not None for letter in letters)
         now: datetime = connection.execute(clock()).scalar_one() if has_waits else _NEVER
         batch, alone = Batch([], []), []
@@ -275,7 +275,7 @@ class Rounds:
         waits: list[tuple[Letter, float]] = []
         for letter in sorted(letters, key=attrgetter("sequence")):
             if behind and letter.name in behind:
-                continue
+                continue  # an earlier message of its key is not sent now: this one must not overtake it
             if letter.failing_since is not None:
                 letter.failing_for = (now - letter.failing_since).total_seconds()
             if letter.state == "held":
@@ -292,8 +292,10 @@ class Rounds:
                 batch.letters.append(letter)
                 continue
             behind.add(letter.name)
+        # A key with an earlier message in the batch is not blocked yet: that message's outcome decides.
         self._block_all(waits, {each.name for each in (*batch.letters, *alone)} if waits else set())
         if alone and (self._solo_turn or not batch.letters):
+            # Those with the fewest unanswered sends first, so that each suspect gets its turn.
             return Batch([min(alone, key=attrgetter("unanswered"))], batch.exhausted)
         return Batch(batch.letters[: demand.limit], batch.exhausted)
 
@@ -301,7 +303,7 @@ class Rounds:
         return letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts
 
     def _block_all(self, waits: list[tuple[Letter, float]], leaving: set[str]) -> None:
-        """Let keys wait, but for those of which an earlier message leaves before."""
+        """Block the keys of these, except those with an earlier message that is about to be sent."""
         for letter, seconds in waits:
             rests = letter.state != "held" and letter.retry_at is None
             if letter.name not in leaving and not (rests and len(self._waiting) >= _MOST_RESTING):
@@ -312,7 +314,7 @@ class Rounds:
 
 
 def _is_tried(letter: Letter, demand: Demand, tried: set[str]) -> bool:
-    """Whether a message is the one of its topic that is tried after the topic has rested."""
+    """Whether this is the one message that is tried after its topic has rested."""
     topic = letter.envelope.topic
     if demand.rests[topic] > 0 or topic in tried:
         return False

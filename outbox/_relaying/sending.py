@@ -19,14 +19,14 @@ from .report import Answer, Report
 log = logging.getLogger("outbox.relay")
 
 _PAUSE = Backoff(first=0.25, longest=2)
-"""How long a topic rests of which the broker takes nothing: so long a new message may wait once it does."""
+"""The backoff from a topic the broker rejects; once it accepts again, a new message may wait this long."""
 _FIRST_BATCH = 100
 _QUICK, _SLOW = 0.5, 2.0
-"""Seconds in which a batch should be sent: a larger one waits too long for its lease and its stop."""
+"""Seconds in which a batch should be sent: a larger one delays the lease's renewal and a stop too long."""
 
 
 _SAID_EVERY = 60.0
-"""Seconds after which it is said again that a topic is not taken."""
+"""Seconds after which the log repeats that the broker rejects a topic."""
 
 
 @dataclass(slots=True)
@@ -34,11 +34,11 @@ class _Rest:
     rejections: int
     until: float
     said: float = -math.inf
-    """When this was last said in the log."""
+    """When this was last logged."""
 
 
 class Pace:
-    """How many messages make a batch, and how long topics rest of which the broker takes nothing."""
+    """Chooses the size of a batch, and how long to back off from topics the broker rejects."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -46,18 +46,18 @@ class Pace:
         self._rests: dict[str, _Rest] = {}
 
     def demand(self) -> Demand:
-        """What the next batch may hold; a topic that has rested is tried with a single message."""
+        """The limits of the next batch; a topic that has rested is tried with a single message."""
         now = time.monotonic()
         rests = {topic: rest.until - now for topic, rest in self._rests.items()}
         return Demand(self._size, rests)
 
     def wake(self) -> None:
-        """Let every topic be tried at once."""
+        """Let every topic be tried immediately."""
         for rest in self._rests.values():
             rest.until = 0.0
 
     def learn(self, report: Report, letters: list[Letter], seconds: float) -> None:
-        """Take in what a batch has shown."""
+        """Adapt to the outcomes of a batch."""
         rejected = report.rejected()
         if rejected:
             self._let_rest(rejected, report.reasons())
@@ -86,7 +86,7 @@ class Pace:
 
 
 class Sending:
-    """One batch on its way: which messages go next, and what has become of the others."""
+    """One batch being sent: which messages are next, and the outcomes of the others."""
 
     def __init__(self, batch: Batch, give_up_after: float | None) -> None:
         self.report = Report(exhausted=batch.exhausted)
@@ -96,7 +96,7 @@ class Sending:
         self._rejected: dict[str, float] = {}
 
     def wave(self, letters: list[Letter]) -> list[Letter]:
-        """Of a wave, the messages whose topic is taken, and that do not come behind one that has not left."""
+        """The messages of a wave whose topic is accepted, and that do not follow one that was not sent."""
         if not (self._failed or self._rejected):
             return letters
         leaving = []
@@ -108,20 +108,20 @@ class Sending:
         return leaving
 
     def send(self, letters: list[Letter], hand_over: Callable[[list[Envelope]], Iterable[Outcome]]) -> None:
-        """Hand a wave to the publisher, and write down what it says.
+        """Pass a wave to the publisher, and record its outcomes.
 
-        A message of which it says nothing usable, because it raised, was interrupted, or gave fewer answers
-        than there are messages, is unknown. If it gave more, nobody knows whose they are: all are unknown.
+        A message without a usable outcome, because the publisher raised, was interrupted, or gave too few,
+        is unknown. If it gave too many, they cannot be matched to messages: all are unknown.
         """
         answers: list[Outcome] = []
         silence = Unknown("the publisher gave no answer")
         try:
-            # Should it raise in the middle, what it has answered before is there.
+            # If it raises in the middle, the outcomes it gave before are kept.
             answers.extend(islice(hand_over([letter.envelope for letter in letters]), len(letters) + 1))
         except Exception as error:
             log.exception("the publisher failed")
             silence = Unknown(f"{type(error).__name__}: {error}")
-        finally:  # an interruption goes on, and what has been answered is written
+        finally:  # an interruption is not swallowed, and the outcomes given so far are written
             if len(answers) > len(letters):
                 answers, silence = [], _unknown("more answers than there were messages")
             failed = len(self.report.others)

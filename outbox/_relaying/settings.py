@@ -22,7 +22,7 @@ LONGEST_LEASE = timedelta(days=1).total_seconds()
 
 
 class Settings:
-    """A relay's options, checked; what a publisher says of itself is checked against them."""
+    """A relay's options, checked; the publisher's own attributes are checked against them."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Settings:
 
     @property
     def tend_every(self) -> float:
-        """Seconds between looks at everything but messages: leases, other relays, what is due."""
+        """Seconds between calls of `tend`, which looks after leases, other relays and due messages."""
         return min(1.0, self.lease / 4)
 
 
 def _listen_url(given: object) -> URL:
-    """The address, without its password in any error."""
+    """The URL, checked; no error contains its password."""
     if not isinstance(given, str | URL):
         raise InvalidOption(f"listen_url={type(given).__name__}: expected an address of the database")
     text = given if isinstance(given, str) else given.render_as_string(hide_password=False)
@@ -95,7 +95,7 @@ def _hooks(on_event: Any) -> Hooks:
 
 
 def _timeout(publisher: Any, lease: float) -> float | None:
-    """How long a send can take, in seconds; None if the publisher does not say."""
+    """The longest time a send can take, in seconds; None if the publisher does not say."""
     timeout = getattr(publisher, "timeout", None)
     if timeout is None:
         return None

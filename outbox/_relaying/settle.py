@@ -1,4 +1,4 @@
-"""What is written about messages after they were sent, in the transaction that renews the lease."""
+"""Writes the outcomes of a batch, in the transaction that renews the lease."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,12 @@ from .report import Answer, Death, Report
 from .settings import Settings
 
 LONGEST_ERROR = 4_000
-"""Characters of a reason that are kept."""
+"""How many characters of a reason are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a message has died."""
+    """How a message became a dead letter."""
 
     attempts: int
     unanswered: int
@@ -28,21 +28,21 @@ class _End:
 
 
 class Settlement:
-    """Turns the answers of a batch into rows."""
+    """Writes a batch's outcomes to the tables."""
 
     def __init__(self, settings: Settings, database: Relaying) -> None:
         self._settings = settings
         self._database = database
 
     def write(self, connection: Connection, report: Report) -> list[tuple[Letter, float]]:
-        """Forget what has left, put away what never will, and note of the rest when it is sent again: these,
-        each with the seconds until then."""
+        """Delete accepted messages, bury dead ones, and record when the others are retried; return those,
+        each with the seconds until its retry."""
         tables = self._settings.tables
-        dead = report.dead = []  # it may be written again, when the transaction is
+        dead = report.dead = []  # emptied, because a retried transaction writes it again
         if report.accepted:
             keep = self._settings.keep_sent is not None
             own = [] if keep else [letter for letter in report.accepted if letter.has_own_id]
-            # The id of one that is gone may be another one's by now: its lease was over, and it was dropped.
+            # A message that was dropped after its lease expired is gone; its id may be another message's now.
             ids = self._database.left(connection, tables, own) if own else []
             self._database.forget(connection, tables, report.accepted, keep_sent=keep)
             self._database.free_ids(connection, tables, ids)
@@ -96,7 +96,7 @@ def _no_answer(attempts: int, unanswered: int) -> _End:
 
 
 def _given_up(answer: Answer) -> _End:
-    """Dead, though no broker has refused it; it may have arrived if one of its sends had no answer."""
+    """A dead letter that no broker refused; it may have arrived if one of its sends had no answer."""
     outcome = "unknown" if answer.unanswered else "refused"
     error = Refused(f"given up after {answer.letter.failing_for:.0f} s: {reason(answer.outcome)}")
     return _End(answer.attempts, answer.unanswered, outcome, reason(error))
@@ -114,6 +114,6 @@ def _wait(answer: Answer, delay: float) -> dict[str, Any]:
 
 
 def reason(outcome: Outcome) -> str:
-    """Why, fit for a column."""
+    """The outcome's reason, cut and cleaned for a column."""
     text = getattr(outcome, "reason", "") or type(outcome).__name__
     return str(text)[:LONGEST_ERROR].replace("\0", "").encode(errors="replace").decode()

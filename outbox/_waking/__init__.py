@@ -1,1 +1,1 @@
-"""How a relay learns at once of a commit."""
+"""Waking relays immediately after a commit."""

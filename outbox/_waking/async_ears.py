@@ -1,4 +1,4 @@
-"""What an asynchronous relay hears: its own process's bell, and on PostgreSQL the NOTIFY of others."""
+"""How an asynchronous relay is woken: by its own process's bell, and on PostgreSQL by NOTIFY from others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from . import bells
 from .ears import BURST, Complaint
 from .line import Line
 
-if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
 class TaskBell(Bell):
-    """A bell for a relay that runs in a task."""
+    """The bell of a relay that runs in a task."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -26,7 +26,7 @@ class TaskBell(Bell):
         self._looks = 0
 
     def listen(self) -> None:
-        """From now on, wake this task's loop."""
+        """Wake this task's loop from now on."""
         self._loop = asyncio.get_running_loop()
 
     def ring(self) -> None:
@@ -77,7 +77,7 @@ class AsyncEars:
         while True:
             try:
                 await self._listen()
-            except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
+            except Exception as error:  # noqa: BLE001 - without notifications the relay polls
                 await asyncio.sleep(complaint.about(error))
 
     async def _listen(self) -> None:
@@ -93,7 +93,7 @@ class AsyncEars:
             await greenlet_spawn(side.close)
 
     async def _hear(self, side: SideConnection, seconds: float | None, proof: str | None) -> bool:
-        """Ring for so many seconds; True as soon as the proof was heard."""
+        """Ring on notifications for `seconds`; return True as soon as the proof arrives."""
         async with contextlib.aclosing(side.driver.notifies(timeout=seconds)) as notifications:
             async for notification in notifications:
                 if notification.payload == proof:

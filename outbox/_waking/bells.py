@@ -1,6 +1,6 @@
-"""Wake-up inside a process: whoever commits messages rings, and the relays of that database hear it at once.
+"""Wake-up inside a process: committing messages immediately rings the relays of that database.
 
-A bell is a hint, never a promise: a relay that hears nothing looks for messages by itself, again and again.
+A bell is only a hint: a relay that hears nothing polls for messages.
 """
 
 import threading
@@ -10,36 +10,36 @@ from collections.abc import Callable
 from sqlalchemy import URL
 
 Place = tuple[URL, str | None]
-"""A database, and the schema of the tables."""
+"""A database and the schema of its tables."""
 
 
 Ring = Callable[[], object]
-"""Wakes one relay; from any thread."""
+"""Wakes one relay; may be called from any thread."""
 
 _bells: dict[Place, set[Ring]] = {}
 _lock = threading.Lock()
 
 
 class Bell(ABC):
-    """What wakes a relay that has nothing to do."""
+    """Wakes a relay that has nothing to do."""
 
     @abstractmethod
     def ring(self) -> None:
-        """Wake it; from any thread, and from a signal handler."""
+        """Wake it; may be called from any thread and from a signal handler."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Until it rings, or so many seconds."""
+        """Wait until it rings, for at most `seconds`."""
 
 
 def hang(place: Place, bell: Ring) -> None:
-    """Let a bell be rung when messages are committed there."""
+    """Ring a bell when messages are committed there."""
     with _lock:
         _bells.setdefault(place, set()).add(bell)
 
 
 def take_down(place: Place, bell: Ring) -> None:
-    """Ring it no more."""
+    """Stop ringing a bell."""
     with _lock:
         bells = _bells.get(place, set())
         bells.discard(bell)
@@ -48,7 +48,7 @@ def take_down(place: Place, bell: Ring) -> None:
 
 
 def ring(place: Place) -> None:
-    """Messages have been committed there, or are about to be."""
+    """Ring the bells of a place: messages have been committed there, or are about to be."""
     with _lock:
         bells = [*_bells.get(place, ())]
     for bell in bells:

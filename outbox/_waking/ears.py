@@ -1,4 +1,4 @@
-"""What a relay hears: its own process's bell, and on PostgreSQL the NOTIFY of others."""
+"""How a relay is woken: by its own process's bell, and on PostgreSQL by NOTIFY from others."""
 
 import contextlib
 import logging
@@ -19,13 +19,13 @@ from .line import LATER, Line, NotHeard
 _log = logging.getLogger("outbox.wake")
 
 BURST = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08)
-"""Seconds between looks after a bell that came before its messages could be seen."""
+"""Seconds between looks after a bell, which may ring before its messages are visible."""
 RETRY = 5.0
 _TURN, _GOODBYE = 0.2, 1.0
 
 
 class ThreadBell(Bell):
-    """A bell for a relay that runs in a thread."""
+    """The bell of a relay that runs in a thread."""
 
     def __init__(self) -> None:
         self._bell = Doorbell()
@@ -37,7 +37,7 @@ class ThreadBell(Bell):
         self._bell.ring()
 
     def wait(self, seconds: float) -> None:
-        """Until it rings, or so many seconds; after it has rung, several short times."""
+        """Wait until it rings, for at most `seconds`; after it has rung, several short waits follow."""
         if self._looks < len(BURST):
             seconds = min(seconds, BURST[self._looks])
             self._looks += 1
@@ -72,7 +72,7 @@ class Ears:
         while not self._closed.is_set():
             try:
                 self._listen()
-            except Exception as error:  # noqa: BLE001 - it polls as long as it hears nothing
+            except Exception as error:  # noqa: BLE001 - without notifications the relay polls
                 self._closed.wait(complaint.about(error))
 
     def _listen(self) -> None:
@@ -89,15 +89,15 @@ class Ears:
 
 
 class Complaint:
-    """Says why nothing is heard, and when to try again."""
+    """Logs why notifications do not arrive, and says when to try again."""
 
     def __init__(self) -> None:
         self._has_said = False
         self._said: dict[str, float] = {}
 
     def about(self, error: Exception) -> float:
-        """Log it, the same at most once a minute; seconds to wait. What does not pass by itself is said
-        once."""
+        """Log the error, each at most once a minute, a permanent one only once; return the seconds to
+        wait."""
         if not isinstance(error, NotHeard | SharedConnection):
             why, now = reason(error), time.monotonic()
             if now >= self._said.get(why, -math.inf) + LATER:

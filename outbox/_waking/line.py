@@ -1,4 +1,4 @@
-"""A relay's connection for notifications, which proves when it opens that they arrive on it."""
+"""A relay's connection for notifications; when it opens, a test notification proves that they arrive."""
 
 import contextlib
 from typing import Any
@@ -16,9 +16,9 @@ from inbox_outbox_base.transactions.side_connection import (
 from .wake import CHANNEL
 
 _SOON, _POOLED = 5.0, 2.0
-"""Seconds within which a notification has to arrive; fewer where something else than the server answers."""
+"""Seconds within which the test notification has to arrive: directly, and through a pooler."""
 LATER = 60.0
-"""Seconds after which it is tried again."""
+"""Seconds until the next try."""
 
 _HERE = text("SELECT pg_backend_pid()")
 _NOTIFY: Any = text("SELECT pg_notify(:channel, :proof)")
@@ -30,11 +30,11 @@ class NotHeard(Exception):
 
 
 class Line:
-    """Where to listen: beside the engine's pool, or at an address of its own.
+    """Where to listen: at the engine's address but outside its pool, or at another address.
 
     Args:
         engine: the relay's.
-        url: the server's own address, where the engine's is a pooler's; psycopg's driver.
+        url: the server's own address, if the engine connects to a pooler; psycopg's driver.
     """
 
     def __init__(self, engine: Engine, url: URL | None) -> None:
@@ -43,14 +43,14 @@ class Line:
 
     @property
     def can_be(self) -> bool:
-        """Whether there is something to hear, on a connection of one's own."""
+        """Whether the database has notifications, and a separate connection for them is possible."""
         dialect = self._engine.dialect
         if dialect.name != "postgresql":
             return False
         return self._own is not None or (dialect.driver == "psycopg" and not shares_connections(self._engine))
 
     def open(self) -> SideConnection:
-        """A connection that listens."""
+        """Open a connection that listens."""
         side = self._connect()
         try:
             side.connection.execute(text(f"LISTEN {CHANNEL}"))
@@ -62,20 +62,20 @@ class Line:
         return side
 
     def prove(self) -> str:
-        """Send a notification on another connection, as those who commit do; the payload to wait for."""
+        """Send a notification on another connection, as publishers do; return the payload to wait for."""
         proof = f"proof {uuid4().hex}"
-        # An engine with one connection for everything is not to be touched in another thread.
+        # An engine with one connection for everything must not be used from another thread.
         engine = self._own if self._own is not None and shares_connections(self._engine) else self._engine
         with engine.begin() as connection:
             connection.execute(_NOTIFY, {"channel": CHANNEL, "proof": proof})
         return proof
 
     def patience(self, side: SideConnection) -> float:
-        """Seconds within which the notification has to arrive."""
+        """Seconds within which the test notification has to arrive."""
         return _POOLED if _is_pooled(side) else _SOON
 
     def not_heard(self, side: SideConnection) -> NotHeard:
-        """Stop listening, and say what is wrong."""
+        """Stop listening; return the error that explains why."""
         url = (self._own or self._engine).url
         where = f"a notification did not arrive at {url.host}:{url.port} within {self.patience(side):g} s"
         if _is_pooled(side):
@@ -84,7 +84,7 @@ class Line:
         return NotHeard(f"{where}: is it the relay's database?" if self._own else where)
 
     def _unlisten(self, side: SideConnection) -> None:
-        """The session that listens is the pooler's: begin transactions until one of them gets it."""
+        """Begin transactions until one gets the listening session, which belongs to the pooler."""
         with contextlib.ExitStack() as opened:
             for attempt in range(_TRIES):
                 other = opened.enter_context(contextlib.closing(self._connect())) if attempt else side

@@ -1,8 +1,8 @@
-"""Wake-up beyond a process: after a commit, one NOTIFY for all the messages of some milliseconds.
+"""Wake-up across processes: after commits, one NOTIFY for all messages of some milliseconds.
 
-It is sent on a connection of its own, never inside the writer's transaction: there it would make all
-commits take turns (measured: a third to a half of the rate). So it may come before the commit that it tells
-of is visible, and a relay that was woken looks several times.
+It is sent on a separate connection, never inside the writer's transaction: there it would serialise all
+commits (measured: a third to a half of the rate). So it may arrive before its commit is visible, and a woken
+relay looks several times.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from inbox_outbox_base.transactions.side_connection import (
 from . import bells
 
 CHANNEL = "inbox_outbox"
-"""PostgreSQL's channel; the payload is the schema of the tables."""
+"""The channel of the notifications; the payload is the schema of the tables."""
 
 _MARK = "outbox: messages were written in the transaction at hand"
 _KNOWN = "outbox: connections of the application, this one among them"
 _AFTER_COMMIT, _BETWEEN = 0.001, 0.02
-"""Seconds for a commit to end, and between two notifications: relays look several times after each."""
+"""Seconds to let a commit end, and between two notifications: relays look several times after each."""
 _KEPT = 10.0
 """Seconds without a commit after which the connection is closed."""
 _AFTER_FAILURE = 1.0
-"""Seconds until the next attempt to connect to a server that has refused it."""
+"""Seconds until the next attempt after a failed notification."""
 
 _log = logging.getLogger("outbox.wake")
 _wakers: "weakref.WeakKeyDictionary[Engine, Waker]" = weakref.WeakKeyDictionary()
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 def mark(connection: Connection, schema: str | None) -> None:
-    """Messages were written in the transaction on this connection: when it commits, wake the relays."""
+    """Note that the connection's transaction has written messages: when it commits, wake the relays."""
     engine = root(connection.engine)
     if engine not in _wakers:
         with _lock:
@@ -63,7 +63,7 @@ def _waker(engine: Engine) -> "Waker":
 
 
 class Waker:
-    """Wakes the relays of one database after the commits of one engine: those in this process."""
+    """Wakes the relays of one database in this process, after the commits of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._url = engine.url
@@ -72,7 +72,7 @@ class Waker:
         event.listen(engine, "rollback", self._rolled_back)
 
     def _committing(self, connection: Connection, *_: object) -> None:
-        """SQLAlchemy says so right before it commits."""
+        """Called by SQLAlchemy right before it commits."""
         schemas = connection.info.pop(_MARK, None)
         if schemas is None:
             return
@@ -80,33 +80,33 @@ class Waker:
             for schema in schemas:
                 bells.ring((self._url, schema))
             self._wake_others(connection, schemas)
-        except Exception as error:  # noqa: BLE001 - no thread can begin, say: the commit goes on
+        except Exception as error:  # noqa: BLE001 - for example, no thread can start: the commit goes on
             _log.warning("relays could not be woken: %s", reason(error))
 
     def _rolled_back(self, connection: Connection) -> None:
-        if not connection.invalidated:  # then the mark is gone with what lay behind it
+        if not connection.invalidated:  # otherwise the mark is gone with the driver's connection
             connection.info.pop(_MARK, None)
 
     def _wake_others(self, connection: Connection, schemas: set[str | None]) -> None:
         """Wake the relays of other processes."""
 
     def forget(self) -> None:
-        """Begin from nothing: in the child of a fork what runs, its locks and its connection are the
+        """Reset: in the child of a fork, the running thread or task, its locks and its connection are the
         parent's."""
 
 
 class Notifier(Waker):
-    """Wakes other processes, too: by NOTIFYs on one connection, opened for the first commit, and closed when
-    no commit has come for a while or the engine is disposed of.
+    """Wakes other processes, too, with NOTIFYs on one connection. It is opened for the first commit, and
+    closed after a while without commits or when the engine is disposed of.
 
-    A subclass says what runs meanwhile: a thread or a task.
+    A subclass supplies the runner: a thread or a task.
     """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._engine = weakref.ref(engine)
         self._used: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Connections of the application, which `creator` might return again."""
+        """The application's connections; an engine's `creator` might return one of them again."""
         self._has_ended = False
         self.forget()
         event.listen(engine, "engine_disposed", self._disposed)
@@ -130,8 +130,8 @@ class Notifier(Waker):
             self._hint()
 
     def _is_about_to_tell(self, schemas: set[str | None]) -> bool:
-        """Whether a former commit's hint will do, which the runner has not acted upon yet. To look takes no
-        lock: what it misses is hinted at once more."""
+        """Whether the runner has yet to act on an earlier hint, which covers these schemas too. Takes no
+        lock: if it misses such a hint, there is just one more."""
         return self._runner is not None and schemas <= self._schemas
 
     def _disposed(self, engine: Engine) -> None:
@@ -142,14 +142,14 @@ class Notifier(Waker):
 
     @abstractmethod
     def _hint(self) -> None:
-        """Something is to be told: let the runner look, or start one."""
+        """There is something to notify: wake the runner, or start one."""
 
     @abstractmethod
     def _hint_runner(self) -> None:
-        """Let the runner look, if there is one."""
+        """Wake the runner, if there is one."""
 
     def _goes_on(self, runner: object) -> bool:
-        """Whether this runner has something to tell; if not it ends, and the next commit starts another."""
+        """Whether this runner has something to notify; if not, it ends. The next commit starts another."""
         with self._changed:
             if self._runner is not runner:
                 return False
@@ -163,7 +163,7 @@ class Notifier(Waker):
                 self._runner = None
 
     def _tell(self, line: "Line") -> float:
-        """Tell of what was committed since the last call, and return how long to pause."""
+        """Notify for all commits since the last call, and return how long to pause."""
         with self._changed:
             schemas, self._schemas = self._schemas, set()
         engine = self._engine()
@@ -174,7 +174,7 @@ class Notifier(Waker):
         except SharedConnection as error:
             self._has_ended = True
             _log.warning("relays of other processes are not woken: %s", error)
-        except Exception as error:  # noqa: BLE001 - relays poll as long as they hear nothing
+        except Exception as error:  # noqa: BLE001 - without notifications relays poll
             _log.warning("relays of other processes could not be woken: %s", reason(error))
             return _AFTER_FAILURE
         return _BETWEEN
@@ -213,7 +213,7 @@ class ThreadWaker(Notifier):
 
 
 class TaskWaker(Notifier):
-    """Notifies from a task, in the loop of the first commit for as long as that runs."""
+    """Notifies from a task, in the event loop of the first commit for as long as that loop runs."""
 
     def forget(self) -> None:
         super().forget()
@@ -243,7 +243,7 @@ class TaskWaker(Notifier):
             while await self._has_news(hinted):
                 await asyncio.sleep(_AFTER_COMMIT)
                 await asyncio.sleep(await greenlet_spawn(self._tell, line))
-        except GeneratorExit:  # the loop was closed under it: nothing can be awaited any more
+        except GeneratorExit:  # the loop was closed: nothing can be awaited any more
             raise
         except BaseException:
             self._end(asyncio.current_task())
@@ -262,13 +262,13 @@ class TaskWaker(Notifier):
 
 
 class Line:
-    """The connection for NOTIFYs; of one thread or task."""
+    """The connection for NOTIFYs of one thread or task."""
 
     def __init__(self) -> None:
         self._side: SideConnection | None = None
 
     def notify(self, engine: Engine, used: Container[Any], schemas: set[str | None]) -> None:
-        """Tell of these schemas; if the connection was ended while nobody needed it, on a new one."""
+        """Notify for these schemas; on a new connection if the old one was closed while idle."""
         if self._side is not None:
             try:
                 _notify(self._side.connection, schemas)
@@ -289,7 +289,7 @@ class Line:
 
 
 def _notify(connection: Connection, schemas: set[str | None]) -> None:
-    # In a transaction: a connection that `creator` took from another pool goes back as it came.
+    # In a transaction: a connection that `creator` took from another pool goes back unchanged.
     with connection.begin():
         for schema in schemas:
             connection.execute(_NOTIFY, {"channel": CHANNEL, "schema": schema or ""})
