@@ -34,8 +34,8 @@ class _Setting:
     savepoint: int
     """The number of the innermost savepoint that was open; 0 if there was none."""
     nested: frozenset[SessionTransaction]
-    """The nested transactions that the session had begun by then: it may not have sent their SAVEPOINT yet.
-    """
+    """The nested transactions that the session had begun by then: it may not have sent their SAVEPOINT
+    yet."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -1,6 +1,6 @@
-"""What an asynchronous handler of status-table mode works with.
+"""The object that an asynchronous handler of status-table mode works with.
 
-Everything that is written about a message is the synchronous core's, which runs inside SQLAlchemy's greenlet.
+The synchronous core does all writes about a message; it runs inside SQLAlchemy's greenlet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .claim_base import ClaimBase, Undo
 from .hold import OnUnknown
 from .transact import sql_store, transact
 
-if TYPE_CHECKING:  # at run time only once it is used: without greenlet the import fails
+if TYPE_CHECKING:  # at run time imported at first use: without greenlet the import fails
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
         AsyncEngine,
@@ -35,14 +35,14 @@ if TYPE_CHECKING:  # at run time only once it is used: without greenlet the impo
 class AsyncClaim(ClaimBase):
     """`Claim` for asynchronous code: one message in status-table mode. Run it if and only if `is_new`.
 
-    A cancellation never interrupts a call of the store: it is raised when the call has ended, so that a step
-    that finished is recorded as finished.
+    A cancellation never interrupts a store call: it is raised after the call, so that a finished step is
+    recorded as finished.
     """
 
     __slots__ = ()
 
     async def heartbeat(self) -> None:
-        """Let the lease begin anew, at once. Raises as `Claim.heartbeat` does."""
+        """Renew the lease immediately. Raises as `Claim.heartbeat` does."""
         await run(self._held.renew)
 
     async def step(
@@ -70,7 +70,7 @@ class AsyncClaim(ClaimBase):
         Args:
             name, undo: as for `step`.
             body: gets the AsyncConnection (or, from an async_sessionmaker, the AsyncSession) on which a
-                transaction has begun, and neither commits nor rolls back.
+                transaction has begun; it must neither commit nor roll back.
             source: an AsyncEngine, async_sessionmaker or async_scoped_session of the database that the store
                 is in, or a function that returns one; None is the store's own engine.
         """
@@ -91,7 +91,7 @@ class AsyncClaim(ClaimBase):
 
 
 def _begun(handle: AsyncConnection | AsyncSession) -> Connection | Session:
-    """Inside `run`: connect it; its synchronous side, which closes it."""
+    """Inside `run`: connect the handle and return its synchronous side, which closes it."""
     from sqlalchemy.ext.asyncio import AsyncSession
 
     if isinstance(handle, AsyncSession):

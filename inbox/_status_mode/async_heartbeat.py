@@ -1,4 +1,4 @@
-"""Leases renewed while tasks run: those of all claims of an event loop, by its timers."""
+"""Renew leases while tasks run: those of all claims of an event loop, by its timers."""
 
 import asyncio
 from typing import Any
@@ -9,14 +9,14 @@ from .heartbeats import ROUNDS, Schedule
 from .hold import Hold
 
 _LEFT_BEHIND = 1.0
-"""Seconds for which the last claim waits for rounds that are under way, so that the loop is left empty."""
+"""Seconds that the last claim waits for rounds under way, so that no task is left in the loop."""
 
 
 class LoopHeartbeats:
-    """Renews claims from an event loop: by a timer that looks for what is due, and a task for each round.
+    """Renews claims from an event loop: a timer looks for due claims, and a task runs each round.
 
-    A message that is shorter than a third of its lease costs nothing but a place in a dictionary. There is no
-    timer while there is no claim.
+    A message handled in less than a third of its lease costs only a place in a dictionary. Without claims
+    there is no timer.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -38,11 +38,11 @@ class LoopHeartbeats:
                 self._set_timer()
 
     def remove(self, hold: Hold) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._schedule.remove(hold)
 
     async def leave(self) -> None:
-        """Wait a moment for rounds that are under way, if there is no other claim."""
+        """Wait a moment for rounds under way, if there is no other claim."""
         if self._rounds and not len(self._schedule):
             await asyncio.wait(self._rounds, timeout=_LEFT_BEHIND)
 
@@ -66,7 +66,7 @@ class Heartbeat:
 
     def __init__(self, beats: LoopHeartbeats, hold: Hold) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - whatever awaits runs in one
+        assert task is not None  # noqa: S101 - code that awaits runs in a task
         self._handler: asyncio.Task[Any] = task
         self._cancelled_before = task.cancelling()
         self._has_cancelled = self._is_over = False
@@ -75,30 +75,30 @@ class Heartbeat:
         beats.add(self, hold)
 
     def cancel(self) -> None:
-        """The claim is lost: so is what the handler does."""
+        """The claim is lost: cancel the handler."""
         if not self._is_over:
             self._has_cancelled = True
             self._handler.cancel()
 
     def abandon(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._is_over = True
         self._beats.remove(self._hold)
 
     async def stop(self, raised: BaseException | None = None) -> bool:
-        """Renew no more; whether what the block has raised is our cancellation, and nobody else's."""
+        """Stop renewing. Return whether the block raised our cancellation alone."""
         self.abandon()
         if not self._has_cancelled:
             return False
         is_on_its_way = not isinstance(raised, asyncio.CancelledError) and await self._arrives()
         is_only_ours = self._handler.uncancel() <= self._cancelled_before
-        if is_on_its_way and not is_only_ours:  # the other one is still to be raised
+        if is_on_its_way and not is_only_ours:  # the other cancellation must still be raised
             self._handler.cancel()
             self._handler.uncancel()
         return is_only_ours and isinstance(raised, asyncio.CancelledError)
 
     async def leave(self) -> None:
-        """The end is recorded."""
+        """Called when the end is recorded."""
         await self._beats.leave()
 
     async def _arrives(self) -> bool:

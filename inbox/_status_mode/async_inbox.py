@@ -1,4 +1,4 @@
-"""Status-table mode, for asynchronous code: the same core, run inside SQLAlchemy's greenlet."""
+"""Status-table mode for asynchronous code: the same core, run inside SQLAlchemy's greenlet."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
 
     @property
     def _heartbeats(self) -> LoopHeartbeats:
-        """This event loop's own."""
+        """This event loop's heartbeats."""
         if self._beats is None or not self._beats.is_here:
             self._beats = LoopHeartbeats(self._schedule())
         return self._beats
@@ -57,8 +57,8 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
     ) -> AbstractAsyncContextManager[AsyncClaim]:
         """Claim the message, run the block, and record how it ended, as `StatusInbox.claim` does.
 
-        When the lease is lost the block's task is cancelled, and what comes out of the block is `LeaseLost`.
-        A cancellation by anybody else releases the message and stays a CancelledError.
+        When the lease is lost, the block's task is cancelled and the block raises `LeaseLost`. Any other
+        cancellation releases the message and remains a CancelledError.
         """
         return self._claimed(key, payload, message_id, message_time, raises=True)
 
@@ -72,7 +72,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         *,
         raises: bool = False,
     ) -> AsyncIterator[AsyncClaim]:
-        """The same whatever the verdict is; unless it `raises`, as `on_refusal` says."""
+        """The same for every verdict; if it `raises`, refusals are raised as `on_refusal` says."""
         stored_key, given = await begin(self._claim, key, payload, message_id, message_time)
         claim = AsyncClaim(stored_key, self.store, given)
         if not isinstance(given, Hold):
@@ -84,7 +84,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         heartbeat = Heartbeat(self._heartbeats, given)
         try:
             yield claim
-        except GeneratorExit:  # the task was thrown away: there is nothing that could wait for the store
+        except GeneratorExit:  # the task was discarded: nothing can wait for the store any more
             heartbeat.abandon()
             raise
         except BaseException as raised:
@@ -98,7 +98,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                 raise
         else:
             await heartbeat.stop()
-            await run(claim._end, None, self.backoff.delay)  # noqa: SLF001 - a handler is not to end its own claim
+            await run(claim._end, None, self.backoff.delay)  # noqa: SLF001 - private: no handler may end its claim
             await heartbeat.leave()
         finally:
             given.leave()
@@ -130,7 +130,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                     ) as claim:
                         if claim.is_new:
                             claim.result = await body(claim, message)
-                except Exception as error:  # noqa: BLE001 - whoever asked for it decides
+                except Exception as error:  # noqa: BLE001 - the caller decides
                     return claim, outcome_of(claim, error)
                 except asyncio.CancelledError as error:
                     return claim, outcome_of(claim, as_failure(error))
@@ -155,7 +155,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         return decorate
 
     async def _record(self, claim: AsyncClaim, hold: Hold, error: BaseException) -> None:
-        """Write down that the handler has raised, and renew the lease while its steps are undone."""
+        """Record that the handler raised, and renew the lease while its steps are undone."""
         heartbeat = Heartbeat(self._heartbeats, hold)
         try:
             await run(claim._end, error, self.backoff.delay)  # noqa: SLF001

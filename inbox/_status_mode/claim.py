@@ -1,4 +1,4 @@
-"""What a synchronous handler of status-table mode works with."""
+"""The object that a synchronous handler of status-table mode works with."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +13,17 @@ from .transact import opener, sql_store, transact
 class Claim(ClaimBase):
     """One message in status-table mode. Run it if and only if `is_new`.
 
-    Nothing that the handler does is rolled back; what it wraps in `step` is done once more only if nobody
-    knows that it has happened.
+    Nothing that the handler does is rolled back; a `step` runs again only if it is not known to have
+    finished.
     """
 
     __slots__ = ()
 
     def heartbeat(self) -> None:
-        """Let the lease begin anew, at once.
+        """Renew the lease immediately.
 
         Raises:
-            LeaseLost: somebody else has the message.
+            LeaseLost: the claim is not ours any more.
             StoreUnreachable: the store does not answer.
         """
         self._held.renew()
@@ -33,20 +33,20 @@ class Claim(ClaimBase):
     ) -> Any:
         """Run a step, or return what it returned when an earlier attempt finished it.
 
-        A finished step is not called again as long as the record is kept. One that began and has no recorded
-        end (the process died, or the step raised) may or may not have happened: it runs again, and
+        A finished step is not called again as long as the record is kept. A step that began and has no
+        recorded end (the process died, or the step raised) may or may not have happened. It runs again, and
         `step_key` gives the same idempotency key to pass downstream; or the message is halted.
 
         Args:
-            name: 1 to 255 characters; once in an attempt.
-            body: returns a JSON value, of which every attempt gets what JSON makes of it.
-            undo: is called with that value if the handler gives up for good; again, if it is not known to
+            name: 1 to 255 characters, unique in an attempt.
+            body: returns a JSON value; every attempt gets it as JSON reads it back.
+            undo: called with that value if the handler gives up for good, and again if it is not known to
                 have ended.
-            on_unknown: "retry", which costs one write for a step, or "halt", which costs two.
+            on_unknown: "retry" (one write per step) or "halt" (two).
 
         Raises:
             LeaseLost: somebody else has the message; nothing was recorded.
-            InvalidResult: the value is not JSON, or all of a message's are more than a million bytes.
+            InvalidResult: the value is not JSON, or a message's values together exceed a million bytes.
             InvalidOption: the name has been used, another step has not ended, or an argument cannot be used.
         """
         return self._step(name, body, undo, on_unknown)
@@ -56,22 +56,22 @@ class Claim(ClaimBase):
     ) -> Any:
         """A step whose writes commit together with the record that it has happened: exactly once.
 
-        While the transaction is open nobody takes the message over, even if that is longer than the lease,
-        which begins anew with the commit.
+        While the transaction is open, nobody takes the message over, even after the lease; the commit renews
+        the lease.
 
         Args:
             name, undo: as for `step`.
-            body: gets the Connection (or, from a sessionmaker, the Session) on which a transaction has begun,
-                and neither commits nor rolls back.
+            body: gets the Connection (or, from a sessionmaker, the Session) on which a transaction has begun;
+                it must neither commit nor roll back.
             source: an Engine, sessionmaker or scoped_session of the database that the store is in, or a
                 function that returns one; None is the store's own engine.
 
         Raises:
             TransactionAborted: the body swallowed a database error; nothing was written.
-            TransactionEnded: the body committed or rolled back by itself.
+            TransactionEnded: the body committed or rolled back the transaction.
             CommitLost: the connection broke during COMMIT, and nothing was written.
             UnusableConnection: the engine is in AUTOCOMMIT mode; the body was not called.
-            InvalidOption: the store is no SqlStore.
+            InvalidOption: the store is not a SqlStore.
         """
         store = sql_store(self._store)
         open_handle = opener(store.engine if source is None else source)

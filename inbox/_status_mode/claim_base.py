@@ -1,4 +1,4 @@
-"""What a claim is, whether its handler is synchronous or not."""
+"""The part of a claim that synchronous and asynchronous handlers share."""
 
 import json
 import time
@@ -33,13 +33,13 @@ class ClaimBase:
         self._hold = given if isinstance(given, Hold) else None
         refusal = None if isinstance(given, Hold) else given
         self.verdict: Verdict = Verdict.NEW if refusal is None else refusal.verdict
-        """What the inbox says; `NEW` is the one that says "run it". After a block that failed for good it is
-        `DEAD` or `HALTED`."""
+        """What the inbox says; only `NEW` means "run it". After a block that failed for good it is `DEAD` or
+        `HALTED`."""
         self.retry_after = refusal.retry_after if refusal else None
         """For `IN_FLIGHT` and after a failure: seconds after which to deliver the message again."""
         self._result: Any = refusal.result if refusal else None
         self._text: str | None = None
-        """The result as JSON, as long as nobody has read it, and may have changed it."""
+        """The result as JSON; None once somebody has read the result, and may have changed it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key={self.key!r}, verdict={self.verdict.name})"
@@ -51,9 +51,9 @@ class ClaimBase:
 
     @property
     def token(self) -> int:
-        """The fencing token: it grows with every claim of a key, so a service to which you give it can refuse
-        an older one. After the record was purged it begins with the store's clock again, so it is larger
-        unless that clock has gone back. 0 without a claim."""
+        """The fencing token: it grows with every claim of a key, so a service that you pass it to can refuse
+        an older one. After the record was purged it starts from the store's clock again, so it is still
+        larger unless that clock went back. 0 without a claim."""
         return self._hold.held.token if self._hold else 0
 
     @property
@@ -63,17 +63,17 @@ class ClaimBase:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ran out, so that somebody else may be at it: stop."""
+        """Whether the lease ran out, so that somebody else may have the message: stop."""
         return self._hold is not None and self._hold.lost
 
     @property
     def result(self) -> Any:
-        """A JSON value: what was set here, or for a duplicate what its first run had set.
+        """A JSON value: what you set, or for a duplicate what its first run set.
 
-        What you set reads as a duplicate will read it: a tuple is a list.
+        It reads back as a duplicate will see it: a tuple becomes a list.
 
         Raises, when it is set:
-            InvalidResult: not JSON, or more than a million bytes of it.
+            InvalidResult: not JSON, or more than a million bytes of JSON.
             InvalidOption: the message is not new.
         """
         if self._text is not None:
@@ -84,14 +84,14 @@ class ClaimBase:
     def result(self, value: Any) -> None:
         if not self.is_new:
             raise InvalidOption(f"claim.result: only a new message gets a result, this one is {self.verdict}")
-        # Fails here, inside the handler, and not when it is completed.
+        # Check now, so that a bad result fails inside the handler and not at completion.
         text = None if value is None else encode_result(value)
         self._result, self._text = None, text
 
     def step_key(self, name: str) -> str:
-        """The idempotency key of a step, 32 characters: the same in every attempt, another for every other
-        step, message and consumer, and another once the step was undone and an operator has the message run
-        anew."""
+        """The idempotency key of a step, 32 characters. It is the same in every attempt, and differs for
+        every other step, message and consumer. It changes once the step was undone and an operator lets the
+        message run again."""
         held, run = self._held.held, self._held.steps.run(name)
         parts = (held.consumer, held.key, name, *([str(run)] if run > 1 else []))
         text = "".join(f"{len(part.encode())}:{part}" for part in parts)
@@ -119,23 +119,23 @@ class ClaimBase:
         return self._finished(name, undo)
 
     def _finished(self, name: str, undo: Undo | None) -> Any:
-        """The result of a step that now has something to undo, or not."""
+        """The result of a finished step; note whether it now has something to undo."""
         if undo is not None:
             self._undos[name] = undo
         return self._held.steps.result(name)
 
     def _end(self, error: BaseException | None, delay: Callable[[int], float]) -> None:
-        """Record how the handler ended; when it gives up for good, undo first what it has finished.
+        """Record how the handler ended; if it gives up for good, first undo its finished steps.
 
-        `delay` says how long to wait after an attempt. Raises what an undo has raised, unless the handler has
-        an error of its own.
+        `delay` says how long to wait after an attempt. Raises what an undo raised, unless the handler has its
+        own error.
         """
         hold = self._held
         if error is None:
             hold.check_process()
         elif not hold.is_here:
             return
-        if error is None and hold.steps.is_undoing:  # there is no way forward, however far the handler came
+        if error is None and hold.steps.is_undoing:  # once an undo has run, the handler can no longer succeed
             error, self.result = GivingUp(), None
         try:
             if error is None:
@@ -154,7 +154,7 @@ class ClaimBase:
     def _give_up_or_fail(self, error: BaseException) -> None:
         hold, to_undo = self._held, self._to_undo(error)
         if to_undo:
-            hold.renew()  # whoever lost the message undoes nothing of it
+            hold.renew()  # raises if the message was lost: then nothing is undone
         for name, undo in to_undo:
             try:
                 undo(hold.steps.result(name))
@@ -162,13 +162,13 @@ class ClaimBase:
                 self._undo_failed(name, failure)
                 if isinstance(error, GivingUp):
                     raise
-                return  # a later delivery tries it again
+                return  # a later delivery retries the undo
             hold.undone(name)
         self._failed(error)
 
     def _is_over(self, error: BaseException) -> bool:
         """Whether there is nothing to write about this error: the message is somebody else's, or is only
-        given back, because it was interrupted or its store did not answer."""
+        given back because it was interrupted or its store did not answer."""
         hold = self._held
         if isinstance(error, LeaseLost) and hold.lost:
             hold.lose()
@@ -182,14 +182,14 @@ class ClaimBase:
         return True
 
     def _to_undo(self, error: BaseException) -> list[tuple[str, Undo]]:
-        """What has to be undone because of this error, the last step first."""
+        """The steps to undo because of this error, the last one first."""
         hold = self._held
         if not hold.gives_up_on(error) or hold.steps.pending is not None:
             return []
         return [(name, self._undos[name]) for name in hold.steps.to_undo() if name in self._undos]
 
     def _undo_failed(self, name: str, failure: Exception) -> None:
-        """A later delivery tries it again, a few times."""
+        """A later delivery retries the undo, a few times."""
         hold = self._held
         error = RuntimeError(f"undo of step {name!r} failed: {describe(failure)}")
         hold.fail(error, for_good=not hold.may_retry_undo())
@@ -203,7 +203,7 @@ class ClaimBase:
         hold.fail(error, for_good=for_good)
 
     def _settle(self, delay: Callable[[int], float]) -> None:
-        """What the outside sees once the block is over."""
+        """Set what the caller sees once the block is over."""
         status = self._held.status
         self.verdict = _VERDICTS.get(status, self.verdict)
         if status is Status.FAILED:
@@ -211,8 +211,8 @@ class ClaimBase:
 
 
 def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outcome:
-    """What became of a message whose handler has ended, with this error unless it is None; without a claim
-    it never began."""
+    """The outcome of a message whose handler has ended, with this error unless it is None; without a claim it
+    never began."""
     if claim is None:
         return Outcome(Verdict.NEW, error=error)
     return Outcome(claim.verdict, claim.result if error is None else None, claim.retry_after, error)

@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous inbox of status-table mode have in common."""
+"""The part that the synchronous and the asynchronous inbox of status-table mode share."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ Unreachable = Literal["raise", "run"]
 
 _SHORTEST_LEASE = 0.1
 LARGEST_PAYLOAD = 1_000_000
-"""Bytes of a payload that a dead letter can keep, at most: databases refuse a statement that is too long."""
+"""The most bytes of a payload that a dead letter can keep: databases refuse a statement that is too long."""
 
 
 class StatusConsumer:
@@ -98,13 +98,14 @@ class StatusConsumer:
 
     @staticmethod
     def _call(work: Callable[[], Any]) -> Any:
-        """Nothing comes between a synchronous call and its end."""
+        """A synchronous call cannot be interrupted, so it is just made."""
         return work()
 
     def _claim(
         self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
     ) -> tuple[str, Hold | Outcome]:
-        """Claim a message, or learn why not; synchronously, whatever the store is. With the stored key."""
+        """Claim a message, or learn why not; synchronously, whatever the store is. Returns the stored key as
+        well."""
         stored_key = self._stored_key(key, message_id)
         known = None if self._memory is None or stored_key is None else self._memory.recall(stored_key)
         if stored_key is not None and known is not None:
@@ -135,7 +136,7 @@ class StatusConsumer:
             raise_refusal(claim.verdict, self.consumer, claim.key, claim.retry_after)
 
     def _stored_key(self, key: Key | None, message_id: str | None) -> str | None:
-        """The key to claim; None: run without."""
+        """The key to claim; None runs the message without one."""
         if key is not None:
             return encode_key(key)
         if self.missing_key == "message_id":
@@ -192,7 +193,7 @@ class StatusConsumer:
             return known.outcome(None)
         if answer.verdict is Verdict.IN_FLIGHT:
             wait, left = self.backoff.delay(record.attempts_started), answer.lease_left.total_seconds()
-            # Nothing is left where somebody has locked the record without a lease.
+            # No time is left if the record is locked without a lease.
             return Outcome(answer.verdict, None, min(wait, left) if left else wait)
         return Outcome(answer.verdict)
 
@@ -208,7 +209,7 @@ class StatusConsumer:
         return refusal
 
     def _is_too_old(self, message_time: datetime, key: str) -> bool:
-        """By the store's clock, which is only asked when the worker's own comes near the limit."""
+        """By the store's clock, which is asked only if the worker's clock comes near the limit."""
         made = options.aware("message_time", message_time)
         with OWN:
             kept = self.retention if self._policy is None else self.store.retention(self._policy)

@@ -1,4 +1,4 @@
-"""Leases renewed while handlers run: all that are due together, and one thread for all claims of an inbox."""
+"""Renew leases while handlers run: all due claims in one round, and one thread for all claims of an inbox."""
 
 import logging
 import math
@@ -14,10 +14,10 @@ from .stores import Store
 _log = logging.getLogger("inbox.heartbeats")
 
 ROUNDS = 3
-"""Rounds under way at the same time, at most: one that hangs does not keep the next from beginning."""
+"""The most rounds under way at the same time: one that hangs does not delay the next."""
 
 _SHORTEST_CALL, _LONGEST_CALL = 1.0, 10.0
-"""Seconds after which a round that got no answer is given up."""
+"""Seconds after which an unanswered round is given up."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class _Entry:
 
     Attributes:
         when: when to renew it, by the monotonic clock.
-        is_unanswered: whether the last round with it has no answer, or a bad one.
+        is_unanswered: whether its last round got no answer, or an error.
     """
 
     when: float
@@ -35,11 +35,11 @@ class _Entry:
 
 
 class Schedule:
-    """Which claims are to be renewed when, and what comes of it; for threads and tasks.
+    """When each claim is to be renewed, and what the renewal says; for threads and tasks.
 
-    A claim is due once a third of its lease has passed. All that are due are one round, in which each claim
-    is answered by itself: one whose record somebody has locked is tried again soon, and so is every claim of
-    a round that gets no answer, while the lease lasts.
+    A claim is due once a third of its lease has passed. All due claims are one round, in which each claim has
+    its own answer. A claim whose record is locked is retried soon, and so is every claim of a round that gets
+    no answer, while its lease lasts.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Schedule:
         self._keep = keep
         self._renews = renews
         self.is_needed = renews or max_runtime is not None
-        """Whether there is anything to do about claims while they are held."""
+        """Whether claims need any attention while they are held."""
         self.pause = min(lease, max_runtime or lease) / 12
         """Seconds between two looks."""
         self._entries: dict[Hold, _Entry] = {}
@@ -62,13 +62,13 @@ class Schedule:
         return len(self._entries)
 
     def add(self, hold: Hold, on_lost: Callable[[], object]) -> None:
-        """Begin to renew a claim. `on_lost` is called, in whatever thread finds out, when it is lost."""
+        """Begin to renew a claim. When it is lost, `on_lost` is called in the thread that finds out."""
         when = time.monotonic() + self._lease / 3 if self._renews else math.inf
         with self._lock:
             self._entries[hold] = _Entry(when, on_lost)
 
     def remove(self, hold: Hold) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         with self._lock:
             self._entries.pop(hold, None)
 
@@ -81,12 +81,11 @@ class Schedule:
             self._lose(hold)
 
     def _is_lost(self, hold: Hold, entry: _Entry, now: float) -> bool:
-        # A process that stood still has to ask first: its leases may be over, and yet be nobody else's.
+        # After a pause of the whole process, ask first: a lease may be over and yet not taken over.
         return hold.is_overdue or (entry.is_unanswered and entry.when <= now and hold.left < 0)
 
     def due(self) -> list[Hold]:
-        """The claims to renew now. Unless they are answered, they are due again before their leases are
-        over."""
+        """The claims to renew now. Those that get no answer are due again before their leases end."""
         now = time.monotonic()
         with self._lock:
             found = [hold for hold, entry in self._entries.items() if entry.when <= now]
@@ -97,13 +96,13 @@ class Schedule:
         return [hold for hold in found if not hold.is_locked]
 
     def renew(self, holds: list[Hold]) -> None:
-        """Renew them, and note what the store says about each."""
+        """Renew them, and note the store's answer for each."""
         claims = {hold.held: hold for hold in holds}
         sent = time.monotonic()
         try:
             for held, left in self._store.renew([*claims], self._lease, self._keep, self.patience):
                 self._answered(claims.pop(held), sent, left)
-        except Exception:  # noqa: BLE001 - there is time for more rounds before the leases are over
+        except Exception:  # noqa: BLE001 - more rounds fit in before the leases end
             _log.exception("heartbeats of %d keys failed, of %r for one", len(claims), holds[0].held.key)
             self._retry(list(claims.values()))
 
@@ -137,15 +136,15 @@ class Schedule:
 
 
 class Heartbeats:
-    """Renews claims from threads: one that looks for what is due, and one for each round.
+    """Renews claims from threads: one that looks for due claims, and one for each round.
 
-    A message that is shorter than a third of its lease costs nothing but a place in a dictionary. The thread
-    ends by itself when there has been no claim for a whole lease.
+    A message handled in less than a third of its lease costs only a place in a dictionary. The thread ends
+    after a whole lease without any claim.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.pid = os.getpid()
-        """The process whose claims they are: after a fork the child renews none of its parent's."""
+        """The process that owns the claims: after a fork the child renews none of its parent's."""
         self.is_needed = schedule.is_needed
         self._schedule = schedule
         self._lock = threading.Lock()
@@ -161,7 +160,7 @@ class Heartbeats:
                 self._thread.start()
 
     def remove(self, hold: Hold) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._schedule.remove(hold)
 
     def _run(self) -> None:
@@ -184,7 +183,7 @@ class Heartbeats:
             self._rounds += 1
         try:
             threading.Thread(target=self._round, args=(due,), name="inbox heartbeat", daemon=True).start()
-        except RuntimeError:  # no thread can be had: they are due again soon
+        except RuntimeError:  # no thread can be started: the claims are due again soon
             self._end()
 
     def _round(self, due: list[Hold]) -> None:
@@ -199,4 +198,4 @@ class Heartbeats:
 
 
 def _nothing() -> None:
-    """A synchronous handler looks for itself whether its claim is lost."""
+    """A synchronous handler checks for itself whether its claim is lost."""

@@ -1,6 +1,6 @@
-"""One message while this process handles it: everything that is written about it, synchronously.
+"""One message while this process handles it: all writes about it, synchronously.
 
-`Claim` and `AsyncClaim` are the two faces of it.
+`Claim` and `AsyncClaim` are its two faces.
 """
 
 import math
@@ -34,10 +34,10 @@ from .stores import (
 
 OnUnknown = Literal["retry", "halt"]
 Caller = Callable[[Callable[[], Any]], Any]
-"""Makes a call of the store to its end, so that its outcome is known, and returns what it returns."""
+"""Makes a store call and lets it finish, so that its outcome is known; returns its result."""
 
 INTERRUPTIONS = 16
-"""How often a message is given back without a count, however often its handler is interrupted."""
+"""How many interruptions give a message back without counting the attempt."""
 
 _FAILURE_EVENTS = {
     Status.FAILED: EventKind.FAILED,
@@ -47,14 +47,14 @@ _FAILURE_EVENTS = {
 
 
 class GivingUp(BaseException):
-    """The way forward ends here: raised inside a handler that is only run again to undo its finished steps.
+    """No way forward is left: raised inside a handler that runs again only to undo its finished steps.
 
-    Not an Exception, so that a handler which catches those does not stop it.
+    It is not an Exception, so that a handler which catches Exception does not stop it.
     """
 
 
 class Hold:
-    """A claimed message. `store` None is a message that runs without protection: nothing is written."""
+    """A claimed message. If `store` is None the message runs without protection: nothing is written."""
 
     def __init__(
         self,
@@ -80,16 +80,18 @@ class Hold:
         self._ended = self._lost = False
         self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
         self._is_unsure = False
-        """Whether the last thing written about steps got no answer, so that the record may not say it."""
+        """Whether the last write about steps got no answer, so that the record may lack it."""
         self.is_locked = False
-        """Whether a transaction of ours keeps everybody else from the record."""
+        """Whether a transaction of ours locks the record against everybody else."""
         self._running: str | None = None
         self._used: set[str] = set()
+        # From before the call, so that the lease never ends earlier in the store than here.
         self._until = sent + request.lease
         self.held = Held(request.consumer, request.key, answer.token)
         self.steps = Steps(None if answer.is_first else answer.record.steps)
         self.attempt = 1 if answer.is_first else answer.record.attempts_started
         self.status = Status.CONSUMING
+        # Attempts beyond the last one, and those after an undo, can only undo: they begin no new step.
         self.giving_up = self.attempt > request.max_attempts or self.steps.is_undoing
         self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
 
@@ -100,29 +102,29 @@ class Hold:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that has the claim, and no fork of it."""
+        """Whether this is the process that has the claim, and not a fork of it."""
         return self._process == os.getpid()
 
     @property
     def left(self) -> float:
-        """Seconds of the lease that are left, by the worker's own reckoning; infinite where it cannot end."""
+        """Seconds left of the lease, by the worker's own clock; infinite where the lease cannot end."""
         if self._ended or self.is_locked or self._store is None:
             return math.inf
         return self._until - time.monotonic()
 
     @property
     def is_running(self) -> bool:
-        """Whether the handler runs, and has the claim as far as anybody knows."""
+        """Whether the handler runs and, as far as anybody knows, still has the claim."""
         return not self._ended and not self._lost
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the handler runs for longer than it may."""
+        """Whether the handler has run longer than it is allowed to."""
         return self._store is not None and not self._ended and time.monotonic() > self._overdue_at
 
     @property
     def lost(self) -> bool:
-        """Whether the claim may be somebody else's by now, or has to be."""
+        """Whether somebody else may have the claim by now, or we must give it up."""
         return self._lost or self.left < 0 or self.is_overdue or not self.is_here
 
     @property
@@ -149,7 +151,7 @@ class Hold:
         self._hooks(event)
 
     def renew(self) -> None:
-        """Let the lease begin anew.
+        """Renew the lease.
 
         Raises:
             LeaseLost: the message is not ours any more.
@@ -171,8 +173,8 @@ class Hold:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Around a step: none other begins meanwhile, neither inside it nor beside it, because what is
-        written about one would not know of the other."""
+        """Around a step: no other step begins meanwhile, inside it or beside it, because each overwrites the
+        record of all steps."""
         if self._running is not None:
             raise InvalidOption(f"step={name!r}: step {self._running!r} has not ended; one follows the other")
         self._running = name
@@ -193,6 +195,7 @@ class Hold:
             return False
         if self.giving_up:
             raise GivingUp
+        # Recorded before the step runs: afterwards a crash would hide that it may have happened.
         if on_unknown == "halt":
             self._save(self.steps.begun(name, has_undo=has_undo), f"step {name!r}", begins=True)
         return True
@@ -206,14 +209,14 @@ class Hold:
         if self._lost or self.is_overdue:
             self._refuse()
         self.check_process()
-        if self.lost:  # by the worker's own reckoning: only the store knows
+        if self.lost:  # by the worker's own clock; only the store can tell
             self.renew()
 
     def check_process(self) -> None:
         """Raise in a fork of the process that has the claim: it writes nothing about the message.
 
         Raises:
-            LeaseLost: it is one.
+            LeaseLost: this is a fork.
         """
         if not self.is_here:
             raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
@@ -226,14 +229,15 @@ class Hold:
         """Record a finished step: its result, as every later attempt will get it.
 
         Raises:
-            LeaseLost: the claim is somebody else's: nothing was recorded.
+            LeaseLost: the claim is somebody else's; nothing was recorded.
             InvalidResult: the result is not JSON, or too large.
         """
         self._save(self.steps.done(name, result, has_undo=has_undo), f"the end of step {name!r}")
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
 
     def abandon_step(self, name: str, error: BaseException) -> None:
-        """A step raised: if it may not be repeated, its outcome is unknown unless it says otherwise."""
+        """A step raised. If it must not be repeated, its outcome is unknown, unless it raised
+        `StepNotDone`."""
         if self.steps.state(name) != "begun":
             return
         if isinstance(error, StepNotDone):
@@ -242,7 +246,8 @@ class Hold:
             self.emit(EventKind.STEP_UNKNOWN, step=name, error=describe(error))
 
     def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
-        """A transaction has committed a step, and the lease anew, which it had `sent` by then."""
+        """A transaction has committed a step and renewed the lease, with a statement sent at the time
+        `sent`."""
         self.steps = steps
         self._until = sent + self.lease
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
@@ -261,7 +266,7 @@ class Hold:
         self.emit(EventKind.COMPLETED)
 
     def fail(self, error: BaseException, *, for_good: bool) -> None:
-        """The handler has raised; `for_good`: no attempt is to follow.
+        """The handler has raised; with `for_good` no attempt follows.
 
         Raises:
             LeaseLost: somebody else has the message.
@@ -276,15 +281,17 @@ class Hold:
 
     @property
     def is_tired(self) -> bool:
-        """Whether the message was interrupted so often that an interruption counts from now on."""
+        """Whether the message was interrupted so often that an interruption now counts as a failure."""
         return self._answer.record.interruptions >= INTERRUPTIONS
 
     def release(self, interruption: BaseException, *, is_interrupted: bool = False) -> None:
-        """Give the message back unfinished, as if this attempt had not been; `is_interrupted` is counted.
+        """Give the message back unfinished, without counting the attempt; `is_interrupted` counts an
+        interruption.
 
         Raises:
             LeaseLost: somebody else has the message.
         """
+        # A step that must not be repeated has begun: the attempt counts, and the message halts.
         if self.steps.pending is not None:
             self.fail(interruption, for_good=False)
             return
@@ -298,16 +305,16 @@ class Hold:
         self.emit(EventKind.RELEASED)
 
     def leave(self) -> None:
-        """The handler is over: monitoring learns of it here, if its end was not recorded."""
+        """The handler is over; tell monitoring if its end was not recorded."""
         if self.status is Status.CONSUMING and self.is_here:
             self.emit(EventKind.ABANDONED)
 
     def gives_up_on(self, error: BaseException) -> bool:
-        """Whether this error is the end of the message."""
+        """Whether this error ends the message."""
         return self.giving_up or isinstance(error, GiveUp) or self.attempt >= self._request.max_attempts
 
     def may_retry_undo(self) -> bool:
-        """Whether another attempt may still undo what this one could not."""
+        """Whether another attempt can retry an undo that failed in this one."""
         return self.attempt < self._request.max_attempts + UNDO_ATTEMPTS
 
     def undone(self, name: str) -> None:
@@ -328,8 +335,8 @@ class Hold:
         )
 
     def _save(self, steps: Steps, what: str, *, begins: bool = False) -> None:
-        """Write how far the steps are. Without an answer a step that was to begin has not, and all else has
-        happened: the claim's end says so once more."""
+        """Write the progress of the steps. If there is no answer, a step that was to begin counts as not
+        begun and any other change as made; the claim's end writes it once more."""
         was_pending = self.steps.pending is not None or self._is_unsure
         change = Change(
             steps=steps.text(),
@@ -337,6 +344,7 @@ class Hold:
             pending_step=(steps.pending or "") if begins or was_pending else None,
             forget_after=self._kept_alive(),
         )
+        # If the answer is lost, a step about to begin does not run, but one that ended stays ended.
         if not begins:
             self.steps = steps
         self._is_unsure = True
@@ -345,8 +353,9 @@ class Hold:
         self.steps = steps
 
     def _write(self, change: Change, what: str) -> None:
-        """Write while the handler runs, which begins the lease anew, unless it runs for too long."""
+        """Write while the handler runs. This renews the lease, unless the handler has run too long."""
         sent = time.monotonic()
+        # No new lease for an overdue handler: after the old one somebody else can take over.
         if self.is_overdue:
             self._fenced(change, what)
             return
@@ -355,6 +364,7 @@ class Hold:
 
     def _end(self, change: Change, what: str) -> None:
         self._ended = True
+        # The last write about steps may be missing, so repeat it with the end.
         if self._is_unsure:
             steps = self.steps
             change = replace(change, steps=steps.text(), undos=steps.undos, pending_step=steps.pending or "")
@@ -368,6 +378,7 @@ class Hold:
         with OWN:
             if store is None:
                 return
+            # An end can be written later; any other write needs its answer now.
             write = store.write if change.status is None else store.end
             if self.call(lambda: write(self.held, change)):
                 return

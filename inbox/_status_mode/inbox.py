@@ -1,4 +1,4 @@
-"""Status-table mode, for synchronous code."""
+"""Status-table mode for synchronous code."""
 
 import asyncio
 import functools
@@ -26,33 +26,34 @@ M = TypeVar("M")
 class StatusInbox(StatusConsumer, Listens[Listener]):
     """Takes each message once without a transaction around its handler, which may call other services.
 
-    At any time at most one handler has the message's lease. What a handler does is at least once, never
-    concurrent as long as its lease is renewed, and resumable step by step: a finished `Claim.step` is not
-    called again as long as the record is kept.
+    At any time at most one handler has the message's lease. A handler runs at least once, never concurrently
+    as long as its lease is renewed, and resumes step by step: a finished `Claim.step` is not called again as
+    long as the record is kept.
 
     Args:
         consumer: the scope of the keys, 1 to 128 bytes of UTF-8; two consumers can take the same message.
         store: a `SqlStore` or a `RedisStore`; its clock decides, never a worker's.
-        lease: how long a claim holds without a heartbeat, in seconds or as `timedelta`; then somebody else
-            may take the message over.
-        max_attempts: attempts until the message is dead, those included that never ended.
+        lease: how long a claim holds without a heartbeat, in seconds or as `timedelta`; after that another
+            worker can take the message over.
+        max_attempts: attempts until the message is dead, including those that never ended.
         heartbeat: whether to renew the lease while the handler runs.
         max_runtime: how long a handler may run, in seconds or as `timedelta`; then its claim is lost, and
-            after the lease somebody else may take the message over. None: as long as it likes.
+            after the lease another worker can take the message over. None: no limit.
         backoff: how long to wait before a message comes again.
         retention: how long records are kept (`Retention`, seconds or `timedelta`). A database stores it; None
-            is what is stored already, and without that 7 days.
-        dead_retention: how long those of dead and halted messages are kept; None likewise, or 30 days.
+            uses the stored value, or 7 days if there is none.
+        dead_retention: how long records of dead and halted messages are kept; None uses the stored value, or
+            30 days.
         keep_payload: whether a dead or halted message keeps its payload.
         missing_key: what to do without a key: "refuse" with an error, take the "message_id", or "run"
             without protection.
         unreachable: what to do when the store does not answer: "raise", or "run" without protection.
-        on_event: is called with each `Event`; or several such.
-        on_refusal: what `claim` and `handler` do with a message that was not taken, neither now nor before:
-            "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return" look at it
+        on_event: a function, or several, called with each `Event`.
+        on_refusal: what `claim` and `handler` do with a message that was taken neither now nor before:
+            "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return", check it
             before you acknowledge the message.
-        remember: how many messages that are done this object remembers, with their results: their duplicates
-            are answered without asking the store.
+        remember: how many finished messages this object remembers, with their results: it answers their
+            duplicates without asking the store.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -64,7 +65,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
 
     @property
     def _heartbeats(self) -> Heartbeats:
-        """This process's own."""
+        """This process's heartbeats."""
         if self._beats is None or self._beats.pid != os.getpid():
             self._beats = Heartbeats(self._schedule())
         return self._beats
@@ -80,24 +81,24 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         """Claim the message, run the block, and record how it ended.
 
         The block runs for a new message and for a duplicate; look at `claim.is_new`. Leaving it normally
-        completes the message: acknowledge it. An exception fails it and comes through unchanged.
+        completes the message: acknowledge it. An exception fails it and propagates unchanged.
 
         Args:
             key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
-            message_id: the broker's; what `missing_key="message_id"` takes.
+            message_id: the broker's; used by `missing_key="message_id"`.
             message_time: when the message was made; older than the retention is `TOO_OLD`.
 
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch`, `MessageTooOld`, `MessageDead` or `MessageHalted`;
-                the block does not run. `MessageDead` also when a run that could only undo finished steps has
-                ended. With `on_refusal="return"` the block does run, and `claim.verdict` says so.
+                the block does not run. `MessageDead` is also raised after a run that could only undo finished
+                steps. With `on_refusal="return"` the block runs, and `claim.verdict` has the verdict.
             InvalidKey: the key breaks the rules, or there is none.
             LeaseLost: somebody else has the message: do not acknowledge it.
             StoreUnreachable: the store does not answer.
-            TablesMissing: the tables have not been made.
-            PolicyConflict: the consumer's stored policy is another one; nothing was claimed.
+            TablesMissing: the tables do not exist.
+            PolicyConflict: the consumer's stored policy differs; nothing was claimed.
         """
         return self._claimed(key, payload, message_id, message_time, raises=True)
 
@@ -111,7 +112,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         *,
         raises: bool = False,
     ) -> Iterator[Claim]:
-        """The same whatever the verdict is; unless it `raises`, as `on_refusal` says."""
+        """The same for every verdict; if it `raises`, refusals are raised as `on_refusal` says."""
         stored_key, given = self._claim(key, payload, message_id, message_time)
         claim = Claim(stored_key, self.store, given)
         if not isinstance(given, Hold):
@@ -125,13 +126,13 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         try:
             yield claim
         except BaseException as error:
-            claim._end(error, self.backoff.delay)  # noqa: SLF001 - a handler is not to end its own claim
+            claim._end(error, self.backoff.delay)  # noqa: SLF001 - private: no handler may end its claim
             if not isinstance(error, GivingUp):
                 raise
         else:
             claim._end(None, self.backoff.delay)  # noqa: SLF001
         finally:
-            if given.is_here:  # a fork may have been made while their lock was held
+            if given.is_here:  # a fork may have copied their lock while it was held
                 heartbeats.remove(given)
             given.leave()
         if raises:
@@ -147,10 +148,10 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
     ) -> Callable[[Callable[[Claim, M], Any]], Callable[[M], Outcome]]:
         """Decorate `body(claim, message)`: it runs as `claim` does, once unless it fails.
 
-        What it returns (a JSON value) is stored and is the `Outcome.result` of every duplicate. What it
-        raises comes through unchanged. When the decorated function returns, acknowledge the message: it
+        The body's return value (JSON) is stored and is the `Outcome.result` of every duplicate. Its
+        exceptions propagate unchanged. When the decorated function returns, acknowledge the message; it
         raises what `claim` raises. Its `outcome(message)` puts errors of the body into `Outcome.error` and
-        refusals into `Outcome.verdict` instead, which is what a `Listener` asks for.
+        refusals into `Outcome.verdict` instead; a `Listener` calls that.
 
         Args:
             key, payload, message_id, message_time: functions of the message.
@@ -168,7 +169,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
                     ) as claim:
                         if claim.is_new:
                             claim.result = body(claim, message)
-                except Exception as error:  # noqa: BLE001 - whoever asked for it decides
+                except Exception as error:  # noqa: BLE001 - the caller decides
                     return claim, outcome_of(claim, error)
                 except asyncio.CancelledError as error:
                     return claim, outcome_of(claim, as_failure(error))

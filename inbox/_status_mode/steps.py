@@ -1,4 +1,4 @@
-"""The steps of a message as one document, stored with its record: pure."""
+"""The steps of a message as one document, stored with its record. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption, InvalidResult
 
 State = Literal["begun", "done", "undone", "anew"]
 LONGEST_NAME = 255
-"""Characters of a step's name, at most."""
+"""The most characters in a step's name."""
 
 
 class Steps:
@@ -20,7 +20,7 @@ class Steps:
         self._steps: dict[str, dict[str, Any]] = json.loads(text) if text else {}
 
     def state(self, name: str) -> State | None:
-        """How far a step is; None if nothing of it is recorded."""
+        """How far a step is; None if nothing is recorded."""
         step = self._steps.get(name)
         return None if step is None else step["state"]
 
@@ -30,7 +30,7 @@ class Steps:
 
     @property
     def pending(self) -> str | None:
-        """The step that began, may not be repeated, and has no recorded end."""
+        """The step that began, must not be repeated, and has no recorded end."""
         return next((name for name, step in self._steps.items() if step["state"] == "begun"), None)
 
     @property
@@ -40,7 +40,7 @@ class Steps:
 
     @property
     def is_undoing(self) -> bool:
-        """Whether something has been undone already: there is no way forward any more."""
+        """Whether something has been undone already, so that there is no way forward."""
         return bool(self._steps) and any(step["state"] == "undone" for step in self._steps.values())
 
     def to_undo(self) -> Iterator[str]:
@@ -50,23 +50,23 @@ class Steps:
                 yield name
 
     def has_undo(self, name: str) -> bool:
-        """Whether a step that is recorded has something to undo, once it is done."""
+        """Whether a recorded step has something to undo once it is done."""
         return bool(self._steps[name].get("undo"))
 
     def run(self, name: str) -> int:
-        """Which run of a step is the current one, from 1: another one begins when a message runs anew whose
-        step was undone."""
+        """Which run of a step is the current one, from 1. A new run begins when a message runs again after
+        its step was undone."""
         return int(self._steps.get(name, {}).get("run", 1))
 
     def begun(self, name: str, *, has_undo: bool = False) -> "Steps":
-        """With a step that may not be repeated begun."""
+        """With the begin of a step that must not be repeated."""
         return self._with(name, {"state": "begun"} | ({"undo": True} if has_undo else {}))
 
     def done(self, name: str, result: Any, *, has_undo: bool) -> "Steps":
         """With a step finished.
 
         Raises:
-            InvalidResult: its result is not JSON, or too large, or all results together are.
+            InvalidResult: its result is not JSON, or it or all results together are too large.
         """
         try:
             step: dict[str, Any] = {"state": "done", "result": json.loads(encode_result(result))}
@@ -110,7 +110,7 @@ class Steps:
         return text
 
     def _with(self, name: str, step: dict[str, Any]) -> "Steps":
-        """Keeping which run of the step it is; one that runs anew comes after those that ran before it."""
+        """Keeps the number of the step's run; a step that runs again moves to the end."""
         others = {key: each for key, each in self._steps.items() if key != name or each["state"] != "anew"}
         run = self.run(name)
         return self._of(others | {name: step | ({"run": run} if run > 1 else {})})

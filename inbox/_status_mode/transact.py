@@ -34,10 +34,10 @@ from .stores import SqlStore, Store
 
 
 class StepTransaction:
-    """Begin, record and commit around a step's body; synchronous, for whatever handle there is.
+    """Begin, record and commit around a step's body; synchronous, for any handle.
 
-    The record's row is locked from the first statement on, so nobody takes the message over while the
-    transaction is open, and a claim that was lost before is found out before anything is written.
+    The record's row is locked from the first statement on. So nobody takes the message over while the
+    transaction is open, and a claim lost earlier is detected before anything is written.
     """
 
     def __init__(self, hold: Hold, store: SqlStore | None, name: str, *, has_undo: bool) -> None:
@@ -75,7 +75,7 @@ class StepTransaction:
             self._hold.lose()
             raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
         self._hold.is_locked = True
-        if store is not None:  # else nothing has been written yet, so the transaction may not have begun
+        if store is not None:  # without a store nothing is written yet, so the transaction may not have begun
             ending.watch(handle, self._connection, transaction)
             self._is_watched = True
 
@@ -100,7 +100,7 @@ class StepTransaction:
             self._handle.flush()
         self._record()
         self._hold.check()
-        self.leave()  # a COMMIT in two phases is statements of SQLAlchemy's own
+        self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
         try:
             with COMMIT:
                 self._hold.call(self._commit)
@@ -114,11 +114,11 @@ class StepTransaction:
                 self._resolve(error)
 
     def adopt(self, seconds: float) -> None:
-        """It has committed."""
+        """Called after the commit."""
         self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
 
     def roll_back(self) -> None:
-        """Undo all of it, in the process that has begun it."""
+        """Undo everything, but only in the process that began it."""
         self.leave()
         if forked.is_in(self._process):
             if self._hold.is_locked:
@@ -128,7 +128,7 @@ class StepTransaction:
             forked.abandon(self._handle)
 
     def leave(self) -> None:
-        """The body is over, however it went."""
+        """The body is over, whether it succeeded or failed."""
         if self._is_watched:
             self._is_watched = False
             ending.unwatch(self._handle, self._connection)
@@ -156,7 +156,8 @@ class StepTransaction:
             )
 
     def _is_recorded(self) -> bool:
-        """Whether the record has the step now; not if the transaction has been undone since it began."""
+        """Whether the record has the step now; it has not if the transaction has been undone since it
+        began."""
         self._sent = time.monotonic()
         steps = self._steps.text()
         with OWN, self._bounded():
@@ -170,12 +171,12 @@ class StepTransaction:
             )
 
     def _resolve(self, error: Exception) -> None:
-        """Finish normally if the COMMIT did happen: the record has the witness then."""
+        """Finish normally if the COMMIT did happen: then the record has the witness."""
         held = self._hold.held
         try:
             record = self._store.find(held.consumer, held.key) if self._store else None
         except StoreUnreachable:
-            self._hold.lose()  # nobody knows what is recorded, so nothing may be written over it
+            self._hold.lose()  # nobody knows what is recorded, so it must not be overwritten
             raise
         if record is None or record.claim != self._witness:
             raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
@@ -216,7 +217,7 @@ def sql_store(store: Store) -> SqlStore:
     """The store of a step in a transaction.
 
     Raises:
-        InvalidOption: it is not in a database that could commit with the step.
+        InvalidOption: the store is not in a database that could commit with the step.
     """
     if not isinstance(store, SqlStore):
         raise InvalidOption(f"transact: {type(store).__name__} is not in the database; use step")
@@ -224,10 +225,10 @@ def sql_store(store: Store) -> SqlStore:
 
 
 def opener(source: Source) -> Callable[[], Connection | Session]:
-    """What opens a Connection or a Session.
+    """A function that opens a Connection or a Session.
 
     Raises:
-        InvalidOption: it is no source.
+        InvalidOption: not a source.
     """
     check_source(source, SYNC)
     return partial(open_source, source, SYNC)

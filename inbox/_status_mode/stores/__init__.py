@@ -1,4 +1,4 @@
-"""Where status-table mode keeps its records, one file for each kind of store."""
+"""The stores of status-table mode, one file for each kind."""
 
 from .records import (
     UNDO_ATTEMPTS,

@@ -1,7 +1,7 @@
-"""A bound on how long a call of a database takes, whatever it waits for.
+"""A limit on how long a database call takes, whatever it waits for.
 
-Drivers wait without limit for a server that hangs, and for one behind a network that drops what is sent.
-Waits for rows are bounded by the statements themselves; this is for everything else.
+Drivers wait without limit for a server that hangs, or behind a network that drops packets. The statements
+themselves limit waits for rows; this limits everything else.
 """
 
 import logging
@@ -21,17 +21,17 @@ from inbox_outbox_base.errors.inbox import StoreUnreachable
 _log = logging.getLogger("inbox.stores")
 
 _LOOKS = 1.0
-"""Seconds between two looks for calls that take too long, and for which the server has to end one."""
+"""Seconds between two looks for calls that take too long, and the time the server has to end one."""
 
 _IDLE = 60.0
-"""Seconds without a call after which the looking ends."""
+"""Seconds without a call after which the thread ends."""
 
 
 class Call:
-    """Around a call on a connection, which is cut once the time is over.
+    """Around a call on a connection; the connection is cut when the time is over.
 
     Raises:
-        StoreUnreachable: it was, and the connection is invalidated.
+        StoreUnreachable: the connection was cut, and is invalidated.
     """
 
     __slots__ = ("_connection", "_watchdog", "deadline", "has_ended", "pooled", "taken")
@@ -43,7 +43,7 @@ class Call:
         self.deadline = time.monotonic() + seconds
         self.has_ended = False
         self.taken: threading.Event | None = None
-        """Is set when its socket is in the hands of whoever cuts it; None if nobody does."""
+        """Set once the watchdog has its own copy of the socket; None if nobody cuts the call."""
 
     def __enter__(self) -> None:
         self._watchdog.begin(self)
@@ -56,7 +56,7 @@ class Call:
     ) -> None:
         if self._watchdog.end(self):
             return
-        assert self.taken is not None  # noqa: S101 - whoever took it has said so before
+        assert self.taken is not None  # noqa: S101 - set before the call is taken
         self.taken.wait()
         self.has_ended = True
         self._connection.invalidate()
@@ -67,8 +67,8 @@ class Call:
 class Watchdog:
     """Cuts connections whose call takes too long: one thread for all calls of a store.
 
-    Without locks, which would cost every call: whoever takes a call out of the dictionary, in one operation,
-    decides whether it has ended or is cut.
+    It takes no locks, which would cost every call: whoever removes a call from the dictionary, in one
+    operation, decides whether it has ended or is cut.
     """
 
     def __init__(self, database: Taking) -> None:
@@ -78,8 +78,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def begin(self, call: Call) -> None:
-        """From now on it may be cut."""
-        if self._pid != os.getpid():  # forked, without the thread and without the calls of other threads
+        """From now on the call may be cut."""
+        if self._pid != os.getpid():  # a fork: it has neither the thread nor the calls of other threads
             self._pid, self._thread, self._calls = os.getpid(), None, {}
         self._calls[call] = None
         if self._thread is None:
@@ -87,7 +87,7 @@ class Watchdog:
             self._thread.start()
 
     def end(self, call: Call) -> bool:
-        """Take it out; False if somebody else has."""
+        """Remove the call; False if the watchdog already has."""
         return self._calls.pop(call, self) is None
 
     def _run(self) -> None:
@@ -99,7 +99,7 @@ class Watchdog:
                 last = now
             elif now > last + _IDLE:
                 self._thread = None
-                if not self._calls:  # else one has come that still saw this thread
+                if not self._calls:  # otherwise a call came that still saw this thread
                     return
             for call in list(self._calls):
                 if call.deadline < now:
@@ -112,22 +112,22 @@ class Watchdog:
         try:
             driver: Any = call.pooled.driver_connection
             own = socket.socket(fileno=os.dup(self._database.socket_of(driver)))
-        except Exception:  # noqa: BLE001 - the connection has just ended by itself
+        except Exception:  # noqa: BLE001 - the connection has just ended anyway
             _log.debug("a connection that did not answer has ended", exc_info=True)
         else:
-            # In a thread, so that a server that does not answer keeps no other call from being cut.
+            # In a thread, so that a server that does not answer does not delay cutting other calls.
             cut = threading.Thread(target=self._cut, args=(call, driver, own), daemon=True)
-            with suppress(RuntimeError):  # it cannot be had: the driver alone decides
+            with suppress(RuntimeError):  # no thread can be started: the driver alone decides
                 cut.start()
         finally:
             call.taken.set()
 
     def _cut(self, call: Call, driver: Any, own: socket.socket) -> None:
-        """Let the server end it; if that does not help, break the connection."""
+        """Let the server end the call; if that does not help, break the connection."""
         with own:
             try:
                 self._database.cancel(driver)
-            except Exception:  # noqa: BLE001 - which the server may be in no state to do
+            except Exception:  # noqa: BLE001 - the server may be unable to cancel
                 _log.debug("a call that takes too long cannot be cancelled", exc_info=True)
             for _ in range(20):
                 if call.has_ended:

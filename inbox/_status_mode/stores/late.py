@@ -1,4 +1,4 @@
-"""How handlers have ended, where the store did not take it at the time."""
+"""Ends of handlers that the store could not record at the time."""
 
 import logging
 from collections.abc import Callable
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from .records import Change, Held
 
 _MOST = 10_000
-"""Ends that are kept; the attempts of those beyond count as such that never ended."""
+"""The most ends to keep; the attempts of further ones count as never ended."""
 
 _log = logging.getLogger("inbox.claims")
 
 
 class LateEnds:
-    """Ends to be written once the store answers again. Each repeats its token, so it changes nothing if
-    somebody has taken the message over by then."""
+    """Ends to write once the store answers again. Each repeats its token, so it changes nothing if somebody
+    has taken the message over by then."""
 
     def __init__(self, write: "Callable[[Held, Change], bool]") -> None:
         self._write = write
@@ -32,11 +32,11 @@ class LateEnds:
             self._ends[held.consumer, held.key] = (held, change)
 
     def write_all(self) -> None:
-        """Write those that there are; the store has just answered."""
+        """Write all of them; the store has just answered."""
         self.write(*list(self._ends))
 
     def write(self, *messages: tuple[str, str]) -> None:
-        """Write those of these messages, by consumer and key, until the store does not answer."""
+        """Write those of these messages, by consumer and key, until the store stops answering."""
         for message in messages:
             if (end := self._ends.pop(message, None)) is None:
                 continue
@@ -45,7 +45,7 @@ class LateEnds:
             except StoreUnreachable:
                 self._ends.setdefault(message, end)
                 return
-            except Exception:  # noqa: BLE001 - the claim that came by is another message's
+            except Exception:  # noqa: BLE001 - the current claim is another message's
                 _log.exception("key %r: how its handler ended cannot be recorded", message[1])
             else:
                 _log.info("key %r: how its handler ended is recorded now", message[1])

@@ -1,4 +1,4 @@
-"""What is stored of a message, what is asked of a store, and the rules that every store applies: pure."""
+"""The record of a message, requests to a store, and the rules that every store applies. Pure."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Verdict
 
 UNDO_ATTEMPTS = 3
-"""Attempts beyond the last one, when there are finished steps still to be undone."""
+"""Extra attempts after the last one, if finished steps are still to be undone."""
 
 NEVER_ENDED = "the attempt did not end within its lease"
 USED_UP = "its attempts are used up"
@@ -19,14 +19,14 @@ USED_UP = "its attempts are used up"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LONGEST_HISTORY = 20
-"""Attempts that are remembered; the oldest go first."""
+"""The most attempts in the history; the oldest are dropped first."""
 
 
 class Status(StrEnum):
     """How far a message is."""
 
     CONSUMING = "consuming"
-    """Claimed; after the lease somebody else may take it over."""
+    """Claimed; after the lease another worker can take it over."""
     CONSUMED = "consumed"
     """Done: every later delivery is a duplicate."""
     FAILED = "failed"
@@ -34,19 +34,19 @@ class Status(StrEnum):
     DEAD = "dead"
     """Attempts are used up, or the handler gave up."""
     HALTED = "halted"
-    """A step that may not be repeated has an unknown outcome: a person has to say what it was."""
+    """A step that must not be repeated has an unknown outcome: a person has to resolve it."""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: made for every message, and that costs three times as much
+@dataclass(slots=True, kw_only=True)  # one for every message, and frozen costs three times as much
 class Request:
     """One attempt to claim one message.
 
     Attributes:
-        claim: 16 random bytes, by which an attempt recognises its own row when an answer was lost.
+        claim: 16 random bytes by which an attempt recognises its own row after a lost answer.
         lease: seconds.
-        payload: what a dead letter keeps; None keeps nothing.
-        retention, dead_retention: seconds; for stores that forget by themselves.
-        policy: what the inbox asks for; for stores that a purge empties. None is not compared.
+        payload: kept in a dead letter; None keeps nothing.
+        retention, dead_retention: seconds; for stores that expire records.
+        policy: the inbox's; for stores that are purged. None is not compared.
     """
 
     consumer: str
@@ -64,14 +64,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is stored of one message; times are the store's.
+    """The record of one message; times are the store's.
 
     Attributes:
         steps: a JSON object, by the steps' names in the order in which they began.
-        history: a JSON array of the attempts that have not succeeded, and of what operators have done.
-        pending_step: the step that began, may not be repeated, and has no recorded end.
+        history: a JSON array of the attempts that did not succeed, and of operators' decisions.
+        pending_step: the step that began, must not be repeated, and has no recorded end.
         undos: how many finished steps have something to undo.
-        interruptions: how often an attempt was given back, because its handler was interrupted.
+        interruptions: how often an attempt was given back because its handler was interrupted.
     """
 
     consumer: str
@@ -97,7 +97,7 @@ class Record:
 
 
 class Answer:
-    """What a store says to a claim.
+    """A store's answer to a claim.
 
     Attributes:
         verdict: the answer.
@@ -116,8 +116,8 @@ class Answer:
 
     @classmethod
     def first(cls, request: Request, token: int, now: datetime) -> "Answer":
-        """To whoever has claimed a message that nobody had claimed before. Its record is made when somebody
-        asks for it: few do, and it costs more than the rest."""
+        """The answer to the first claim of a message. Its record is made only on demand: it is rarely needed,
+        and costs more than the rest."""
         answer = cls.__new__(cls)
         answer.verdict, answer.now, answer.token = Verdict.NEW, now, token
         answer._record, answer._request = None, request  # noqa: SLF001 - its own
@@ -138,14 +138,14 @@ class Answer:
 
     @property
     def lease_left(self) -> timedelta:
-        """How long somebody else's claim holds."""
+        """How long the current holder's lease still lasts."""
         until = self.record.lease_until
         return timedelta() if until is None else max(timedelta(), until - self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What every write of a claim repeats: nobody else has this token for this key, ever."""
+    """Repeated in every write of a claim: nobody else ever has this token for this key."""
 
     consumer: str
     key: str
@@ -157,12 +157,12 @@ class Change:
     """What to write; None leaves a field as it is.
 
     Attributes:
-        token: a new one, by which whoever has the old one is refused from then on.
+        token: a new token; writes with the old one are rejected.
         lease: seconds from now, by the store's clock.
         finished: how many attempts to add to the finished ones.
         started: how many to add to (or take from) the started ones.
         pending_step: a name, or the empty text for none.
-        forget_after: seconds; for stores that forget by themselves.
+        forget_after: seconds; for stores that expire records.
     """
 
     status: Status | None = None
@@ -181,8 +181,8 @@ class Change:
     forget_after: float
 
     def fields(self) -> dict[str, Any]:
-        """What to write into which column; None empties it. Lease and attempts are not among them, because
-        a store reckons with those."""
+        """The columns to write and their values; None empties a column. Lease and attempts are left out,
+        because a store computes them."""
         names = ("token", "result", "error", "payload", "steps", "history", "undos", "interruptions")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.status is not None:
@@ -194,11 +194,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a claim may do about a record.
+    """What a claim can do with a record.
 
     Attributes:
-        verdict: what to say; `NEW` is to take it over.
-        bury: the status to write first, because this claim has found out that it holds.
+        verdict: the answer; `NEW` means take it over.
+        bury: the status to write first, because this claim found that it applies.
     """
 
     verdict: Verdict
@@ -206,7 +206,7 @@ class Judgement:
 
 
 def judge(record: Record, now: datetime, request: Request) -> Judgement:
-    """The rules by which a record that is there may be taken over, the same for every store."""
+    """The rules for taking over an existing record, the same for every store."""
     if None not in (record.digest, request.digest) and record.digest != request.digest:
         return Judgement(Verdict.MISMATCH)
     if record.status in _SETTLED:
@@ -248,13 +248,13 @@ def new_record(request: Request, token: int, now: datetime) -> Record:
 
 
 def is_ours(record: Record, request: Request) -> bool:
-    """Whether this very claim has taken the message: just now, or before, and its answer was lost."""
+    """Whether this same claim took the message: just now, or earlier with its answer lost."""
     return record.claim == request.claim and record.status is Status.CONSUMING
 
 
 def successor(record: Record, now: datetime, request: Request, judgement: Judgement) -> dict[str, Any]:
-    """The fields of a record that a claim takes over, or buries, and that nobody holds; with a new token in
-    both cases, so that whoever held it before does not take them for its own."""
+    """The fields of a record that a claim takes over or buries, and that nobody holds. Both get a new token,
+    so that a former holder does not take the record for its own."""
     token, history = max(record.token + 1, first_token(now)), record.history
     if record.status is Status.CONSUMING:
         history = remember(record, NEVER_ENDED)
@@ -273,17 +273,17 @@ def successor(record: Record, now: datetime, request: Request, judgement: Judgem
 
 
 def first_token(now: datetime) -> int:
-    """Microseconds since 1970 by the store's clock: a key's first token. A later one is larger by at least
-    one; one after the record was purged is the clock again."""
+    """A key's first token: microseconds since 1970 by the store's clock. A later one is larger by at least
+    one; after the record was purged it is the clock again."""
     return (now - EPOCH) // timedelta(microseconds=1)
 
 
 def remember(record: Record, error: str, at: datetime | None = None, *, by: str | None = None) -> str:
-    """The history of a record with its last attempt added, or what an operator has done.
+    """The history of a record plus its last attempt, or an operator's decision.
 
     Args:
         error: how the attempt ended, or what was done.
-        at: when, by the store's clock; None is when the lease ran out.
+        at: when, by the store's clock; None means when the lease ran out.
         by: the operator; None is the attempt's owner.
     """
     ended = at or record.lease_until

@@ -1,4 +1,4 @@
-"""Records of status-table mode in Redis: one hash a message, changed by scripts only."""
+"""Records of status-table mode in Redis: one hash a message, changed only by scripts."""
 
 import asyncio
 import inspect
@@ -28,22 +28,22 @@ T = TypeVar("T")
 _HELD = (Status.CONSUMING,)
 _CODES = "OOM|NOREPLICAS|MISCONF|BUSY|LOADING|MASTERDOWN|READONLY|CLUSTERDOWN|TRYAGAIN"
 _NOT_NOW = re.compile(rf"^(?:ERR Error running script .*? -|-)?({_CODES}) ")
-"""Answers of a server that is full or degraded begin with one of these words of its protocol. Before Redis 7
-one that meets with them inside a script puts its own words first."""
+"""Answers of a server that is full or degraded begin with one of these words of its protocol. Before Redis 7,
+a server that meets such an error inside a script puts its own words first."""
 
 
 class RedisStore(Store):
     """Records in Redis 6 or newer, or a Redis Cluster; extra `redis`.
 
-    A message is one key, and every claim and write one script on it, so decisions are as atomic as in a
-    database; the time is Redis' TIME. Records forget themselves after the inbox's retention. What Redis
-    loses is lost: it needs ``appendonly yes``, ``maxmemory-policy noeviction``, and a failover to a replica
-    that had not got the last writes can let a second handler run.
+    A message is one key, and every claim and write is one script on it, so decisions are as atomic as in a
+    database; the time is Redis' TIME. Records expire after the inbox's retention. What Redis loses is lost:
+    it needs ``appendonly yes`` and ``maxmemory-policy noeviction``, and a failover to a replica that lacks
+    the last writes can let a second handler run.
 
     Args:
         client: of redis-py, synchronous or (for `AsyncStatusInbox`) asynchronous, without `decode_responses`
             and with a `socket_timeout`, which newer versions of redis-py have by default.
-        prefix: what the keys begin with.
+        prefix: the prefix of all keys.
 
     Raises:
         InvalidOption: not such a client, or an empty prefix.
@@ -110,7 +110,8 @@ class RedisStore(Store):
             yield held, lease if renewed else None
 
     def _renewed(self, claims: Sequence[Held], change: Change) -> Sequence[Any]:
-        """In one go: for each claim whether it was renewed, or that Redis has forgotten the script."""
+        """In one round trip: for each claim whether it was renewed, or that Redis has forgotten the
+        script."""
         pipeline = self._client.pipeline(transaction=False)
         for held in claims:
             arguments = hashes.write_arguments(
@@ -127,7 +128,7 @@ class RedisStore(Store):
         return self._look(self._name(consumer, key), consumer, key)[1]
 
     def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
-        """As `Store.list`; reads all records there are, because Redis has no index of them."""
+        """As `Store.list`; reads all records, because Redis has no index of them."""
         start = f"{self._prefix}:" if consumer is None else self._name(consumer, "").decode()
         found = []
         for name in self._names(hashes.escaped(start) + "*"):
@@ -171,7 +172,7 @@ class RedisStore(Store):
         return Answer(verdict=judgement.verdict, record=found, now=now)
 
     def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record | int]:
-        """The store's clock, and what was there; or the token of what is there now."""
+        """The store's clock, and either the record that was there or the token of the new one."""
         given = () if request.digest is None else (request.digest,)
         lease, keep = (
             hashes.microseconds(request.lease),
@@ -202,7 +203,7 @@ class RedisStore(Store):
         return bool(self._run(redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
 
     def _run(self, script: Script, name: bytes, *arguments: Any) -> Any:
-        try:  # nothing else than this call, but where something is wrong
+        try:  # normally this call is all
             result = self._client.execute_command("EVALSHA", script.sha, 1, name, *arguments)
             return self._called(result) if self.is_async else result
         except self._errors:
@@ -245,18 +246,18 @@ class RedisStore(Store):
             yield name
 
     def _name(self, consumer: str, key: str) -> bytes:
-        """The length tells where the consumer ends, whatever is in it."""
+        """The length prefix shows where the consumer's name ends, whatever characters it has."""
         return f"{self._prefix}:{len(consumer)}:{consumer}:{key}".encode()
 
 
 def _reason(error: Exception) -> str:
-    """What to tell without what the script was given."""
+    """The error's text without the script's arguments."""
     code = _NOT_NOW.search(str(error))
     return type(error).__name__ if code is None else code[1]
 
 
 def _socket_timeout(client: Any) -> float | None:
-    """Seconds for which a call waits for an answer; None: as long as it takes."""
+    """Seconds that a call waits for an answer; None: no limit."""
     import redis.connection
 
     holder = next(

@@ -1,4 +1,4 @@
-"""Records as hashes: names, what scripts of status-table mode are given, and what they return."""
+"""Records as hashes: field names, the scripts' arguments, and what the scripts return."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
@@ -9,7 +9,7 @@ from .records import EPOCH, Held, Record, Status
 
 _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
 _AT_FIRST = {"attempts_finished": 0, "undos": 0, "interruptions": 0}
-"""What need not be stored of a message that has no other number."""
+"""Values that need not be stored of a message that has no others."""
 
 _TIMES = ("lease_until", "created_at", "updated_at")
 _BYTES = ("claim", "digest", "payload")
@@ -44,18 +44,19 @@ def write_arguments(
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Consumer and key."""
+    """Split a name into consumer and key."""
     length, _, rest = name.partition(":")
     return rest[: int(length)], rest[int(length) + 1 :]
 
 
 def escaped(text: str) -> str:
-    """Text as a pattern that matches nothing else."""
+    """Escape text as a pattern that matches only itself."""
     return "".join(f"\\{each}" if each in "\\*?[]^-" else each for each in text)
 
 
 def judged(record: Record) -> str:
-    """By what a record was judged, besides token and status: what its holder may have changed since."""
+    """What a record was judged by, besides token and status: fields that its holder may have changed
+    since."""
     return f"{record.undos},{record.pending_step or ''}"
 
 

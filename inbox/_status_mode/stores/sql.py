@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONGEST_CALL = 20.0
-"""Seconds after which a call that is not answered is given up; longer than any wait for a row."""
+"""Seconds after which an unanswered call is given up; longer than any wait for a row."""
 
 _LARGEST_STATEMENT = 1_000
-"""Claims that one statement renews, at most."""
+"""The most claims that one statement renews."""
 
 
 class _RowLocked(StoreUnreachable):
@@ -59,14 +59,14 @@ class SqlStore(Store):
     """Records in the table ``inbox_status`` of PostgreSQL, MySQL, MariaDB or SQLite.
 
     Every claim, heartbeat and step is one short transaction of its own, so no lock is held while a handler
-    runs, and the time is the database's clock. Transient errors are tried again for about a second.
+    runs, and the time is the database's clock. Transient errors are retried for about a second.
 
     Args:
         engine: where the tables are; an AsyncEngine for `AsyncStatusInbox`.
         schema: the PostgreSQL schema of the tables; None is the connection's own.
 
     Raises:
-        InvalidOption: not an engine, or one whose only connection all threads share.
+        InvalidOption: not an engine, or one whose threads all share one connection.
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
     """
 
@@ -116,7 +116,7 @@ class SqlStore(Store):
     def renew(
         self, claims: Sequence[Held], lease: float, keep: float, within: float
     ) -> Iterator[tuple[Held, float | None]]:
-        if not self._database.locks_rows:  # nor may a process that stands still be in the middle of a read
+        if not self._database.locks_rows:  # a paused process must not hold a read transaction open either
             yield from super().renew(claims, lease, keep, within)
             return
         for start in range(0, len(claims), _LARGEST_STATEMENT):
@@ -140,8 +140,8 @@ class SqlStore(Store):
         return [(held, left.get(held)) for held in claims]
 
     def _renew_one_by_one(self, connection: Connection, these: dict[str, Any], lease: float) -> None:
-        """MySQL and MariaDB do not leave out locked rows of an UPDATE, and given a list, the optimizer may
-        scan past it and wait for rows of others."""
+        """On MySQL and MariaDB, an UPDATE cannot skip locked rows, and with a list the optimizer may scan
+        beyond it and wait for other rows."""
         unlocked = connection.execute(sql_statements.unlocked(self.tables), these).all()
         statement = sql_statements.write(self.tables, frozenset({"lease"}), rows.names([Status.CONSUMING]))
         for row in unlocked:
@@ -149,7 +149,7 @@ class SqlStore(Store):
             try:
                 connection.execute(statement, rows.where(held) | {"lease": lease})
             except DBAPIError as error:
-                if not codes.ends_wait(error):  # somebody has locked it just now
+                if not codes.ends_wait(error):  # somebody has just locked it
                     raise
 
     def delete(self, held: Held, among: Iterable[Status]) -> bool:
@@ -160,8 +160,8 @@ class SqlStore(Store):
         return self._run(self._database.now)
 
     def lock(self, connection: Connection, held: Held, witness: bytes) -> bool:
-        """In the caller's transaction, keep everybody else from the record until it ends; False if the claim
-        is not the message's any more. A transaction that has been undone does not leave its `witness`."""
+        """In the caller's transaction, lock the record against everybody else until it ends; False if the
+        claim is lost. A transaction that is undone leaves no `witness`."""
         parameters = rows.where(held) | {"claim": witness}
         dialect = connection.dialect.name
         statement = sql_statements.lock(self.tables, dialect, rows.names([Status.CONSUMING]))
@@ -171,8 +171,8 @@ class SqlStore(Store):
     def record_step(
         self, connection: Connection, held: Held, witness: bytes, *, steps: str, undos: int, lease: float
     ) -> bool:
-        """In that same transaction, write down the steps and let the lease begin anew, in seconds; False if
-        the transaction has been undone in between."""
+        """In the same transaction, record the steps and renew the lease, in seconds; False if the transaction
+        was undone in between."""
         parameters = rows.where(held) | {
             "claim": witness,
             "steps": steps,
@@ -183,10 +183,10 @@ class SqlStore(Store):
         return connection.execute(statement, parameters).rowcount == 1
 
     def bounded(self, connection: Connection) -> AbstractContextManager[None]:
-        """Around calls on a connection of the caller's, which is cut if they take too long.
+        """Around calls on the caller's connection, which is cut if they take too long.
 
         Raises:
-            StoreUnreachable: it was.
+            StoreUnreachable: it was cut.
         """
         return self._bounded(connection, LONGEST_CALL)
 
@@ -199,10 +199,10 @@ class SqlStore(Store):
             return self._run(lambda connection: self._locked(connection, request))
 
     def _locked(self, connection: Connection, request: Request) -> Answer:
-        """What to say of a row that somebody has locked for longer than a claim waits: whoever it is may be
-        at the message, so it is in flight, unless it is settled."""
+        """The answer about a row that stays locked for longer than a claim waits. Its locker may be handling
+        the message, so it is in flight, unless it is settled."""
         now, record = self._look(connection, {"consumer_": request.consumer, "key_": request.key})
-        if record is None:  # nor is it committed
+        if record is None:  # the insert that locks it is not committed
             return Answer(verdict=Verdict.IN_FLIGHT, record=new_record(request, 0, now), now=now)
         judgement = judge(record, now, request)
         is_open = judgement.bury is not None or judgement.verdict is Verdict.NEW
@@ -232,7 +232,7 @@ class SqlStore(Store):
         return Answer(verdict=judgement.verdict, record=record, now=now)
 
     def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | int | None]:
-        """The store's clock, and what was there; or the token of what is there now."""
+        """The store's clock, and either the record that was there or the token of the new one."""
         parameters = rows.new(request)
         if connection.dialect.name == "postgresql":
             row = connection.execute(sql_statements.add_or_look(self.tables), parameters).one_or_none()
@@ -280,8 +280,8 @@ class SqlStore(Store):
         wait: float = sql_statements.WRITE_WAIT,
         within: float | None = None,
     ) -> T:
-        """Do this on a connection of its own, on which statements commit one by one and wait for a row for
-        `wait` seconds at most; a connection that does not answer `within` some seconds is replaced once."""
+        """Do this on a connection of its own, on which each statement commits and waits at most `wait`
+        seconds for a row. A connection that does not answer `within` some seconds is replaced once."""
         for pause in tries():
             try:
                 return self._once(work, wait, LONGEST_CALL if within is None else within)
@@ -323,5 +323,5 @@ class SqlStore(Store):
 
 
 def _reason(error: SQLAlchemyError) -> object:
-    """What the driver said, without the statement and its parameters."""
+    """The driver's message, without the statement and its parameters."""
     return error.orig if isinstance(error, DBAPIError) else error

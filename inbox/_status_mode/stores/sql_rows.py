@@ -1,4 +1,4 @@
-"""Records as rows: what statements of status-table mode are given, and what they return."""
+"""Records as rows: the parameters of status-table mode's statements, and what the statements return."""
 
 import re
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ def names(statuses: Iterable[Status]) -> frozenset[str]:
 
 
 def record_of_json(found: dict[str, Any]) -> Record:
-    """A record as PostgreSQL's to_jsonb() gives it."""
+    """A record as PostgreSQL's to_jsonb() returns it."""
     for name in ("claim", "digest", "payload"):
         if found[name] is not None:
             found[name] = _bytes(found[name])
@@ -44,7 +44,7 @@ def record_of_json(found: dict[str, Any]) -> Record:
 
 
 def _bytes(text: str) -> bytes:
-    """Bytes as PostgreSQL writes them, whichever its bytea_output is."""
+    """Bytes as PostgreSQL writes them, for any bytea_output."""
     if text.startswith("\\x"):
         return bytes.fromhex(text[2:])
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]) if found[1] else b"\\", text.encode())

@@ -37,14 +37,14 @@ from inbox_outbox_base.tables.inbox import Tables, utcnow
 from .records import Status
 
 CLAIM_WAIT = 1.0
-"""Seconds for which a claim waits, twice at most, for a row that somebody else has locked."""
+"""Seconds that a claim waits, twice at most, for a row that somebody else has locked."""
 
 WRITE_WAIT = 5.0
-"""The same for what the holder of a message writes about it."""
+"""The same for writes of the message's holder."""
 
 IDENTITY = ("consumer", "key")
 GIVEN = ("consumer", "key", "claim", "owner", "digest")
-"""What a new record gets from whoever claims it."""
+"""The fields of a new record that its claim supplies."""
 
 
 class clock_token(FunctionElement[int]):  # noqa: N801
@@ -73,11 +73,11 @@ def _clock_token_sqlite(element: clock_token, compiler: SQLCompiler, **kw: Any) 
 
 
 class lock_timeout(FunctionElement[bool]):  # noqa: N801
-    """True; and from here on the statement waits for a row for so many milliseconds at most.
+    """True; and from here on the statement waits at most that many milliseconds for a row.
 
-    PostgreSQL checks a condition before it locks the row, and forgets a setting that is local to a
-    transaction with the statement that commits by itself, so this costs no statement of its own. Elsewhere
-    the connection says how long (`Database.briefly`), or the driver.
+    PostgreSQL checks a condition before it locks the row. A setting that is local to a transaction ends with
+    the statement that commits by itself, so this needs no extra statement. Elsewhere the connection has the
+    limit (`Database.briefly`), or the driver.
     """
 
     inherit_cache = True
@@ -150,9 +150,9 @@ def add(tables: Tables, dialect_name: str) -> Insert:
 
 @cache
 def add_or_look(tables: Tables) -> Select[Any]:
-    """PostgreSQL, in one statement: a new record's token and time; or the one that is there, read without
-    lock or write, as one value, because a driver's work grows with the columns. Of a record that was purged
-    while the statement ran only the new one: both could be seen."""
+    """PostgreSQL, in one statement: a new record's token and time, or the existing record, read without lock
+    or write. It is one value, because a driver's work grows with the columns. If the existing record is
+    purged while the statement runs, both could be seen; only the new one is returned."""
     from sqlalchemy.dialects import postgresql
 
     c = tables.status.c
@@ -178,7 +178,7 @@ def add_or_look(tables: Tables) -> Select[Any]:
 
 @cache
 def take_over(tables: Tables) -> Update:
-    """The record as it was looked at becomes ours, if it is still that and nobody holds it."""
+    """Take the record over, if it is still as it was read and nobody holds it."""
     c = tables.status.c
     return (
         update(tables.status)
@@ -200,7 +200,8 @@ def take_over(tables: Tables) -> Update:
 
 @cache
 def bury(tables: Tables) -> Update:
-    """The record as it was looked at, held by nobody any more, becomes what a claim has found out it is."""
+    """Write the status that a claim found into the record, if it is still as it was read and nobody holds
+    it."""
     c = tables.status.c
     names = ("status", "token", "error", "history", "payload")
     return (
@@ -215,7 +216,7 @@ def bury(tables: Tables) -> Update:
 
 @cache
 def write(tables: Tables, names: frozenset[str], among: frozenset[str]) -> Update:
-    """Some fields of the record that still has a token and one of some statuses."""
+    """Write some fields of a record, if it still has the token and one of these statuses."""
     c = tables.status.c
     values: dict[str, Any] = {}
     for name in sorted(names):
@@ -232,8 +233,7 @@ def write(tables: Tables, names: frozenset[str], among: frozenset[str]) -> Updat
 
 @cache
 def renew(tables: Tables) -> Update:
-    """PostgreSQL, in one statement: leases of some claims begin anew, except for rows that somebody has
-    locked."""
+    """PostgreSQL, in one statement: renew the leases of some claims, skipping locked rows."""
     c = tables.status.c
     free = (
         select(c.consumer, c.key)
@@ -253,7 +253,7 @@ def unlocked(tables: Tables) -> Select[Any]:
 
 @cache
 def leases(tables: Tables) -> Select[Any]:
-    """Of some claims those that are still what they were, how long they hold, and the store's clock."""
+    """The claims among these that still hold, how long they hold, and the store's clock."""
     c = tables.status.c
     return select(c.key, c.token, c.lease_until, utcnow().label("now")).where(_among_claims(tables))
 
@@ -267,10 +267,10 @@ def _among_claims(tables: Tables) -> ColumnElement[bool]:
 
 @cache
 def lock(tables: Tables, dialect_name: str, among: frozenset[str]) -> Select[Any] | Update:
-    """Keep everybody else from the record that still has a token and one of some statuses.
+    """Lock the record against everybody else, if it still has the token and one of these statuses.
 
     PostgreSQL's lock changes nothing: a claim's ON CONFLICT waits for a transaction that has changed the
-    record, and not for one that has only locked it.
+    record, but not for one that has only locked it.
     """
     if dialect_name == "postgresql":
         return select(literal(1)).where(_held(tables, among)).with_for_update(key_share=True)
@@ -279,7 +279,7 @@ def lock(tables: Tables, dialect_name: str, among: frozenset[str]) -> Select[Any
 
 @cache
 def record_step(tables: Tables, dialect_name: str) -> Update:
-    """The steps, a witness and a lease that begins anew, into the record that this very transaction has
+    """Write the steps, a witness and a renewed lease into the record that this same transaction has
     locked."""
     c = tables.status.c
     witness = bindparam("claim", type_=c.claim.type)
@@ -296,12 +296,12 @@ def record_step(tables: Tables, dialect_name: str) -> Update:
 
 @cache
 def forget(tables: Tables, among: frozenset[str]) -> Delete:
-    """The record that still has a token and one of some statuses."""
+    """Delete the record if it still has the token and one of these statuses."""
     return delete(tables.status).where(_held(tables, among))
 
 
 def _as_judged(tables: Tables) -> ColumnElement[bool]:
-    """Nobody holds the record, and nothing by which it was judged was changed by who held it."""
+    """Nobody holds the record, and its holder changed nothing by which it was judged."""
     c = tables.status.c
     unheld = c.lease_until.is_(None) | (c.lease_until <= utcnow())
     seen = [c[name] == bindparam(f"{name}_") for name in ("token", "status", "undos")]
@@ -317,7 +317,7 @@ def _held(tables: Tables, among: Iterable[str]) -> ColumnElement[bool]:
 
 @cache
 def listed(tables: Tables, *, of_one: bool, with_status: bool) -> Select[Any]:
-    """Records, those that were changed longest ago first."""
+    """Records, the least recently changed first."""
     c = tables.status.c
     chosen = select(*_columns(tables)).order_by(c.updated_at).limit(bindparam("limit"))
     if of_one:

@@ -1,4 +1,4 @@
-"""What status-table mode needs of a store."""
+"""The contract between status-table mode and a store."""
 
 import time
 from abc import ABC, abstractmethod
@@ -15,12 +15,12 @@ from .late import LateEnds
 from .records import Answer, Change, Held, Record, Request, Status
 
 _ROUNDS = 100
-"""How often a claim that others were faster than looks again."""
+"""How often a claim looks again after others were faster."""
 
 
 def tries() -> Iterator[float | None]:
-    """How long to wait after each try at reaching a store, in seconds; None after the last: there are eight,
-    but none begins when a second is over, because drivers may have tried for long by themselves."""
+    """How long to wait after each try to reach a store, in seconds; None after the last. There are at most
+    eight tries, and none begins after one second, because drivers may have retried for long themselves."""
     deadline = time.monotonic() + 1.0
     for pause in pauses(8):
         if pause is None or time.monotonic() > deadline:
@@ -41,7 +41,7 @@ class Store(ABC):
         """Take the message, or say why not; one atomic decision.
 
         Raises:
-            StoreUnreachable: the store did not answer, after some tries.
+            StoreUnreachable: the store did not answer, after some retries.
         """
         if self._late:
             self._late.write((request.consumer, request.key))
@@ -54,8 +54,8 @@ class Store(ABC):
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
 
     def end(self, held: Held, change: Change) -> bool:
-        """Write how a handler has ended; False if the message is not its own any more. If that fails, it is
-        tried again when this process claims the message once more, or gets an answer to another claim."""
+        """Write how a handler ended; False if it no longer has the message. If this fails, it is retried when
+        this process claims the message again, or gets an answer to another claim."""
         try:
             return self.write(held, change)
         except Exception:
@@ -66,13 +66,14 @@ class Store(ABC):
     def _late(self) -> LateEnds:
         return LateEnds(self.write)
 
-    def prepare(self) -> None:  # noqa: B027 - most have nothing to say
-        """What a listener lets it do before the first message: warn of settings that lose messages."""
+    def prepare(self) -> None:  # noqa: B027 - most stores have nothing to prepare
+        """A listener calls this before the first message, for instance to warn of settings that lose
+        messages."""
 
     def declaration(
         self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
     ) -> Declaration | None:
-        """The policy of an inbox that is kept with its records; None if each record says when it goes."""
+        """The policy of an inbox that is kept with its records; None if each record has its own expiry."""
         return None
 
     def retention(self, policy: Declaration) -> Retention:
@@ -81,22 +82,22 @@ class Store(ABC):
 
     @abstractmethod
     def _claim(self, request: Request) -> Answer | None:
-        """The answer; None if the record was changed in between by others: look again."""
+        """The answer; None if others changed the record in between: look again."""
 
     @abstractmethod
     def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
-        """Write if the record still has this token and one of these statuses; False if it has not."""
+        """Write if the record still has this token and one of these statuses; False if not."""
 
     def renew(
         self, claims: Sequence[Held], lease: float, keep: float, within: float
     ) -> Iterator[tuple[Held, float | None]]:
-        """Let the leases of one consumer's claims begin anew, but for records that somebody has locked; for
-        each claim how many seconds its lease has left now, or None if it is somebody else's.
+        """Renew the leases of one consumer's claims, skipping locked records. For each claim, yield the
+        seconds that its lease now has left, or None if the claim is somebody else's.
 
         Args:
             claims: one or more.
-            lease, keep: seconds; `keep` is for stores that forget by themselves.
-            within: seconds after which no answer is an error.
+            lease, keep: seconds; `keep` is for stores that expire records.
+            within: seconds after which a missing answer is an error.
         """
         change = Change(lease=lease, forget_after=keep)
         for held in claims:
@@ -104,21 +105,21 @@ class Store(ABC):
 
     @abstractmethod
     def find(self, consumer: str, key: str) -> Record | None:
-        """What is stored of one message."""
+        """The record of one message."""
 
     @abstractmethod
     def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
-        """Records, those that were changed longest ago first."""
+        """Records, the least recently changed first."""
 
     @abstractmethod
     def delete(self, held: Held, among: Iterable[Status]) -> bool:
-        """Forget the message if its record still has this token and one of these statuses."""
+        """Delete the record if it still has this token and one of these statuses."""
 
     @abstractmethod
     def now(self) -> datetime:
         """The store's clock."""
 
     def _has_happened(self, held: Held, change: Change) -> bool:
-        """Of a write that was refused: whether it took effect before, and only its answer was lost."""
+        """For a refused write: whether it took effect before, and only its answer was lost."""
         record = self.find(held.consumer, held.key) if change.status is not None else None
         return record is not None and (record.token, record.status) == (held.token, change.status)
