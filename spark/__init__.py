@@ -1,12 +1,12 @@
-"""Partitions that commit once: a Spark writer on top of the inbox.
+"""A Spark writer that applies each business key once.
 
-Each partition's inbox rows and results commit in one transaction, so that retries, speculative copies,
-killed executors, resubmitted jobs and streaming replays leave each business key applied once, for as long as
-its inbox row is kept::
+Each partition's inbox rows and results commit in one transaction: each business key is applied once despite
+retries, speculative copies, killed executors, resubmitted jobs and streaming replays, for as long as its
+inbox row is kept::
 
     report = InboxWriter(url, "flights", key=["flight_id"], consumer="flights-load").write(df)
 
-`spark.errors` is what can go wrong.
+`spark.errors` lists the exceptions.
 """
 
 from inbox_outbox_base.checks.extras import brought_by

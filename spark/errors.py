@@ -1,15 +1,15 @@
-"""What can go wrong in the Spark writer, as exceptions.
+"""The exceptions of the Spark writer.
 
 ::
 
     SparkWriterError
-    ├── ColumnMismatch   (ValueError)    the DataFrame and the target table do not fit together
+    ├── ColumnMismatch   (ValueError)    the DataFrame does not match the key or the target table
     ├── InvalidRow       (ValueError)    a row has no usable key, or a value that would be changed
     └── VersionMismatch  (RuntimeError)  driver and executor run different versions
 
-All are `inbox.errors.InboxError`. A wrong option is `inbox.errors.InvalidOption`, missing tables are
-`inbox.errors.TablesMissing`. What a task raises reaches the driver inside Spark's own exception, with this
-text in it.
+All derive from `inbox.errors.InboxError`. A wrong option raises `inbox.errors.InvalidOption`, missing tables
+`inbox.errors.TablesMissing`. An error in a task reaches the driver inside Spark's own exception, which
+contains its text.
 """
 
 from inbox_outbox_base.errors.spark import (
@@ -27,4 +27,4 @@ __all__ = [
 ]
 
 for _name in __all__:
-    globals()[_name].__module__ = __name__  # what tracebacks say, and where a pickle looks
+    globals()[_name].__module__ = __name__  # shown in tracebacks, and used by pickle to find the class

@@ -1,1 +1,1 @@
-"""What runs on the driver."""
+"""The code that runs on the driver."""

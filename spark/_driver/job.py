@@ -1,4 +1,4 @@
-"""What the driver does before and after the tasks; the same for both ways in."""
+"""The driver's work before and after the tasks, shared by `InboxWriter` and `InboxDataSource`."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,11 +25,11 @@ from spark._options.settings import Settings
 DISTRIBUTION = "inbox-outbox"
 _NOTHING = b"\0" * 16
 _PATIENCE = 15.0
-"""Seconds to wait for a connection before the job: an address or a password may be wrong."""
+"""Seconds to wait for a connection before the job: the URL or the password may be wrong."""
 
 
 def own_version() -> str:
-    """The version of this package that is installed here."""
+    """The installed version of this package."""
     return version(DISTRIBUTION)
 
 
@@ -38,8 +38,8 @@ class Job:
 
     Args:
         settings: the options.
-        run: the run's name; None draws one.
-        parts: the number of partitions, 0 if nobody can say.
+        run: the run's name; None generates one.
+        parts: the number of partitions, 0 if unknown.
     """
 
     def __init__(self, settings: Settings, run: str | None, parts: int = 0) -> None:
@@ -57,11 +57,11 @@ class Job:
         return tables(self.settings.inbox_schema)
 
     def prepare(self, schema: pa.Schema) -> Task:
-        """Check everything that can be known before a row is read.
+        """Check everything that can be checked before a row is read.
 
         Raises:
             ColumnMismatch: the DataFrame does not fit.
-            TablesMissing: the inbox's tables have not been made.
+            TablesMissing: the inbox's tables have not been created.
             PolicyConflict: the consumer uses status-table mode.
         """
         check_key(self.settings, schema)
@@ -70,28 +70,28 @@ class Job:
             fitted(connection, self._database, self.settings, schema)
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)
-        # By itself, because it may have to be tried again: on SQLite a transaction that has read cannot write
-        # once another one has.
+        # In a separate transaction, which may be retried: on SQLite a transaction that has read cannot write
+        # after another one has written.
         consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)
         committed(self._engine, self._database, self.settings, partial(consumer.agree, is_new=True))
         return Task(self.settings, self.run, self._parts, self._done)
 
     def check_keys(self, schema: pa.Schema) -> None:
-        """What `prepare` checks, but for the target.
+        """The checks of `prepare`, except those of the target.
 
-        Raises: as `prepare`.
+        Raises: the errors of `prepare`.
         """
         check_key(self.settings, schema)
         with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
             self._check_tables(connection)
 
     def finished(self) -> Counts | None:
-        """What the whole batch had counted when it was finished, if it ever was."""
+        """The counts of the whole batch if it was finished before."""
         whole = [counts for entry, counts in self._done.items() if entry.part == WHOLE_BATCH]
         return whole[0] if whole else None
 
     def report(self, done: list[Done], seconds: float) -> WriteReport:
-        """What was committed, and a note that the batch is finished."""
+        """Report what was committed, and mark the batch as finished."""
         total = sum((each.counts for each in done), Counts())
         if self.settings.ledger != "off" and done:
             work = partial(self._settle, total)
@@ -107,7 +107,7 @@ class Job:
         return total
 
     def report_finished(self, counts: Counts, seconds: float) -> WriteReport:
-        """The report of a batch that was not even looked at."""
+        """The report of a finished batch, whose rows were not read."""
         parts = {entry.part for entry in self._done if entry.part != WHOLE_BATCH}
         return self._report(counts, len(parts), len(parts), "none", seconds)
 
@@ -140,10 +140,10 @@ class Job:
 
 
 def _reconciled(read: Counts, entries: dict[Entry, Counts]) -> Counts:
-    """The counts of the partitions as they were read last, and of all that the batch has ever committed.
+    """Combine the counts of the partitions as last read with those of all that the batch ever committed.
 
-    The two differ when a batch was tried with other partitions before: what it had applied then was found
-    again as its own, so it counts as new, once.
+    The two differ if a batch was tried with other partitions before: the rows it applied then are recognised
+    as its own, so they count as new, once.
     """
     new = sum(counts.new for entry, counts in entries.items() if entry.part != WHOLE_BATCH)
     rows = max(read.rows, new + read.duplicate + read.dropped)

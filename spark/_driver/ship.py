@@ -1,7 +1,7 @@
-"""What goes to the executors.
+"""Sends code to the executors.
 
-A function that is sent by value looks at what is installed there before it opens what was sent by name: an
-executor without this package, or with another version, says so.
+A function sent by value checks the installed version before it unpickles what was sent by name: an executor
+without this package, or with another version, raises a clear error.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ Function = Callable[[Iterable[Any]], Iterator[Any]]
 
 
 def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[str, str, bytes]]:
-    """What makes `call(*arguments)` on an executor, once the versions there are known to be the same.
+    """A function and its arguments, which run `call(*arguments)` on an executor after comparing versions.
 
     Raises (on the executor):
         VersionMismatch: another version of this package is installed there, or none.
@@ -46,7 +46,8 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
 
 
 def shipped(function: Callable[..., Iterator[Any]], *arguments: object) -> Function:
-    """`function(*arguments, batches)` as a function of batches, for `mapInArrow`; raises as `sent`."""
+    """`function(*arguments, batches)` as a function of batches, for `mapInArrow`; raises the errors of
+    `sent`."""
     opened, packed = sent(partial, function, *arguments)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:

@@ -34,32 +34,32 @@ _NEEDED = ("url", "table", "key", "consumer")
 class InboxDataSource(DataSource):
     """``spark.dataSource.register(InboxDataSource)``, then ``df.write.format("inbox").mode("append")``.
 
-    Each partition's inbox rows and results commit in one transaction, as with `InboxWriter`; the options are
-    named as those of Spark's JDBC source. Defaults come from the session's ``spark.inbox.*``.
+    Each partition's inbox rows and results commit in one transaction, as with `InboxWriter`. Options have the
+    names of Spark's JDBC source. Defaults come from the session's ``spark.inbox.*``.
     """
 
     @classmethod
     def name(cls) -> str:
-        """As it stands in ``format(...)``."""
+        """The name for ``format(...)``."""
         return "inbox"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """For ``df.write``.
+        """The writer for ``df.write``.
 
         Raises:
-            InvalidOption: an option that cannot be used, or mode "overwrite".
+            InvalidOption: an option is invalid, or the mode is "overwrite".
             ColumnMismatch: the DataFrame does not fit.
         """
         return _Writer(_Plan.of(self.options, schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """For ``df.writeStream``; raises as `writer`."""
+        """The writer for ``df.writeStream``; raises the errors of `writer`."""
         return _StreamWriter(_Plan.of(self.options, schema, overwrite))
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What was said on the driver."""
+    """The options and schema that were given on the driver."""
 
     options: dict[str, str]
     schema: pa.Schema
@@ -76,13 +76,13 @@ class _Plan:
             try:
                 Job(checked(**given), None).prepare(plan.schema)
             except (DBAPIError, TablesMissing) as error:
-                # The session's defaults, which are not told here, may bring a login or a schema: tasks check
-                # again, before they read a row.
+                # The session's defaults, which are not available here, may add a login or a schema: tasks
+                # check again before they read a row.
                 _log.info("not checked on the driver: %s", error)
         return plan
 
     def settings(self) -> Settings:
-        """On an executor, where the session's configuration comes along with each task."""
+        """The settings on an executor, where each task carries the session's configuration."""
         context: Any = TaskContext.get()
         session = defaults(context._localProperties)  # noqa: SLF001 - there is no other way to ask
         said = {plain(name) for name in self.options}
@@ -101,14 +101,14 @@ def _arguments(options: Mapping[str, str]) -> dict[str, Any]:
             "atomicity='job': format('inbox') writes each partition by itself; use InboxWriter, or "
             "df.repartition(1)"
         )
-    # Spark has planned the partitions already; what the option bounds is the connections.
+    # Spark has already planned the partitions, so the option limits the connections.
     limit = given.pop("num_partitions", None)
     return given if limit is None else {"max_connections": limit} | given
 
 
 @dataclass
 class _Message(WriterCommitMessage):
-    """What a task tells the driver; None for a partition without rows."""
+    """What a task sends to the driver; None for a partition without rows."""
 
     settings: Settings
     run: str
@@ -168,4 +168,4 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         _report(self._plan, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What has committed stays; the batch comes again."""
+        """Nothing to do: committed partitions stay, and Spark delivers the batch again."""

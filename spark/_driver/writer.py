@@ -1,4 +1,4 @@
-"""The writer that is called with a DataFrame."""
+"""The writer for DataFrames."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -35,44 +35,43 @@ _DONE = (
 class InboxWriter:
     """Writes DataFrames so that each business key takes effect once.
 
-    Each partition's inbox rows and results commit in one transaction: retries, speculative copies, killed
-    executors, resubmitted jobs and streaming replays leave each key applied once, for as long as its inbox
-    row is kept. Works with Spark Connect too; the driver needs to reach the database, as the executors do.
+    Each partition's inbox rows and results commit in one transaction: each key is applied once despite
+    retries, speculative copies, killed executors, resubmitted jobs and streaming replays, for as long as its
+    inbox row is kept. Works with Spark Connect too. The driver must reach the database, like the executors.
 
     Args:
-        url: the database, as ``jdbc:postgresql://host/database`` or as SQLAlchemy writes it. PostgreSQL,
-            MySQL, MariaDB, or SQLite on one machine.
-        table: where results go, as ``name`` or ``schema.name``; None if `results` is SQL or a function.
-        key: the column, or columns, that hold the business key.
+        url: the database, as ``jdbc:postgresql://host/database`` or in SQLAlchemy's form. PostgreSQL, MySQL,
+            MariaDB, or SQLite on one machine.
+        table: the target of results, as ``name`` or ``schema.name``; None if `results` is SQL or a function.
+        key: the column or columns of the business key.
         consumer: the scope of the keys, as in `inbox.Inbox`.
         results: what to do with new rows: `Append()` (default), `Upsert(...)`, `Statements(...)`, or a
             function of an open connection and an iterator of Arrow batches.
-        user, password: instead of those in the URL.
-        run: a name for this piece of work. Whoever submits the same run and batch again finds the partitions
-            that have committed. None draws one, so that only retries inside the job are recognised (keys
-            are, in any case). For `foreach_batch` the default is the query's id, if Spark tells it.
+        user, password: replace those in the URL.
+        run: a name for this job. Submitting the same run and batch again recognises the partitions that have
+            committed. None generates a name, so that only retries inside the job are recognised (keys are
+            always recognised). For `foreach_batch` the default is the query's id, if Spark provides it.
         batch: the number of the batch in the run.
-        ledger: "verify" reads a partition before it believes that it has committed; "trust" believes a batch,
-            or a partition, by its number, and skips all the work of a batch that was finished; "off" keeps
-            no ledger.
+        ledger: "verify" reads a partition before treating it as committed; "trust" recognises batches and
+            partitions by number, and skips all work of a finished batch; "off" keeps no ledger.
         atomicity: "partition", or "job" for all partitions or none, through one task.
-        null_keys: "error", or "drop" to leave out rows without a key, and count them.
-        batch_size: rows sent at a time.
-        num_partitions: the most partitions to write; more are merged (`coalesce`).
-        max_connections: the most tasks that are at work in the database at once, over all executors of all
-            writers of this consumer. (A task that waits looks in now and then, which takes a moment.)
+        null_keys: "error", or "drop" to leave out and count rows without a key.
+        batch_size: rows to send at a time.
+        num_partitions: the most partitions to write; if there are more, they are merged (`coalesce`).
+        max_connections: the most tasks that work in the database at the same time, over all executors of all
+            writers of this consumer. (A waiting task also connects for a moment now and then.)
         isolation_level: "READ_COMMITTED" (default), "REPEATABLE_READ" or "SERIALIZABLE".
         session_init_statement: SQL to run on each new connection.
-        query_timeout: seconds that one statement may take; 0 is no limit.
-        lock_timeout: seconds that one statement waits for a lock; then the transaction is tried again.
-        memory: bytes of rows that a task keeps in memory; more go to a temporary file.
+        query_timeout: the most seconds for one statement; 0 is no limit.
+        lock_timeout: seconds a statement waits for a lock before the transaction is retried.
+        memory: bytes of rows that a task keeps in memory; further rows go to a temporary file.
         inbox_schema: the PostgreSQL schema of the inbox's tables.
 
-    Options that are not given are taken from the session's ``spark.inbox.*``, where they are named as those
-    of `format("inbox")`.
+    Options that you omit are taken from the session's ``spark.inbox.*``, with the names of the options of
+    `format("inbox")`.
 
     Raises:
-        InvalidOption: an option cannot be used.
+        InvalidOption: an option is invalid.
     """
 
     def __init__(
@@ -102,21 +101,21 @@ class InboxWriter:
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
         self._given = given
-        # What is given is checked now; what the session adds, when there is one.
+        # Given options are checked now; the session's defaults when there is a session.
         checked(**({"url": "postgresql://host/database", "table": "t", "key": "k", "consumer": "c"} | given))
 
     def __repr__(self) -> str:
         return f"InboxWriter(table={self._given.get('table')!r}, consumer={self._given.get('consumer')!r})"
 
     def write(self, df: "DataFrame") -> WriteReport:
-        """Write a DataFrame's rows whose keys are new.
+        """Write the rows of a DataFrame whose keys are new.
 
         Raises:
-            InvalidOption: an option is missing, or cannot be used.
-            ColumnMismatch: the DataFrame does not fit the key, or the table.
-            TablesMissing: the inbox's tables have not been made.
-            PySparkException: a task has failed as often as Spark allows; partitions that have committed stay,
-                and writing again goes on with the others.
+            InvalidOption: an option is missing or invalid.
+            ColumnMismatch: the DataFrame does not fit the key or the table.
+            TablesMissing: the inbox's tables have not been created.
+            PySparkException: a task has failed as often as Spark allows. Committed partitions stay; writing
+                again continues with the others.
         """
         settings = self._settings(df)
         if settings.ledger == "trust" and settings.run is None:
@@ -126,11 +125,11 @@ class InboxWriter:
     def foreach_batch(self, df: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch: for ``stream.writeStream.foreachBatch(writer.foreach_batch)``.
 
-        A batch that Spark delivers again, also under a new checkpoint or with other rows under an old number,
-        leaves each key applied once and skips none.
+        If Spark delivers a batch again, even under a new checkpoint or with other rows under an old number,
+        each key is applied once and none is skipped.
 
-        Raises: as `write`; and InvalidOption for ledger="trust" where Spark does not tell the query's id:
-            after a lost checkpoint the numbers begin again.
+        Raises: the errors of `write`; and InvalidOption for ledger="trust" if Spark does not provide the
+            query's id: after a lost checkpoint the numbers start over.
         """
         settings = replace(self._settings(df), batch=batch_id)
         query = query_id(df)
@@ -140,9 +139,9 @@ class InboxWriter:
         _write(df, settings, run or None)
 
     def unseen(self, df: "DataFrame") -> "DataFrame":
-        """The rows whose keys are not in the inbox yet, to spare the others costly work.
+        """The rows whose keys are not in the inbox yet, to avoid costly work on the others.
 
-        It is a saving and no guarantee: what is found new here may be taken until it is written.
+        This is an optimisation, not a guarantee: a key that is new here may be taken before it is written.
         """
         settings = self._settings(df)
         Job(settings, None).check_keys(arrow_schema(df.schema))
@@ -165,7 +164,7 @@ def _write(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
     if finished is not None and settings.ledger == "trust":
         return job.report_finished(finished, time.monotonic() - began)
     if finished is not None:
-        # Most likely all of it is there: the keys alone can tell, and the other columns need not travel.
+        # Most likely all rows are there: the keys suffice to tell, so the other columns are not sent.
         done = _run(df.select(*settings.key), recognise, task)
         if all(each.replayed for each in done):
             return job.report(done, time.monotonic() - began)

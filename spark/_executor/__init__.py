@@ -1,1 +1,1 @@
-"""What runs on the executors."""
+"""The code that runs on the executors."""

@@ -1,4 +1,4 @@
-"""Whether a DataFrame fits its target, found out before a row is read."""
+"""Checks that a DataFrame fits its target, before a row is read."""
 
 from collections.abc import Iterable
 
@@ -18,10 +18,10 @@ _OWN = (KEY, RANK)
 
 
 def check_key(settings: Settings, schema: pa.Schema) -> None:
-    """The key columns are there, and text can be made of them in one way only.
+    """Check that the key columns exist, and that their values have exactly one text form.
 
     Raises:
-        ColumnMismatch: one is missing, or of a type that has no one text.
+        ColumnMismatch: a column is missing, or its type has no unique text form.
     """
     for name in schema.names:
         if schema.names.count(name) > 1:
@@ -37,10 +37,10 @@ def check_key(settings: Settings, schema: pa.Schema) -> None:
 
 
 def fitted(connection: Connection, database: Loading, settings: Settings, schema: pa.Schema) -> list[Column]:
-    """How each column travels.
+    """How each column is sent to the database.
 
     Raises:
-        ColumnMismatch: a column that the target lacks, needs, or cannot hold exactly.
+        ColumnMismatch: a column that the target lacks, requires, or cannot hold exactly.
     """
     results = settings.results
     if not isinstance(results, Append | Upsert):
@@ -48,7 +48,7 @@ def fitted(connection: Connection, database: Loading, settings: Settings, schema
     targets = {each.name: each for each in database.targets(connection, settings)}
     if not targets:
         raise ColumnMismatch(f"table={settings.target!r}: there is no such table")
-    # A key that the target has no column for is kept by the inbox alone.
+    # A key without a column in the target is stored in the inbox only.
     written = [field for field in schema if field.name in targets or field.name not in settings.key]
     for field in written:
         if field.name not in targets:

@@ -1,4 +1,4 @@
-"""Connections of tasks: few, short, and retried."""
+"""The connections of tasks: few, short-lived, and retried."""
 
 import random
 import time
@@ -21,14 +21,14 @@ from spark._options.settings import Settings
 T = TypeVar("T")
 
 TRIES = 100
-"""Transactions that are tried: a minute and a half's worth of transient errors."""
+"""How often a transaction is tried: about a minute and a half of transient errors."""
 
 PATIENCE = 600.0
-"""Seconds that a task waits for a free connection: whoever has one is at work with rows, not computing."""
+"""Seconds a task waits for a free connection: tasks hold one only while they write rows, not to compute."""
 
 
 def engine_of(settings: Settings) -> Engine:
-    """An engine whose connections are closed, not kept: an executor would keep one for each worker."""
+    """An engine without a pool: with one, an executor would keep a connection for each worker."""
     database = loading(settings.url.get_backend_name())
     url, connect_args = for_engine(settings.url)
     return create_engine(
@@ -42,10 +42,10 @@ def engine_of(settings: Settings) -> Engine:
 
 
 def committed(engine: Engine, database: Loading, settings: Settings, work: Callable[[Connection], T]) -> T:
-    """What `work` returns, once its transaction has committed; tried again after transient errors.
+    """Run `work` in a transaction, and return its result once that has committed; retry transient errors.
 
-    A connection that breaks during COMMIT leaves it open whether that happened, so `work` has to find what it
-    has committed before.
+    If the connection breaks during COMMIT, the outcome is unknown, so `work` must detect what it has already
+    committed.
     """
 
     def once() -> T:
@@ -61,19 +61,19 @@ def committed(engine: Engine, database: Loading, settings: Settings, work: Calla
 def transaction(
     engine: Engine, database: Loading, settings: Settings, patience: float = PATIENCE
 ) -> Iterator[Connection]:
-    """A connection in a transaction with its guards, which the caller commits; it is closed at the end."""
+    """A connection in a guarded transaction, which the caller commits; it is closed at the end."""
     with _connect(engine, database, settings, patience) as connection:
         database.guard(connection, settings)
         yield connection
 
 
 def _connect(engine: Engine, database: Loading, settings: Settings, patience: float) -> Connection:
-    """A connection out of `max_connections`, as soon as the server has one left (which drivers do not tell
-    from a server that is not there).
+    """One of `max_connections` connections, as soon as one is free. (Drivers do not distinguish a full server
+    from an absent one.)
 
     Raises:
-        DBAPIError: the server could not be reached for so many seconds, or refused.
-        TransientError: others had all connections for so many seconds.
+        DBAPIError: the server could not be reached for `patience` seconds, or rejected the connection.
+        TransientError: all connections were in use for `patience` seconds.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -93,7 +93,7 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
 
 
 def _initialized(connection: Connection, database: Loading, settings: Settings) -> bool:
-    """The connection made ready, if it may be kept."""
+    """Prepare the connection; return whether it may be kept."""
     try:
         if settings.session_init_statement is not None:
             connection.execute(text(settings.session_init_statement.replace(":", "\\:")))

@@ -1,4 +1,4 @@
-"""The proof that code of others has left a transaction as it found it."""
+"""Proves that user code has not ended or aborted a transaction."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +18,11 @@ _ENDED = (
 
 @contextmanager
 def intact(connection: Connection) -> Iterator[None]:
-    """A savepoint around the body: it lives as long as the transaction, so releasing it is the proof.
+    """Run the body in a savepoint, which exists as long as the transaction: releasing it is the proof.
 
     Raises:
-        TransactionEnded: the body has committed or rolled back, in whatever way.
-        TransactionAborted: it has swallowed an error that makes COMMIT a ROLLBACK.
+        TransactionEnded: the body has committed or rolled back, in any way.
+        TransactionAborted: it has swallowed an error that turns COMMIT into a ROLLBACK.
     """
     begun = connection.get_transaction()
     savepoint = connection.begin_nested()
@@ -39,7 +39,7 @@ def intact(connection: Connection) -> Iterator[None]:
 
 
 def check_open(connection: Connection) -> None:
-    """Raise, as `intact` does, unless the transaction takes more statements."""
+    """Raise the errors of `intact` unless the transaction accepts more statements."""
     if connection.closed or not connection.in_transaction():
         raise TransactionEnded(_ENDED)
     database = database_of(connection)

@@ -1,7 +1,6 @@
-"""Keys and fingerprints of whole Arrow columns at a time.
+"""Keys and fingerprints, computed for whole Arrow columns.
 
-The stored key is the same as `inbox.Inbox` makes of it: text as it is, several columns as a compact JSON
-array.
+The stored key is the same as in `inbox.Inbox`: text unchanged, several columns as a compact JSON array.
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,10 @@ _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 
 
 def check_type(name: str, kind: pa.DataType) -> None:
-    """Refuse a key column whose text could be written in more than one way.
+    """Reject a key column whose values have more than one text form.
 
     Raises:
-        ColumnMismatch: neither text, whole number nor date.
+        ColumnMismatch: not text, a whole number or a date.
     """
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not (is_text or _is_number(kind) or pa.types.is_date(kind)):
@@ -44,10 +43,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
-    """The stored key of each row; NULL where a part of it is NULL.
+    """The stored key of each row; NULL if a part of it is NULL.
 
     Raises:
-        InvalidRow: a key is empty, longer than 512 bytes of UTF-8, holds a NUL, or is not UTF-8.
+        InvalidRow: a key is empty, longer than 512 bytes of UTF-8, contains a NUL, or is not UTF-8.
     """
     try:
         for column in columns:
@@ -92,7 +91,7 @@ def _part(column: pa.Array) -> pa.StringArray:
 
 
 def _bytes(keys: pa.StringArray) -> tuple[Any, Any]:
-    """The UTF-8 of all keys in one piece, and where each begins (one more: where the last ends)."""
+    """The UTF-8 of all keys in one buffer, and their offsets (the last offset is the end)."""
     _, offsets, data = keys.buffers()
     ends = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
     first, last = (int(ends[0]), int(ends[-1])) if len(ends) else (0, 0)
@@ -101,10 +100,10 @@ def _bytes(keys: pa.StringArray) -> tuple[Any, Any]:
 
 
 class Fingerprint:
-    """A number that two sets of keys share only if they are the same, whatever their order.
+    """A number that identifies a set of keys, regardless of their order.
 
-    Shuffles deliver rows in another order each time, so the hashes of the keys are added up. It is no
-    protection against somebody who chooses keys in order to collide.
+    Shuffles deliver rows in a different order each time, so the hashes of the keys are added up. This does
+    not protect against keys that are chosen to collide.
     """
 
     def __init__(self) -> None:
@@ -112,9 +111,9 @@ class Fingerprint:
         self._sums = [0, 0]
 
     def add(self, keys: pa.StringArray) -> None:
-        """Some more keys, none of them NULL."""
+        """Add keys, none of them NULL."""
         body, ends = _bytes(keys)
-        # Words are read at any byte, so the last key needs seven bytes more behind it.
+        # Words are read at any byte offset, so the last key needs seven more bytes behind it.
         padded = np.concatenate([body, np.zeros(8, np.uint8)])
         words: Any = np.ndarray((len(body) + 1,), "<u8", padded.data, strides=(1,))
         starts, lengths = ends[:-1], np.diff(ends)

@@ -1,4 +1,4 @@
-"""The ledger: which partitions of which batch have committed, and what they counted."""
+"""The ledger: the partitions of each batch that have committed, with their counts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +12,15 @@ from inbox_outbox_base.tables.inbox import Tables, utcnow
 from .report import Counts
 
 WHOLE_BATCH = -1
-"""In place of a partition's number: the batch is finished."""
+"""Stands for a partition's number in the row that marks a batch as finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What names a row of the ledger.
+    """The key of a row of the ledger.
 
-    `parts` is 0 where nobody could say how many partitions there are; the fingerprint still tells
-    partitions of another plan apart.
+    `parts` is 0 if the number of partitions is unknown; the fingerprint still distinguishes partitions of
+    another plan.
     """
 
     consumer: str
@@ -58,17 +58,17 @@ def _this(tables: Tables, entry: Entry) -> ColumnElement[bool]:
 
 
 def find(connection: Connection, tables: Tables, entry: Entry) -> Counts | None:
-    """What a committed entry counted.
+    """The counts of a committed entry.
 
     Raises:
-        TransactionEnded: its transaction was cut short.
+        TransactionEnded: its transaction was committed too early.
     """
     found = connection.execute(select(tables.ledger).where(_this(tables, entry))).one_or_none()
     return None if found is None else _counts(found)
 
 
 def settle(connection: Connection, tables: Tables, entry: Entry, counts: Counts) -> None:
-    """Write down the counts of an entry that this transaction has begun."""
+    """Write the counts of an entry that this transaction has inserted."""
     values = columns(counts) | {"committed_at": utcnow()}
     connection.execute(update(tables.ledger).where(_this(tables, entry)).values(values))
 
@@ -76,10 +76,10 @@ def settle(connection: Connection, tables: Tables, entry: Entry, counts: Counts)
 def entries(
     connection: Connection, tables: Tables, consumer: str, run: str, batch: int
 ) -> dict[Entry, Counts]:
-    """Everything that was committed of one batch.
+    """All committed entries of a batch.
 
     Raises:
-        TransactionEnded: one of its transactions was cut short.
+        TransactionEnded: one of its transactions was committed too early.
     """
     c = tables.ledger.c
     found = connection.execute(
@@ -92,7 +92,7 @@ def entries(
 
 
 def _counts(row: Row[Any]) -> Counts:
-    if row.rows_read == 0:  # the last statement of a transaction counts them, and partitions have rows
+    if row.rows_read == 0:  # a transaction's last statement writes this, and every partition has rows
         raise TransactionEnded(
             "an earlier attempt's results have ended its transaction before it was whole: a person has to "
             f"look at what they wrote of run {row.run!r}, batch {row.batch}, partition {row.part}"

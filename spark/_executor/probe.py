@@ -1,4 +1,4 @@
-"""Leaving out rows whose keys are in the inbox already, on an executor."""
+"""Leaves out rows whose keys are already in the inbox, on an executor."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,7 +19,7 @@ _TRIES = 20
 
 
 def unseen_rows(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows whose keys are not in the inbox; those without a key pass, for the writer to judge."""
+    """The rows whose keys are not in the inbox, and rows without a key, which the writer decides about."""
     for batch in batches:
         keys = encode([batch.column(name) for name in settings.key])
         found = _found(settings, keys.drop_null())

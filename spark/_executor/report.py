@@ -1,11 +1,11 @@
-"""What a write has done."""
+"""The report of a write."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows of a partition, or of several."""
+    """Counts of rows, of one partition or several."""
 
     rows: int = 0
     new: int = 0
@@ -25,30 +25,30 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class WriteReport:
-    """What a run's batch has committed, however often its partitions were tried.
+    """What a run's batch has committed, no matter how often its partitions were tried.
 
     `rows` is always the sum of `new`, `duplicate`, `repeated` and `dropped`.
     """
 
     run: str
-    """The run's name, given or drawn."""
+    """The run's name, given or generated."""
     batch: int
     """The batch's number in the run."""
     rows: int
     """Rows read."""
     new: int
-    """Rows applied: their keys were not in the inbox."""
+    """Rows applied, because their keys were not in the inbox."""
     duplicate: int
-    """Rows whose key had been taken before, by another run or another writer."""
+    """Rows whose key another run or another writer had already taken."""
     repeated: int
-    """Rows whose key stands in the job more than once: all but the one that was applied."""
+    """Rows whose key occurs more than once in the job: all except the one that was applied."""
     dropped: int
-    """Rows without a key, where these are dropped."""
+    """Rows without a key, if they are dropped."""
     partitions: int
     """Partitions that had rows."""
     replayed: int
-    """Partitions of these that an earlier submission of the same batch had committed."""
+    """Those of `partitions` that an earlier submission of the same batch had committed."""
     seconds: float
     """Time from the call to the return."""
     transport: str
-    """How rows reached the database: "pgpq", "copy", "load data", "insert", or "none" if none had to."""
+    """How rows reached the database: "pgpq", "copy", "load data", "insert", or "none" if none were sent."""

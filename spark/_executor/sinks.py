@@ -1,4 +1,4 @@
-"""Where new rows go, one class for each kind of results."""
+"""The destinations of new rows, one class for each kind of results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Up
 from spark._options.settings import Settings
 
 RANK = "inbox_rank"
-"""How new a row is among those that have its key; 1 is the newest."""
+"""A row's rank by age among the rows with its key; 1 is the newest."""
 
 Rows = Select[tuple[object, ...]]
 
 
 class Sink(ABC):
-    """Takes tables of new rows; `finish` does what has to see all of them."""
+    """Takes tables of new rows; `finish` does the work that needs all of them."""
 
     @abstractmethod
     def add(self, rows: pa.Table) -> None:
-        """Some more new rows."""
+        """Add new rows."""
 
     @abstractmethod
     def finish(self) -> None:
-        """There are no more."""
+        """End adding rows."""
 
 
 class Straight(Sink):
-    """Into the target itself, where each column is of the same type as it arrives in."""
+    """Writes to the target itself, if each column has the type in which it arrives."""
 
     def __init__(self, connection: Connection, database: Loading, settings: Settings) -> None:
         self._connection = connection
@@ -46,11 +46,11 @@ class Straight(Sink):
         self._database.load(self._connection, s.table, s.table_schema, rows, s.batch_size)
 
     def finish(self) -> None:
-        """All of them are there already."""
+        """Nothing to do: all rows are in the target."""
 
 
 class Staged(Sink):
-    """Into the temporary table ``new_rows``, from which statements go on."""
+    """Writes to the temporary table ``new_rows``, which SQL statements then read."""
 
     def __init__(
         self, connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]
@@ -120,7 +120,7 @@ class Staged(Sink):
 def sink_for(
     connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]
 ) -> Sink:
-    """The quickest one that is exact."""
+    """The fastest sink that changes no value."""
     if (
         isinstance(settings.results, Append)
         and all(each.same for each in columns)
@@ -131,7 +131,7 @@ def sink_for(
 
 
 def converted(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Rows in the form in which they travel, without the stored key."""
+    """Rows in the form in which they are sent, without the stored key."""
     arrays = [
         rows.column(each.name)
         if each.convert is None

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 KEY = "inbox_key"
-"""The column that holds the stored key, the last one of each table here."""
+"""The column of the stored key, the last one of each table here."""
 
 _BLOCKS = 64
-"""The part of the memory that a block may take: what is written, and read back, at a time."""
+"""A block, the unit of writing and reading back, takes at most this fraction of the memory: 1 / 64."""
 
 _RANGE = 4
-"""The part of the memory that the blocks which begin in one range may take together."""
+"""The blocks that begin in one range take at most this fraction of the memory together: 1 / 4."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class _Run:
 
 
 class Spool:
-    """Takes Arrow batches, gives back sorted tables in which no key stands twice: of rows with the same key
-    the one that came first is kept."""
+    """Takes Arrow batches, and returns sorted tables with unique keys: of rows with the same key, the first
+    one is kept."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
@@ -54,7 +54,7 @@ class Spool:
             self._file.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Some more rows."""
+        """Add rows."""
         if batch.num_rows == 0:
             return
         self._pending.append(batch)
@@ -64,7 +64,7 @@ class Spool:
             self._write_run()
 
     def finish(self) -> None:
-        """There are no more rows."""
+        """End adding rows."""
         if self._file is None:
             return
         if self._pending:
@@ -73,11 +73,11 @@ class Spool:
         self._file.flush()
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows, in byte order of their keys; may be asked for again."""
+        """The rows, in byte order of their keys; may be called repeatedly."""
         if self._file is not None:
             yield from self._merged()
         elif self._pending:
-            # Not before it is asked for: a partition that has committed before is only read.
+            # Created only when needed: a partition that has already committed is only read.
             table = _sorted_once(self._pending)
             self._pending = table.to_batches()
             yield table
@@ -103,7 +103,7 @@ class Spool:
             yield _sorted_once([part for run in self._runs for part in _slices(reader, run, low, high)])
 
     def _ranges(self) -> Iterator[tuple[str, str | None]]:
-        """Ranges of keys in each of which a few blocks begin, besides one that each run has begun before."""
+        """Ranges of keys in each of which a few blocks begin, besides one block per run that began before."""
         edges: list[str] = []
         size = self._memory
         for first, more in sorted(
@@ -117,7 +117,7 @@ class Spool:
 
 
 def _blocks(batches: list[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """In pieces of at most so many bytes, or of one row."""
+    """The batches in slices of at most `limit` bytes, or of one row."""
     for batch in batches:
         if batch.num_rows > 1 and batch.nbytes > limit:
             half = batch.num_rows // 2
@@ -140,9 +140,9 @@ def _slices(reader: Any, run: _Run, low: str, high: str | None) -> Iterator[pa.R
 
 
 def _sorted_once(batches: list[pa.RecordBatch]) -> pa.Table:
-    """Sorted by key, the first row of each key only."""
+    """The rows sorted by key, with only the first row of each key."""
     table = pa.Table.from_batches(batches)
-    # Arrow sorts text by its bytes and keeps the order of equals.
+    # Arrow sorts text by bytes, and its sort is stable.
     table = table.take(pc.sort_indices(table.column(KEY))).combine_chunks()
     keys = table.column(KEY).chunk(0)
     differs = pc.not_equal(keys[1:], keys[:-1])

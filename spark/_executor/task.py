@@ -1,4 +1,4 @@
-"""One partition, on an executor: read it, then take its keys and apply its rows in one transaction."""
+"""One partition on an executor: read it, then take its keys and apply its rows in one transaction."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ from .spool import KEY, Spool
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the driver tells every task."""
+    """What the driver sends to every task."""
 
     settings: Settings
     run: str
     parts: int
-    """The number of partitions; 0 if nobody could say."""
+    """The number of partitions; 0 if unknown."""
     done: dict[Entry, Counts]
-    """What an earlier submission of the same batch has committed."""
+    """The entries that an earlier submission of the same batch has committed."""
 
     @property
     def tables(self) -> Tables:
@@ -48,7 +48,7 @@ class Task:
         return Entry(s.consumer, self.run, s.batch, part, self.parts, fingerprint)
 
     def trusted(self, part: int) -> tuple[Entry, Counts] | None:
-        """The partition's row that is believed without reading the partition."""
+        """The partition's ledger row, if it is trusted without reading the partition."""
         if self.settings.ledger != "trust" or self.parts == 0:
             return None
         entries = [each for each in self.done.items() if (each[0].part, each[0].parts) == (part, self.parts)]
@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a task tells the driver."""
+    """What a task sends to the driver."""
 
     part: int
     fingerprint: bytes
@@ -70,7 +70,7 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
     """Apply one partition; None if it has no rows.
 
     Raises:
-        InvalidRow: a row's key cannot be used. Nothing was written.
+        InvalidRow: a row's key is invalid. Nothing was written.
     """
     believed = task.trusted(part)
     if believed is not None:
@@ -89,8 +89,8 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
 
 
 def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done | None:
-    """What an earlier submission has committed of this partition, told by its keys alone; with no counts if
-    nothing has; None if it has no rows."""
+    """What an earlier submission has committed of this partition, recognised by its keys alone; without
+    counts if nothing; None if the partition has no rows."""
     fingerprint, dropped = _read(task.settings, batches, None)
     counts = task.done.get(task.entry(part, fingerprint.digest()))
     if fingerprint.count + dropped == 0:
@@ -101,7 +101,8 @@ def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done 
 def _read(
     settings: Settings, batches: Iterable[pa.RecordBatch], spool: Spool | None
 ) -> tuple[Fingerprint, int]:
-    """All rows into the spool, no connection open: their fingerprint, and how many had no key."""
+    """Read all rows into the spool, with no connection open; return their fingerprint, and how many had no
+    key."""
     fingerprint, dropped = Fingerprint(), 0
     for batch in batches:
         keys = encode([batch.column(name) for name in settings.key])
@@ -124,7 +125,7 @@ def _read(
 
 
 class _Partition:
-    """The transaction of one partition, as often as it needs to be tried."""
+    """The transaction of one partition, with its retries."""
 
     def __init__(self, task: Task, entry: Entry, spool: Spool, dropped: int, database: Loading) -> None:
         self._task = task
@@ -135,7 +136,7 @@ class _Partition:
         self._engine: Engine = engine_of(task.settings)
 
     def commit(self) -> Counts:
-        """Commit it, or find that another attempt has, which the ledger (without it: the keys) tells."""
+        """Commit it, or find in the ledger (without one: in the keys) that another attempt has."""
         return committed(self._engine, self._database, self._task.settings, self._write)
 
     def _write(self, connection: Connection) -> Counts:
@@ -152,12 +153,12 @@ class _Partition:
 
     def _found_before(self, connection: Connection) -> Counts:
         counts = ledger.find(connection, self._task.tables, self._entry)
-        if counts is None:  # an old snapshot, or purged in between
+        if counts is None:  # the row is not visible in an old snapshot, or was purged meanwhile
             raise TransientError("the ledger's row was written after this transaction's snapshot")
         return counts
 
     def _apply(self, connection: Connection) -> Counts:
-        """Take the keys and apply what was new."""
+        """Take the keys, and apply the rows with new ones."""
         task, settings = self._task, self._task.settings
         claim = Claim.of(task.tables, settings.consumer, task.run, settings.batch, self._entry.part)
         self._database.announce(connection, claim)
@@ -171,7 +172,7 @@ class _Partition:
             if first is not None:
                 results(connection, chain([first], rest))
                 check_open(connection)
-            for _ in rest:  # drain: these keys count as taken even if the function did not read them
+            for _ in rest:  # drain: these keys count as taken even if the callback did not read them
                 pass
         counts = replace(taking.counts, dropped=self._dropped, rows=self._spool.rows + self._dropped)
         repeated = self._spool.rows - counts.new - counts.duplicate
@@ -190,7 +191,7 @@ def _fill(tables: Iterator[pa.Table], connection: Connection, database: Loading,
 
 
 class _Taking:
-    """Takes a partition's keys, table after table."""
+    """Takes a partition's keys, table by table."""
 
     def __init__(
         self, database: Loading, connection: Connection, claim: Claim, spool: Spool, no_ledger: bool
@@ -214,8 +215,8 @@ class _Taking:
                 yield kept.drop_columns([KEY])
 
     def _count(self, new: int, others: list[bytes]) -> None:
-        """Keys that this job had taken before are no duplicates: they repeat, or an earlier attempt at this
-        partition had taken them, which without a ledger nobody else remembers."""
+        """Count the keys; those this job took before are not duplicates: they repeat within the job, or an
+        earlier attempt at this partition took them (without a ledger, only the keys show that)."""
         earlier = 0
         if self._no_ledger:
             earlier = sum(claim.startswith(self._claim.partition) for claim in others)

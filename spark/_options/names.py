@@ -1,4 +1,4 @@
-"""Options as text, under the names that Spark's JDBC source has for them."""
+"""Options as text, named as in Spark's JDBC source."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 PREFIX = "spark.inbox."
-"""What the session's defaults begin with."""
+"""The prefix of the session's defaults."""
 
 _TEXTS = {
     "url": "url",
@@ -47,10 +47,10 @@ def plain(name: str) -> str:
 
 
 def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
-    """The writer's arguments that these options mean, whatever their case, with or without `PREFIX`.
+    """The writer's arguments for these options, in any case, with or without `PREFIX`.
 
     Raises:
-        InvalidOption: an option that is not known, cannot be kept, or is no number.
+        InvalidOption: an option is unknown, cannot be honoured, or is not a number.
     """
     given = {plain(name): (name, value) for name, value in options.items()}
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the session knows: its defaults, and a few things that only a classic one tells."""
+"""The Spark session's defaults, and facts that only a classic session (not Connect) provides."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def session_options(df: "DataFrame") -> dict[str, Any]:
-    """The session's defaults, by the names that the writer's arguments have.
+    """The session's defaults, by the names of the writer's arguments.
 
     Raises:
-        InvalidOption: one of them is not known, or cannot be read.
+        InvalidOption: a default is unknown or cannot be parsed.
     """
     return from_strings(defaults(df.sparkSession.conf.getAll))
 
 
 def defaults(configuration: dict[str, str]) -> dict[str, str]:
-    """Those of a configuration's entries that are meant for the writer."""
+    """The entries of a configuration that are meant for the writer."""
     return {name: value for name, value in configuration.items() if name.startswith(PREFIX)}
 
 
@@ -48,7 +48,7 @@ def _arrow_field(field: StructField) -> pa.Field:
 
 
 def known_parts(df: "DataFrame") -> int:
-    """How many partitions there will be; 0 where that is only known once it runs."""
+    """The number of partitions; 0 if that is only known once the job runs."""
     if not hasattr(df, "_jdf"):
         return 0
     plan = df._jdf.queryExecution().executedPlan()  # noqa: SLF001 - there is no other way to ask
@@ -58,7 +58,7 @@ def known_parts(df: "DataFrame") -> int:
 
 
 def query_id(df: "DataFrame") -> str | None:
-    """The id of the streaming query that this micro-batch is of; it lives as long as its checkpoint."""
+    """The id of this micro-batch's streaming query; it lives as long as the checkpoint."""
     if not hasattr(df, "_jdf"):
         return None
     context = df.sparkSession.sparkContext

@@ -23,14 +23,14 @@ ISOLATION_LEVELS = {
     "SERIALIZABLE": "SERIALIZABLE",
 }
 LONGEST_RUN = 64
-"""Bytes of UTF-8; a streaming query adds its own id."""
+"""The longest run name, in bytes of UTF-8; a streaming query adds its own id."""
 
 _TOO_WEAK = ("NONE", "READ_UNCOMMITTED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything a task needs to know; sent to executors, so it holds the password, which is never shown."""
+    """All options of a task; sent to executors, so it contains the password, which is never shown."""
 
     url: URL
     table: str | None
@@ -55,7 +55,7 @@ class Settings:
 
     @property
     def target(self) -> str:
-        """The table's name as people write it."""
+        """The table's name, as ``name`` or ``schema.name``."""
         return ".".join(part for part in (self.table_schema, self.table) if part)
 
 
@@ -83,10 +83,10 @@ def checked(
     memory: object = 64 * 2**20,
     inbox_schema: object = None,
 ) -> Settings:
-    """The settings that these options mean.
+    """The settings for these options.
 
     Raises:
-        InvalidOption: one of them cannot be used; the message names it and its value, but never a password.
+        InvalidOption: an option is invalid; the message names it and its value, but never a password.
     """
     checked_results = _results(results)
     schema, name = _table(table, checked_results)

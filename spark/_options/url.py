@@ -1,4 +1,4 @@
-"""Addresses of databases as Spark's users write them: ``jdbc:...`` or SQLAlchemy's form."""
+"""Database URLs: ``jdbc:...`` or SQLAlchemy's form."""
 
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -18,7 +18,7 @@ _DRIVERS = ("psycopg", "pymysql", "pysqlite")
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
 
 _RENAMED = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
-"""Properties of PostgreSQL's JDBC driver that psycopg has under the same name."""
+"""Properties of PostgreSQL's JDBC driver that have the same name in psycopg."""
 
 _WITHOUT_EFFECT = {
     "rewritebatchedinserts",
@@ -31,15 +31,15 @@ _WITHOUT_EFFECT = {
     "tcpkeepalive",
     "applicationname",
 }
-"""Properties that tune a JDBC driver, and mean nothing to this one."""
+"""Properties that tune a JDBC driver and have no effect here."""
 
 
 def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None) -> URL:
-    """The URL to connect to, with user and password from the options where these are given.
+    """The URL to connect to, with user and password from the options if they are given.
 
     Raises:
-        InvalidOption: not a URL of a database that the inbox is proven on, or with a property that nobody
-            here knows. The text is not repeated: it may hold a password.
+        InvalidOption: not a URL of a supported database, or an unknown property. The message does not
+            contain the URL, which may hold a password.
     """
     if not isinstance(url, str | URL) or not str(url):
         raise InvalidOption("url: expected something like jdbc:postgresql://host/database")
@@ -54,7 +54,7 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
         raise InvalidOption(
             f"url: the driver {found.get_driver_name()!r} is not used here, only {', '.join(_DRIVERS)}"
         )
-    # Left in the query, libpq's own form would show the password wherever the URL is shown.
+    # A password left in the query (libpq's form) would be visible wherever the URL is shown.
     user_there, password_there = found.query.get("user"), found.query.get("password")
     if isinstance(user_there, str):
         found = found.set(username=user_there)
@@ -69,7 +69,7 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
 
 
 def _as_file(url: URL) -> URL:
-    """A file is named from the root: tasks run in folders of their own."""
+    """Make the file's path absolute: tasks run in folders of their own."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise InvalidOption("url: an SQLite database that tasks can reach is a file")
     return url.set(database=str(Path(url.database).absolute()))
@@ -111,7 +111,7 @@ def _with_properties(url: URL, properties: list[tuple[str, str]]) -> URL:
         elif lower in _RENAMED and url.get_backend_name() == "postgresql":
             url = url.update_query_dict({_RENAMED[lower]: value})
         elif lower == "preparethreshold" and value == "0" and url.get_backend_name() == "postgresql":
-            url = url.update_query_dict({"prepare_threshold": "none"})  # psycopg's 0 means: at once
+            url = url.update_query_dict({"prepare_threshold": "none"})  # psycopg's 0: on first use
         elif lower == "currentschema" and url.get_backend_name() == "postgresql":
             url = url.update_query_dict({"options": f"-csearch_path={value}"})
         elif lower not in _WITHOUT_EFFECT:
