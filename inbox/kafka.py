@@ -1,4 +1,5 @@
-"""Messages from Kafka to a handler of an inbox, through confluent-kafka's consumer (the extra `kafka`)."""
+"""Deliver messages from Kafka to a handler of an inbox, through confluent-kafka's consumer (extra
+`kafka`)."""
 
 from inbox_outbox_base.brokers.kafka.consumer import AsyncKafkaConsumer, KafkaConsumer
 

@@ -2,8 +2,8 @@
 
     StatusInbox("orders", store=store, on_event=OtelEvents())
 
-Names are those of OpenTelemetry's semantic conventions for messaging where these have one; the others begin
-with ``inbox.``.
+Names follow OpenTelemetry's semantic conventions for messaging where these have one; the others begin with
+``inbox.``.
 """
 
 import time
@@ -23,7 +23,8 @@ with brought_by("otel"):
 __all__ = ["OtelEvents"]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 300, 900)
-"""Seconds: those of the semantic conventions up to 10, and some for the long handlers of this mode."""
+"""Seconds: the semantic conventions' buckets up to 10, and more for the long handlers of status-table
+mode."""
 
 _BEGINS = (EventKind.CLAIMED, EventKind.UNPROTECTED)
 _ENDS = (
@@ -61,7 +62,7 @@ class OtelEvents:
     - ``messaging.process.duration``: histogram of the seconds that handlers took, from the claim or the
       begin of the transaction on; with ``error.type`` (the event that ended it) unless it succeeded or was
       given back.
-    - ``messaging.client.sent.messages``: counter of the messages that a relay has tried to send, with
+    - ``messaging.client.sent.messages``: counter of the messages that a relay tried to send, with
       ``error.type`` (the event) unless they were accepted.
     - ``messaging.client.operation.duration``: histogram of the seconds that batches were on their way.
     - ``inbox.step.duration``: histogram of the seconds that finished steps took, by ``inbox.step``.
@@ -70,12 +71,12 @@ class OtelEvents:
     is current when the message is claimed, and itself current until the handler is over, so that the
     handler's own spans are its children, in threads and in asyncio. Its attributes are key, attempt and
     token. Finished steps are child spans; everything else that happens is an event of the span. A message
-    that is not run has no span: the reason is an event of the span that is current, and so is everything
-    that happens in other parts.
+    that is not run has no span: the reason is an event of the current span, and so is everything that happens
+    in other parts.
 
     Args:
         system: the broker, as ``messaging.system``: "kafka", "rabbitmq", ...
-        tracer_provider, meter_provider: None are the global ones.
+        tracer_provider, meter_provider: None uses the global ones.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class OtelEvents:
         self._claimed: dict[_Identity, _Run] = {}
 
     def __call__(self, event: Event) -> None:
-        """Count it, and show it in the message's span."""
+        """Count the event, and show it in the message's span."""
         self._events.add(event.count, self._labels(event) | {"inbox.event": event.kind.value})
         run = self._run(event)
         if event.kind in _BEGINS:
@@ -124,7 +125,7 @@ class OtelEvents:
             span.add_event(f"inbox.{event.kind.value}", _details(event))
 
     def _run(self, event: Event) -> _Run | None:
-        """The handler that the event is about: the one of this context, unless a heartbeat speaks."""
+        """The handler that the event is about: this context's, unless the event comes from a heartbeat."""
         identity = _identity(event)
         here = context.get_value(self._here)
         if isinstance(here, _Run) and here.identity == identity:

@@ -1,8 +1,8 @@
-"""The truth for columns: every table of the inbox and the outbox, declared once.
+"""The source of truth for columns: every table of the inbox and the outbox, declared once.
 
-`metadata` holds all tables in the connection's default schema; `metadata_for` those of some features, or in
-a PostgreSQL schema of your choice. An application that keeps these tables in its own Alembic history adds one
-of them to its `target_metadata`, and `alembic check` stays quiet.
+`metadata` holds all tables in the connection's default schema; `metadata_for` those of some features, or in a
+PostgreSQL schema of your choice. If your own Alembic history holds these tables, add one of them to your
+`target_metadata`, and `alembic check` stays quiet.
 """
 
 from typing import TYPE_CHECKING
@@ -45,5 +45,5 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> MetaData:
-    """`metadata` is made when it is asked for: not everybody who takes messages wants all tables."""
+    """`metadata` is made on first use: not every application that takes messages needs all tables."""
     return _tables.__getattr__(name)

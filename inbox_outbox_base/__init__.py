@@ -1,1 +1,1 @@
-"""What inbox, outbox and spark stand on. Nothing in it is public: import from those packages."""
+"""The foundation of inbox, outbox and spark. Nothing in it is public: import from those packages."""

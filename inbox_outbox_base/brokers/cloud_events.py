@@ -11,7 +11,7 @@ from inbox_outbox_base.words.outgoing import Message
 
 Mode = Literal["binary", "structured"]
 PREFIX = "ce_"
-"""Of an attribute that is a header, as CloudEvents' Kafka binding has it."""
+"""The prefix of an attribute that is a header, as in CloudEvents' Kafka binding."""
 IS_EVENT = "ce_specversion"
 """The header that every event has."""
 STRUCTURED = "application/cloudevents+json"
@@ -21,7 +21,7 @@ _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class CloudEvents:
-    """What one outbox says of its events.
+    """The event attributes of one outbox.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -48,8 +48,8 @@ class CloudEvents:
     def wrapped(
         self, payload: bytes, content_type: str, headers: dict[str, str]
     ) -> tuple[bytes, str, dict[str, str]]:
-        """Payload, content type and headers as they are sent. In structured mode the attributes are around
-        the payload; a tombstone stays one."""
+        """Payload, content type and headers as they are sent. In structured mode the attributes enclose the
+        payload; a tombstone stays a tombstone."""
         if not self._is_structured or not content_type:
             return payload, content_type, headers
         event: dict[str, Any] = {
@@ -72,7 +72,7 @@ def _data(payload: bytes, content_type: str) -> str:
         if kind.startswith("text/"):
             return f'"data":{_json(payload.decode())}'
     except ValueError:
-        pass  # it is not what its type says
+        pass  # the payload does not match its content type
     return f'"data_base64":"{b64encode(payload).decode()}"'
 
 
@@ -81,10 +81,10 @@ def _no_constant(name: str) -> None:
 
 
 def checked_type(message: Message, events: CloudEvents | None) -> None:
-    """Refuse a type that is none, or that nobody would hear of.
+    """Refuse an invalid type, or one that would not be sent.
 
     Raises:
-        InvalidMessage: of this message.
+        InvalidMessage: the message has such a type.
     """
     if message.event_type is not None:
         outbox_options.text("event_type", message.event_type, _LONGEST)
@@ -95,7 +95,7 @@ def checked_type(message: Message, events: CloudEvents | None) -> None:
 
 
 def cloud_events(source: str | None, event_type: str | None, mode: Mode) -> CloudEvents | None:
-    """What an outbox's arguments say; None if its messages are no events.
+    """The settings from an outbox's arguments; None if its messages are not events.
 
     Raises:
         InvalidOption: an argument cannot be used.

@@ -1,4 +1,4 @@
-"""Events of other producers, which CloudEvents tells apart by their source and id."""
+"""Events of other producers, which CloudEvents identifies by their source and id."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def event_id(headers: Mapping[str, str], content_type: str, payload: bytes | None) -> str | None:
-    """Source and id as one text, in either mode; None if it is no event, or one that names neither."""
+    """Source and id as one text, in either mode; None if it is not an event, or names neither."""
     if "ce_specversion" in headers:
         return _joined(headers.get("ce_source"), headers.get("ce_id"))
     if content_type.partition(";")[0].strip().lower() != _STRUCTURED:
@@ -24,7 +24,8 @@ def event_id(headers: Mapping[str, str], content_type: str, payload: bytes | Non
 
 
 def _joined(source: object, event: object) -> str | None:
-    """As an inbox encodes a key of two parts, so that no two pairs become one; a long one is a digest."""
+    """As an inbox encodes a key of two parts, so that two pairs never become one text; a long text becomes a
+    digest."""
     if not (isinstance(source, str) and isinstance(event, str) and source and event):
         return None
     text = _compact([source, event])

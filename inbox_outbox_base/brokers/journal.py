@@ -1,4 +1,4 @@
-"""What a consumer says about its work: lines about its life, and a summary each minute."""
+"""A consumer's log: lines about its life, and a summary each minute."""
 
 import logging
 import threading
@@ -28,7 +28,8 @@ class Journal:
         self._log.info(f"%s {what}", self._name, *args)
 
     def count(self, decisions: Iterable[Decision]) -> None:
-        """These are told to the broker. What was given back without having begun has not moved."""
+        """Count decisions that are reported to the broker. A message given back without having begun does not
+        count."""
         names = [_NAMES[each.action] for each in decisions if each.outcome is not None]
         with self._lock:
             self._counts.update(names)
@@ -38,7 +39,7 @@ class Journal:
         return max(0.0, self._next - time.monotonic())
 
     def summarise(self) -> None:
-        """Once a minute, log what has moved, if anything has."""
+        """Once a minute, log the counts, if anything has changed."""
         if self.seconds_left():
             return
         with self._lock:

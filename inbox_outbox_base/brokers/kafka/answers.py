@@ -1,4 +1,4 @@
-"""What Kafka's answer to one message means."""
+"""The meaning of Kafka's answer to one message."""
 
 from confluent_kafka import KafkaError
 
@@ -12,7 +12,7 @@ JUDGED_TOGETHER = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
-"""Of a request that holds several messages, all get this answer because of one, or of their sum."""
+"""All messages of a request get this answer because of one of them, or of their total size."""
 
 _NEVER = JUDGED_TOGETHER | {
     KafkaError._INVALID_ARG,  # noqa: SLF001
@@ -30,14 +30,14 @@ _NOT_NOW = frozenset(
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
     }
 )
-"""Nothing was written, and somebody can mend it: no such topic, no right to it, too few replicas."""
+"""Nothing was written, and an operator can fix it: no such topic, no right to it, too few replicas."""
 
 
 def outcome_of(error: KafkaError | None) -> Outcome:
-    """The outcome of a message that was sent in a request of its own.
+    """The outcome of a message that was sent in its own request.
 
-    The client does not tell whether a message that it gave up had been sent before. So every error that is
-    not known to be Kafka's refusal leaves it open whether the message was written.
+    The client does not say whether it had sent a message before giving it up. So after every error that is
+    not known to be Kafka's refusal, the message may have been written.
     """
     if error is None:
         return ACCEPTED

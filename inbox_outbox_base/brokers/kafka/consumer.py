@@ -1,4 +1,5 @@
-"""Messages from Kafka to a handler of an inbox, through confluent-kafka's consumer (the extra `kafka`)."""
+"""Deliver messages from Kafka to a handler of an inbox, through confluent-kafka's consumer (extra
+`kafka`)."""
 
 import asyncio
 import inspect
@@ -23,32 +24,32 @@ __all__ = ["AsyncKafkaConsumer", "KafkaConsumer"]
 
 
 class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
-    """Feeds the messages of topics to a handler, as a member of a consumer group.
+    """Delivers the messages of topics to a handler, as a member of a consumer group.
 
-    A message is committed once its handler has said so through the inbox, never before. Of a partition the
-    messages run in their order: one that has to come again holds up those behind it, in its partition alone.
-    While handlers run, however long, the consumer goes on polling, so that it stays in its group.
+    A message is committed after the inbox has decided about it, never before. A partition's messages run in
+    order: one that must be redelivered blocks those behind it, in its own partition only. While handlers run,
+    however long, the consumer keeps polling, so that it stays in its group.
 
-    When a partition goes to another consumer, the running message may end, what is acknowledged is committed,
-    and the rest is left to the other one. Messages that come twice because a consumer died, or was too slow
-    for that, are duplicates for the inbox.
+    When a partition moves to another consumer, the running message can finish, acknowledged messages are
+    committed, and the rest goes to the new owner. Messages that are redelivered because a consumer died, or
+    was too slow, are duplicates for the inbox.
 
     Args:
         config: settings of confluent-kafka's `Consumer`, at least "bootstrap.servers" and "group.id". By
             default `auto.offset.reset` is "earliest"; `enable.auto.commit` is always off.
         topics: a topic, or several; a name that begins with ^ is a regular expression.
-        handler: what an inbox's `handler` decorates, or another function of a `Delivery` that returns an
-            `Outcome`. It is not asynchronous.
+        handler: a function decorated by an inbox's `handler`, or another function of a `Delivery` that
+            returns an `Outcome`. Not asynchronous.
         batch: how many messages of a partition are decided together.
-        partitions: of how many partitions messages run at once. Each runs `concurrency` of them (a listener's
-            option), so let the engine's pool have the product of both.
-        max_attempts: a message whose handler raises so often becomes a dead letter; None: never. It counts in
-            memory: a restart or a rebalance begins anew. Errors of the inbox's own statements do not count,
-            nor do those of messages claimed in status-table mode, whose inbox counts for itself
+        partitions: how many partitions run messages at the same time. Each runs `concurrency` of them (a
+            listener's option), so give the engine's pool the product of both.
+        max_attempts: a message becomes a dead letter when its handler has raised this often; None: never. The
+            count is in memory: a restart or a rebalance resets it. Errors of the inbox's own statements do
+            not count, nor do those of messages claimed in status-table mode, whose inbox counts for itself
             (`Outcome.is_failure`).
-        dead_letter: a topic, or a function of a `Delivery` and its `Decision` that puts the message away: it
-            is acknowledged when that returns, and tried again when it raises. None: a dead letter blocks its
-            partition, is tried again after the longest delay, and is reported as an error each time.
+        dead_letter: a topic, or a function of a `Delivery` and its `Decision` that stores the message: it is
+            acknowledged when that returns, and retried when it raises. None: a dead letter blocks its
+            partition, is retried after the longest delay, and is logged as an error each time.
         concurrency, key, backoff, grace, too_old: as for `Listener`.
 
     Raises:
@@ -61,7 +62,7 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
         """Consume until `stop`, which SIGTERM and SIGINT call if this is the main thread. Once per object.
 
         Raises:
-            KafkaException: the client cannot go on: it does not know a setting, or its member was fenced.
+            KafkaException: the client cannot continue: it does not know a setting, or its member was fenced.
         """
         is_main = threading.current_thread() is threading.main_thread()
         with self._whole.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
@@ -84,17 +85,17 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
     """`KafkaConsumer` for asynchronous handlers, which run as tasks of the loop that awaits `run`; the client
     blocks, and has threads of its own. `dead_letter` is a topic or an asynchronous function.
 
-    What outlasts `grace` is cancelled, which rolls back its transaction or releases its claim.
+    A handler that outlasts `grace` is cancelled, which rolls back its transaction or releases its claim.
     """
 
     _listener = AsyncListener
     _loop: asyncio.AbstractEventLoop
 
     async def run(self) -> None:
-        """Consume until `stop`. Once per object; when it is cancelled it stops in good order first.
+        """Consume until `stop`. Once per object; a cancellation first stops it in good order.
 
         Raises:
-            KafkaException: the client cannot go on: it does not know a setting, or its member was fenced.
+            KafkaException: the client cannot continue: it does not know a setting, or its member was fenced.
         """
         self._loop = asyncio.get_running_loop()
         consuming = asyncio.ensure_future(in_thread(self._consume)())
@@ -106,11 +107,11 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
             raise
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
-        """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
-        afterwards.
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers
+        are restored.
 
         Raises:
-            ValueError: this is not the main thread, which alone may handle signals.
+            ValueError: not called in the main thread; only that one can handle signals.
         """
         return self._whole.stopping_on_sigterm(*also)
 

@@ -1,4 +1,4 @@
-"""What a consumer of Kafka may be told."""
+"""The settings of a Kafka consumer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 _DEFAULTS = {
-    "auto.offset.reset": "earliest",  # what was written before the first start counts as well
+    "auto.offset.reset": "earliest",  # read what was written before the first start, too
     "enable.auto.commit": False,
 }
 _LONGEST_POLL = 300_000
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's settings, and the defaults of those that he left out."""
+    """The caller's settings, with defaults for those left out."""
     if not config.get("group.id"):
         raise InvalidOption("config: expected a group.id")
     automatic = config.get("enable.auto.commit", False)
@@ -33,7 +33,7 @@ def topics(given: str | Sequence[str]) -> list[str]:
 
 
 def check_grace(grace: float, settings: Mapping[str, Any]) -> None:
-    """A consumer that gives a partition away does not poll while it waits for the running message."""
+    """A consumer that gives up a partition does not poll while it waits for the running message."""
     given = settings.get("max.poll.interval.ms", _LONGEST_POLL)
     try:
         longest = float(given) / 1_000

@@ -1,4 +1,4 @@
-"""A topic of Kafka that takes dead letters."""
+"""A Kafka topic for dead letters."""
 
 import logging
 import threading
@@ -25,7 +25,7 @@ _CONNECTION = (
     "socket.",
     "ssl.",
 )
-"""How the settings begin that say how to reach a broker; the others are the consumer's own."""
+"""Prefixes of the settings that say how to reach a broker; the others are the consumer's own."""
 
 _LEFT_OUT = "dead-letter-left-out"
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
@@ -36,16 +36,17 @@ _log = logging.getLogger("inbox.kafka")
 
 
 class DeadLetterTopic:
-    """Writes messages to a topic, as they came: the function that `dead_letter=` of a listener wants.
+    """Writes messages unchanged to a topic: the function for a listener's `dead_letter=`.
 
     Headers are added: "dead-letter-reason", "dead-letter-topic", "dead-letter-partition" and
-    "dead-letter-offset". One that Kafka finds too large is written without its value, if need be without its
-    key and headers too, which "dead-letter-left-out" names: it can still be read at its place.
+    "dead-letter-offset". A message too large for Kafka is written without its value and, if need be, without
+    its key and headers; "dead-letter-left-out" names what is missing. It can still be read in its original
+    place.
 
-    May be called by several threads.
+    Thread-safe.
 
     Args:
-        config: the consumer's settings; those that say how to reach a broker are used.
+        config: the consumer's settings; only those that say how to reach a broker are used.
         topic: its name.
     """
 
@@ -54,13 +55,13 @@ class DeadLetterTopic:
         self._settings = {
             **{name: value for name, value in config.items() if name.startswith(_CONNECTION)},
             "acks": "all",
-            "batch.num.messages": 1,  # so that one is not refused for the size of others
-            "compression.type": "gzip",  # so that one fits that came compressed
+            "batch.num.messages": 1,  # so that none is refused because of the size of others
+            "compression.type": "gzip",  # so that a message that came compressed fits
             "enable.idempotence": True,
             "linger.ms": 0,
-            "message.max.bytes": 1_000_000_000,  # as large as can be: the topic decides
+            "message.max.bytes": 1_000_000_000,  # the maximum: let the topic decide
             "message.timeout.ms": 30_000,
-            "topic.metadata.propagation.max.ms": 5_000,  # until a missing topic is reported
+            "topic.metadata.propagation.max.ms": 5_000,  # time until a missing topic is reported
         }
         self._lock = threading.Lock()
         self._producer: Producer | None = None
@@ -89,7 +90,7 @@ class DeadLetterTopic:
         raise KafkaException(error)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         if self._producer is not None:
             self._producer.flush(1)
             self._producer = None
@@ -105,7 +106,7 @@ class DeadLetterTopic:
             on_delivery=lambda error, _: answers.append(error),
         )
         while not answers:
-            producer.poll(0.1)  # another thread may be the one that sees the answer
+            producer.poll(0.1)  # another thread may receive the answer
         return answers[0]
 
     def _open(self) -> Producer:
@@ -116,7 +117,7 @@ class DeadLetterTopic:
 
 
 def _letters(record: Message, place: _Headers) -> Iterator[tuple[_Bytes, _Bytes, _Headers]]:
-    """Key, value and headers: all of it first, then what is left of a record that is too large."""
+    """Key, value and headers: everything first, then less and less of a record that is too large."""
     whole = [*headers_of(record), *place]
     yield record.key(), record.value(), whole
     yield record.key(), None, [*whole, (_LEFT_OUT, b"value")]

@@ -1,4 +1,4 @@
-"""A member of a consumer group: it polls, lets the messages of each partition run, and commits them."""
+"""A member of a consumer group: it polls, runs the messages of each partition, and commits them."""
 
 import functools
 import logging
@@ -28,13 +28,13 @@ H = TypeVar("H", bound=Callable[[Delivery], Any])
 
 _log = logging.getLogger("inbox.kafka")
 _TURN = 0.1
-"""Seconds that the client waits for a message before the consumer looks around."""
+"""Seconds that the client waits for a message before the consumer does its other work."""
 
 
 class GroupMember(ABC, Generic[H]):
-    """What the consumers of Kafka have in common, whatever their handlers are.
+    """The part that Kafka's consumers share, for any kind of handler.
 
-    Their options are those of `inbox.kafka.KafkaConsumer`.
+    The options are those of `inbox.kafka.KafkaConsumer`.
     """
 
     _listener: type[ListenerBase]
@@ -77,7 +77,7 @@ class GroupMember(ABC, Generic[H]):
             grace=grace,
             too_old=too_old,
         )
-        self._whole = self._new_listener(failures=lambda _: 0)  # decides nothing: for its stop and its grace
+        self._whole = self._new_listener(failures=lambda _: 0)  # only for its stop and its grace
         consumer_settings.check_grace(self._whole.grace, self._settings)
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._journal = Journal(_log, f"consumer of {', '.join(self._topics)}")
@@ -88,16 +88,16 @@ class GroupMember(ABC, Generic[H]):
         return self._whole.stopped
 
     def stop(self) -> None:
-        """Let `run` end: it begins no more messages, gives the running ones `grace` seconds, commits what is
-        acknowledged and leaves the group.
+        """Stop `run`: it begins no more messages, gives the running ones `grace` seconds, commits
+        acknowledged messages and leaves the group.
 
-        Returns at once. May be called from any thread, from a signal handler, and again.
+        Returns immediately. You can call it from any thread, from a signal handler, and repeatedly.
         """
         self._whole.stop()
 
     @abstractmethod
     def _check(self, handler: H) -> None:
-        """Raise InvalidOption if it cannot run."""
+        """Raise InvalidOption if the handler cannot run."""
 
     @abstractmethod
     def _decide(self, listener: Any, batch: list[Delivery]) -> Decisions:
@@ -110,18 +110,18 @@ class GroupMember(ABC, Generic[H]):
 
     @abstractmethod
     def _put_away_by(self, dead_letters: DeadLetterTopic) -> Callable[[Delivery, Decision], Any]:
-        """What the listener calls."""
+        """The function that the listener calls for dead letters."""
 
     def _consume(self) -> None:
-        """Until it is stopped.
+        """Consume until stopped.
 
         Raises:
-            KafkaException: the client cannot go on.
+            KafkaException: the client cannot continue.
         """
         group, servers = (self._settings.get(name) for name in ("group.id", "bootstrap.servers"))
         self._journal.say("starts: group %r at %s", group, servers)
         consumer = Consumer({"logger": _log, "on_commit": _report_commit, **self._settings})
-        # Its threads are left behind when a handler outlasts `grace`; they end with the process.
+        # Threads whose handler outlasts `grace` are left behind; they end with the process.
         self._pool = ThreadPoolExecutor(self._partitions, thread_name_prefix="inbox kafka")
         try:
             consumer.subscribe(
@@ -151,7 +151,7 @@ class GroupMember(ABC, Generic[H]):
 
     def _fetched(self, consumer: Consumer) -> list[Message]:
         first = consumer.poll(_TURN)
-        # With a time limit the client would wait until it has all of them.
+        # With a time limit the client would wait for a whole batch.
         return [] if first is None else [first, *consumer.consume(self._batch, 0)]
 
     def _begin(self, lane: Lane) -> None:
@@ -173,8 +173,8 @@ class GroupMember(ABC, Generic[H]):
     def _commit(self, consumer: Consumer, lanes: Iterable[Lane], *, again: bool = False) -> None:
         offsets = [offset for lane in lanes if (offset := lane.to_commit(again=again)) is not None]
         if offsets:
-            # A wait would last as long as a broker hangs. Each commit covers those before it, and the broker
-            # gets the last one before it hears that the partition is given away.
+            # Waiting would last as long as a broker hangs. Each commit covers those before it, and the broker
+            # gets the last one before it learns that the partition is given up.
             consumer.commit(offsets=offsets, asynchronous=True)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -192,7 +192,8 @@ class GroupMember(ABC, Generic[H]):
         self._journal.say("is connected, and has %s", f"partitions {owned}" if owned else "no partition")
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """They are somebody else's already: what is done here is done, and is not to be committed."""
+        """The partitions belong to another consumer already: work done here stays done, but must not be
+        committed."""
         lanes = self._taken_away(partitions)
         for lane in lanes:
             lane.stop()
@@ -204,7 +205,7 @@ class GroupMember(ABC, Generic[H]):
         return [self._lanes.pop(place) for place in places if place in self._lanes]
 
     def _release(self, consumer: Consumer, lanes: list[Lane]) -> None:
-        """Let running messages end, and tell Kafka from where the next owner has to go on."""
+        """Let running messages end, and commit where the next owner has to continue."""
         for lane in lanes:
             lane.stop()
         for lane in lanes:
@@ -213,12 +214,13 @@ class GroupMember(ABC, Generic[H]):
         self._resume(consumer, lanes)
 
     def _resume(self, consumer: Consumer, lanes: list[Lane]) -> None:
-        """The client would remember a pause until the partition comes back, and fetch nothing of it then."""
+        """Resume paused partitions: the client would remember a pause until the partition comes back, and
+        then fetch nothing."""
         if paused := [lane.partition for lane in lanes if lane.is_paused]:
             consumer.resume(paused)
 
     def _leave(self, consumer: Consumer) -> None:
-        """Leave the group; a broker that hangs is not waited for any longer than a message."""
+        """Leave the group; wait for a broker that hangs no longer than for a message."""
         leaving = threading.Thread(target=consumer.close, name="inbox kafka leaves", daemon=True)
         leaving.start()
         leaving.join(self._whole.grace)
@@ -227,7 +229,7 @@ class GroupMember(ABC, Generic[H]):
 
 
 def _is_notice(record: Message) -> bool:
-    """Whether it is no message but what the client has to say; raises it if it is fatal."""
+    """Whether this is not a message but a notice of the client's; raises it if it is fatal."""
     error = record.error()
     if error is None:
         return False

@@ -1,4 +1,4 @@
-"""What a consumer holds of one partition."""
+"""A consumer's messages of one partition."""
 
 import itertools
 import logging
@@ -17,17 +17,17 @@ from inbox_outbox_base.words.incoming import Delivery
 from .record import delivery_of
 
 MOST = 10_000
-"""Messages that are held of one partition before its fetching pauses; two batches, if that is more."""
+"""Messages held of one partition before fetching pauses; two batches, if that is more."""
 MOST_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger("inbox.kafka")
 
 
 class Lane:
-    """The messages of one partition that are not acknowledged, from the first on, without a gap.
+    """The unacknowledged messages of one partition, from the first on, without a gap.
 
-    They run in batches, in their order. A message that has to come again stays where it is, and those behind
-    it wait. `run` belongs to one worker at a time, all else to the thread that polls.
+    They run in batches, in order. A message that must be redelivered stays in its place, and those behind it
+    wait. `run` belongs to one worker at a time; everything else belongs to the polling thread.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Lane:
         batch: int,
     ) -> None:
         self.is_paused = False
-        """Whether the client has been told to fetch no more."""
+        """Whether the client has been told to stop fetching."""
         self.failure: BaseException | None = None
-        """What ends the consumer: it is no message's fault."""
+        """The error that ends the consumer; no message is to blame for it."""
         self._partition = partition
         self._listener = new_listener(failures=lambda delivery: self._failures[_offset(delivery.raw)])
         self._decide = decide
@@ -59,17 +59,17 @@ class Lane:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds so much that no more should be fetched."""
+        """Whether it holds so much that fetching should pause."""
         return len(self._records) >= max(MOST, 2 * self._batch) or self._size >= MOST_BYTES
 
     @property
     def has_room(self) -> bool:
-        """Whether half of that is done: to begin fetching again takes Kafka's client a while."""
+        """Whether half of the limit is free: Kafka's client takes a while to resume fetching."""
         return len(self._records) <= max(MOST, 2 * self._batch) // 2 and self._size <= MOST_BYTES // 2
 
     @property
     def partition(self) -> TopicPartition:
-        """Which one; a new object, because Kafka's client writes into those that it gets."""
+        """The partition; a new object each time, because Kafka's client writes into the objects it gets."""
         return TopicPartition(self._partition.topic, self._partition.partition)
 
     def add(self, record: Message) -> None:
@@ -79,7 +79,7 @@ class Lane:
             self._size += len(record)
 
     def begin(self) -> bool:
-        """Whether there is a batch to run now; if so, the caller has to see to it that `run` is called."""
+        """Whether there is a batch to run now; if so, the caller must have `run` called."""
         with self._lock:
             if self._is_queued or self._is_running or not self._records or self._listener.stopped:
                 return False
@@ -89,18 +89,19 @@ class Lane:
             return True
 
     def run(self) -> None:
-        """Run one batch; none if it was stopped before its turn came."""
+        """Run one batch; none if it was stopped before its turn."""
         with self._lock:
             self._is_queued = False
             if self._listener.stopped:
                 return
             self._is_running = True
+            # Records stay in the deque until they are acknowledged.
             records = [*itertools.islice(self._records, self._batch)]
         batch, decisions = list[Delivery](), Decisions()
         try:
             batch = [self._delivery(record) for record in records]
             decisions = self._decide(self._listener, batch)
-        except BaseException as error:  # noqa: BLE001 - the thread that polls raises it
+        except BaseException as error:  # noqa: BLE001 - the polling thread raises it
             self.failure = error
         with self._lock:
             self._settle(batch, decisions)
@@ -112,15 +113,16 @@ class Lane:
         self._listener.stop()
 
     def wait(self) -> None:
-        """After `stop`, return once the running message has ended, or is given up.
+        """After `stop`, return once the running message has ended or was given up.
 
-        A batch that still waits for a worker is not waited for: it will not run.
+        It does not wait for a batch that still waits for a worker: that will not run.
         """
         with self._lock:
             self._idle.wait_for(lambda: not self._is_running)
 
     def to_commit(self, *, again: bool = False) -> TopicPartition | None:
-        """From where Kafka is to go on, if that has changed since the last call, or in any case (`again`)."""
+        """The offset from which Kafka is to continue, if it has changed since the last call; with `again`, in
+        any case."""
         with self._lock:
             if self._acknowledged is None or (self._acknowledged == self._told and not again):
                 return None
@@ -131,6 +133,7 @@ class Lane:
         return delivery_of(record, 1 + self._attempts.get(_offset(record), 0))
 
     def _settle(self, batch: list[Delivery], decisions: Decisions) -> None:
+        # Kafka commits one offset a partition, so only an unbroken run from the start counts.
         for _ in range(decisions.acknowledged):
             record = self._records.popleft()
             self._size -= len(record)
@@ -139,10 +142,12 @@ class Lane:
             self._failures.pop(offset, None)
             self._acknowledged = offset + 1
         rest = [*zip(batch, decisions, strict=False)][decisions.acknowledged :]
+        # The rest keeps its place and runs again; count the attempts and failures so far.
         for delivery, decision in rest:
             if decision.outcome is not None and decision.action is not Action.ACK:
                 self._attempts[_offset(delivery.raw)] = delivery.attempt
                 self._failures[_offset(delivery.raw)] += decision.outcome.is_failure
+        # Head-of-line blocking: nothing of the partition runs before its first message does.
         if rest:
             self._not_before = time.monotonic() + self._delay(*rest[0])
 

@@ -1,4 +1,4 @@
-"""The settings of Kafka's producer: what they are by default, and which would break the promise."""
+"""The settings of Kafka's producer: their defaults, and those that would break the promise."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _ALIASES = {
 
 
 def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    """The caller's settings, each under one name, and the defaults of those that he left out."""
+    """The caller's settings, each under one name, with defaults for those left out."""
     given = {**config.get(_TOPIC_SETTINGS, {}), **config}
     given.pop(_TOPIC_SETTINGS, None)
     milliseconds = max(1, int(timeout * 1_000))
@@ -25,11 +25,11 @@ def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": 1,
-        # As much as a broker takes by default, so that the largest payload fits with its headers.
+        # A broker's default limit, so that the largest payload fits with its headers.
         "message.max.bytes": 1_048_588,
         "message.timeout.ms": milliseconds,
         "reconnect.backoff.max.ms": 1_000,
-        # Few enough that Kafka's reason is heard within the time limit; a lost connection takes one.
+        # Few enough that Kafka's reason arrives within the time limit; a lost connection uses one.
         "retries": 5,
         # A topic that does not exist is reported within the time limit, not after it.
         "topic.metadata.propagation.max.ms": milliseconds // 2,
@@ -38,14 +38,14 @@ def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
 
 
 def check(settings: Mapping[str, Any], lease: float) -> None:
-    """Make sure that no message gets lost, comes behind a later one of its key, or is sent after the lease.
+    """Make sure that no message is lost, overtaken by a later one of its key, or sent after the lease.
 
     Args:
         settings: as `filled_in` returns them.
         lease: seconds.
 
     Raises:
-        UnsafeBroker: names the first setting that could do one of these, its value, and why.
+        UnsafeBroker: names the first setting that could cause this, its value, and why.
     """
     if _text(settings, "acks") not in ("all", "-1"):
         raise _unsafe(settings, "acks", "expected all, or a message is lost with the one broker that has it")

@@ -1,4 +1,4 @@
-"""Messages of an outbox go to Kafka, through confluent-kafka's producer (the extra `kafka`)."""
+"""Publish an outbox's messages to Kafka, through confluent-kafka's producer (extra `kafka`)."""
 
 import asyncio
 import logging
@@ -28,15 +28,16 @@ class KafkaPublisher:
     """A `Publisher` that says `Accepted` once all replicas in sync have the message.
 
     Messages of one key are written in the order in which they are sent. A message may be written twice, with
-    the same id: after an outcome that stayed `Unknown`, or when a relay dies before it has noted the answer.
+    the same id: after an `Unknown` outcome, or when a relay dies before it has recorded the answer.
 
-    Once `send` has returned, the client sends nothing more of that batch. What it had handed to the network
-    before, a broker that hangs may still write later; it was `Unknown`.
+    Once `send` has returned, the client sends nothing more of that batch. A broker that hangs may still write
+    messages that were on the network before; their outcome was `Unknown`.
 
     Args:
         config: settings of confluent-kafka's `Producer`, at least "bootstrap.servers". By default `acks` is
             "all", `enable.idempotence` True, `retries` 5, `linger.ms` 1, `message.timeout.ms` the `timeout`.
-        timeout: how long `send` takes at most, in seconds or as `timedelta`; shorter than the relay's lease.
+        timeout: the longest time that `send` takes, in seconds or as `timedelta`; shorter than the relay's
+            lease.
 
     Raises:
         InvalidOption: `timeout` cannot be used.
@@ -49,13 +50,13 @@ class KafkaPublisher:
         self._has_answered = False
 
     def check(self, lease: float) -> None:
-        """Make sure that the settings keep the promise within a lease of so many seconds.
+        """Make sure that the settings keep the promise within a lease of this many seconds.
 
-        It does not talk to Kafka: a broker that is away does not keep a relay from starting.
+        It does not connect to Kafka: a relay starts even if the broker is down.
 
         Raises:
             UnsafeBroker: names the setting, its value, and why.
-            KafkaException: the client knows no such setting, or not this value.
+            KafkaException: the client does not know the setting or its value.
         """
         if self.timeout >= lease:
             raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
@@ -63,7 +64,8 @@ class KafkaPublisher:
         self._open()
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Send a batch; outcome i belongs to envelope i. It does not raise for what Kafka says."""
+        """Send a batch; outcome i belongs to envelope i. Errors that Kafka reports are outcomes, not
+        exceptions."""
         if not batch:
             return []
         deadline = time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
@@ -73,12 +75,12 @@ class KafkaPublisher:
             return [Unavailable(f"no broker answers: {error}")] * len(batch)
         outcomes = self._sent(producer, batch, deadline)
         if any(isinstance(outcome, Unknown) for outcome in outcomes):
-            # The next producer asks for a broker first: while none answers, nothing more becomes unknown.
+            # The next producer first contacts a broker: while none answers, no more outcomes become unknown.
             self.close()
         return outcomes
 
     def close(self) -> None:
-        """Give the connections back; `send` opens new ones. What has no answer is not sent any more."""
+        """Close the connections; `send` opens new ones. Messages without an answer are not sent any more."""
         producer, self._producer, self._has_answered = self._producer, None, False
         if producer is not None:
             producer.purge()
@@ -90,7 +92,7 @@ class KafkaPublisher:
         return self._producer
 
     def _connected(self, topic: str) -> Producer:
-        """A producer that has heard from a broker; raises KafkaException if none answers."""
+        """A producer that has reached a broker; raises KafkaException if none answers."""
         producer = self._open()
         if not self._has_answered:
             producer.list_topics(topic, timeout=self.timeout / 2)
@@ -107,7 +109,7 @@ class KafkaPublisher:
         ]
 
     def _alone(self, producer: Producer, envelope: Envelope, deadline: float) -> Outcome:
-        """A message whose request was refused may be refused only for its own sake."""
+        """Send alone a message whose request was refused: another message may have caused that."""
         if time.monotonic() >= deadline:
             return Unavailable("Kafka refused a request that held other messages as well")
         return outcome_of(_answers(producer, [envelope], deadline)[0])
@@ -116,8 +118,8 @@ class KafkaPublisher:
 class AsyncKafkaPublisher:
     """`KafkaPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in a thread.
 
-    One send at a time. A send that is cancelled ends first, which takes `timeout` at most: nothing of it is
-    sent behind the caller's back.
+    One send at a time. A cancelled send ends first, which takes at most `timeout`, so that none of its
+    messages is sent after the cancellation has been raised.
     """
 
     def __init__(self, config: Mapping[str, Any], *, timeout: float | timedelta = 10) -> None:
@@ -142,7 +144,8 @@ class AsyncKafkaPublisher:
 
 
 def _answers(producer: Producer, batch: Sequence[Envelope], deadline: float) -> list[KafkaError | None]:
-    """What became of each message: None, or Kafka's or the client's error. After `deadline` none is sent."""
+    """The result of each message: None, or Kafka's or the client's error. After `deadline` nothing is
+    sent."""
     answers: dict[int, KafkaError | None] = {}
     for index, envelope in enumerate(batch):
         try:

@@ -1,4 +1,4 @@
-"""A record of Kafka as a delivery."""
+"""Convert a Kafka record to a delivery."""
 
 import logging
 import operator
@@ -11,7 +11,8 @@ from inbox_outbox_base.words.incoming import Delivery
 
 _log = logging.getLogger("inbox.kafka")
 _given_headers = operator.methodcaller("headers")
-"""Not called as a method: from the interpreter's fast path for methods the client's error is a crash."""
+"""Not called as a method: through the interpreter's fast path for methods, the client's error crashes the
+process."""
 _ID = "outbox-id"
 _CONTENT_TYPE = "content-type"
 _CREATED_AT = "outbox-created-at"
@@ -21,12 +22,12 @@ _LAST = 253_402_300_799_000
 
 
 def delivery_of(record: Message, attempt: int) -> Delivery:
-    """What a handler gets.
+    """The handler's view of a record.
 
     A record that did not come through an outbox has Kafka's time. Its id is the source and id of its
-    CloudEvent, if it is one, else its place ("topic-partition-offset"). Of headers that repeat, the last one
+    CloudEvent, if it is one, else its place ("topic-partition-offset"). Of repeated headers the last one
     counts. Bytes of a key or a header that are not UTF-8 become lone surrogates, so that two keys never
-    become one; `raw` has all of them as they are.
+    become one; `raw` has the original bytes.
     """
     headers = {name: _text(value) for name, value in headers_of(record)}
     own = {name: headers.pop(name, None) for name in (_ID, _CONTENT_TYPE, _CREATED_AT)}
@@ -52,8 +53,8 @@ def _place(record: Message) -> str:
 def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:
     """Name and value of each header; names may repeat.
 
-    None of a record with a name that is not UTF-8: the client cannot read that, and would crash the process
-    if it were asked once more.
+    A record with a name that is not UTF-8 has none: the client cannot read that, and a second try would crash
+    the process.
     """
     try:
         given = _given_headers(record) or []
@@ -84,7 +85,7 @@ def _created_at(header: str | None, record: Message) -> datetime | None:
 
 
 def _time(milliseconds: int) -> datetime | None:
-    """Kafka keeps whatever a producer has written there, such as microseconds; None if it is no time."""
+    """Kafka keeps any number that a producer wrote, such as microseconds; None if it is not a time."""
     while milliseconds > _LAST:
         milliseconds //= 1_000
     try:

@@ -1,4 +1,4 @@
-"""Where RabbitMQ is."""
+"""RabbitMQ's address."""
 
 import re
 
@@ -13,15 +13,15 @@ REFUSALS = (
     exceptions.InvalidFrameError,
     exceptions.ProbableAuthenticationError,
 )
-"""What the client raises when RabbitMQ is there, but lets nobody in with this address."""
+"""Errors that the client raises when RabbitMQ answers but refuses this address."""
 
 
 def parse(url: str) -> URL:
     """The address, checked.
 
     Raises:
-        InvalidOption: no address of RabbitMQ, or one whose password was cut short by a character in it; it
-            does not repeat the text, in which a password may be.
+        InvalidOption: not an address of RabbitMQ, or one whose password was cut short by a character in it.
+            The error does not repeat the text, which may contain a password.
     """
     try:
         address = URL(url)
@@ -31,19 +31,19 @@ def parse(url: str) -> URL:
     if not is_usable:
         raise InvalidOption("url: expected amqp://user:password@host:port/vhost, or amqps://")
     if "@" in _behind_the_host(url):
-        # What follows the first of these would be shown as the virtual host.
+        # Text after the first of these would be shown as the virtual host.
         raise InvalidOption("url: write / ? # as %2F %3F %23 in the password, and @ as %40 behind the host")
     return address
 
 
 def _behind_the_host(url: str) -> str:
-    # Of the text, for the parsed address has an @ where the text has %40.
+    # Count in the text: the parsed address has an @ where the text has %40.
     return "".join(re.split("[/?#]", url.partition("://")[2], maxsplit=1)[1:])
 
 
 def refusal(address: URL, error: Exception) -> str:
-    """Why nobody is let in."""
-    # Of this one the client does not tell the reason.
+    """Why RabbitMQ refuses the connection."""
+    # The client does not give the reason of this error.
     is_silent = isinstance(error, exceptions.InvalidFrameError)
     reason = "perhaps there is no such virtual host, or no right to it" if is_silent else error
     return f"url={shown(address)!r}: RabbitMQ refuses the connection: {reason}"

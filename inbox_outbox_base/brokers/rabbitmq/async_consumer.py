@@ -29,15 +29,15 @@ from .settle import Settler
 
 _log = logging.getLogger("inbox.rabbitmq")
 _PATIENCE = 10.0
-"""Seconds that RabbitMQ has to answer while a connection is made, and while one is closed."""
+"""Seconds that RabbitMQ has to answer while a connection is opened or closed."""
 _RECONNECT = Backoff(first=0.5, longest=30)
 _STEADY = 10.0
-"""Seconds after which a session that ends is none that has failed."""
+"""Seconds after which the end of a session does not count as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection on which messages come in."""
+    """A connection that delivers messages."""
 
     connection: AbstractConnection
     channel: AbstractChannel
@@ -47,7 +47,7 @@ class Session:
 
 
 class StoppingListener(AsyncListener):
-    """A listener whose stop others hear of."""
+    """A listener that passes its stop on to others."""
 
     def __init__(self, on_stop: Callable[[], Any], **options: Any) -> None:
         super().__init__(**options)
@@ -124,7 +124,7 @@ class AsyncRabbitConsumer:
                 if self._stopping.is_set():
                     await self._finish(session)
                     break
-                # Not when it has delivered something: that may be what comes before the trouble each time.
+                # A delivery does not count as steady: it may be what causes each failure.
                 is_steady = self._loop.time() - begun >= _STEADY
                 self._failed_sessions = 0 if is_steady else self._failed_sessions + 1
                 self._tell(session)
@@ -164,13 +164,13 @@ class AsyncRabbitConsumer:
         while not await self._stopped_within(self._failed_sessions):
             try:
                 return await self._opened()
-            except Exception as error:  # noqa: BLE001 - it may be mended, and the messages are safe
+            except Exception as error:  # noqa: BLE001 - it may pass, and the messages are safe
                 _log.warning("%s: queue %r: %r", address.shown(self._url), self.queue, error)
             self._failed_sessions += 1
         return None
 
     async def _stopped_within(self, failures: int) -> bool:
-        """Whether it is stopped in the pause after so many failures."""
+        """Whether the consumer is stopped during the pause after this many failures."""
         if failures:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_RECONNECT.delay(failures)):
@@ -178,7 +178,7 @@ class AsyncRabbitConsumer:
         return self._stopping.is_set()
 
     def _tell(self, session: Session) -> None:
-        """Say why the session has ended."""
+        """Log why the session has ended."""
         closing = session.connection.closing
         error = closing.exception() if closing.done() and not closing.cancelled() else None
         if isinstance(error, exceptions.InvalidFrameError | ValueError | ArithmeticError | RecursionError):
@@ -211,7 +211,7 @@ class AsyncRabbitConsumer:
         settler = Settler(companions, rejects=self._rejects, stopping=self._stopping)
 
         async def begin(message: DeliveredMessage) -> None:
-            # A task of ours: the client cancels its own when the connection breaks.
+            # A task of ours: the client cancels its own tasks when the connection breaks.
             task = asyncio.create_task(self._take(message, settler))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -251,10 +251,10 @@ class AsyncRabbitConsumer:
             await settler.settle(delivery, decision)
 
     async def _finish(self, session: Session) -> None:
-        """No more messages; those that run have the listener's grace, the others are given back."""
+        """Take no more messages; running ones get the listener's grace, the others are given back."""
         try:
             await session.channel.basic_cancel(session.tag, timeout=_PATIENCE)
-        except Exception as error:  # noqa: BLE001 - without a connection nothing comes either
+        except Exception as error:  # noqa: BLE001 - without a connection nothing is delivered either
             _log.info("queue %r: %r", self.queue, error)
         if self._running:
             await asyncio.wait(self._running)
@@ -267,7 +267,7 @@ class AsyncRabbitConsumer:
 
 
 async def _close(connection: AbstractConnection) -> None:
-    """It gives back what is not acknowledged."""
+    """Close the connection, which gives back unacknowledged messages."""
     try:
         async with asyncio.timeout(_PATIENCE):
             await connection.close()

@@ -56,7 +56,7 @@ class AsyncRabbitPublisher:
             raise UnsafeBroker(f"exchange={self.exchange!r}: there is no such exchange") from None
         except address.REFUSALS as error:
             raise UnsafeBroker(address.refusal(self._url, error)) from None
-        except Exception as error:  # noqa: BLE001 - a broker that is away does not keep a relay from starting
+        except Exception as error:  # noqa: BLE001 - a relay starts even if the broker is down
             await self._drop_unless_blocked()
             _log.warning("%r: not checked, for it cannot be reached: %s", self, error)
 
@@ -66,7 +66,7 @@ class AsyncRabbitPublisher:
             return []
         deadline = asyncio.get_running_loop().time() + self.timeout
         try:
-            # Half of the time at most, so that some is left for the answers.
+            # At most half of the time, to leave some for the answers.
             async with asyncio.timeout(self.timeout / 2):
                 channel = await self._opened()
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing has been sent
@@ -89,12 +89,13 @@ class AsyncRabbitPublisher:
             await asyncio.wait(self._goodbyes)
 
     async def _opened(self) -> AbstractChannel:
-        """A channel with confirms. While RabbitMQ lacks memory or disk, and blocks publishers, it waits."""
+        """A channel with confirms. It waits while RabbitMQ blocks publishers because it lacks memory or
+        disk."""
         async with self._connecting:
             connection, channel = self._connection, self._channel
             if connection is None or not connection.is_opened or channel is None or channel.is_closed:
-                # After its channel a connection is of no use either: what the client still had to write for
-                # the channel makes RabbitMQ close that as well.
+                # Without its channel the connection is useless, too: frames that the client still writes for
+                # the channel make RabbitMQ close the connection as well.
                 self._drop()
                 self._connection = connection = await aiormq.connect(self._url)
                 self._channel = channel = await connection.channel(publisher_confirms=True)
@@ -104,8 +105,8 @@ class AsyncRabbitPublisher:
     async def _sent(
         self, channel: AbstractChannel, batch: Sequence[Envelope], deadline: float
     ) -> list[BaseException | None]:
-        """What each message's publish has ended with; None: it was confirmed."""
-        # Tasks begin in the order in which they are made, so the batch keeps its order on the wire.
+        """How each message's publish ended; None: it was confirmed."""
+        # Tasks start in the order in which they are made, so the batch keeps its order on the wire.
         tasks = [asyncio.create_task(self._publish(channel, envelope)) for envelope in batch]
         try:
             _, late = await asyncio.wait(tasks, timeout=deadline - asyncio.get_running_loop().time())
@@ -126,10 +127,10 @@ class AsyncRabbitPublisher:
         )
 
     async def _alone(self, envelope: Envelope, first: BaseException | None, deadline: float) -> Outcome:
-        """Send again a message of a channel that RabbitMQ closed, perhaps because of another one.
+        """Resend a message of a channel that RabbitMQ closed, perhaps because of another message.
 
-        If it was sent at the `first` time, it may have been taken then: only a yes, or a no to the message
-        itself, is certain.
+        Unless the error `first` shows that it was not sent, RabbitMQ may already have taken it: only a
+        confirm, or a refusal of the message itself, is certain.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -144,15 +145,15 @@ class AsyncRabbitPublisher:
         return outcome
 
     async def _drop_unless_blocked(self) -> bool:
-        """Let the connection go, unless RabbitMQ blocks it, which is returned: a new one would hear of that
-        only after its first message, whose fate would be unknown again."""
+        """Drop the connection, unless RabbitMQ blocks it, which is returned. A new connection would learn of
+        the block only after its first message, whose fate would be unknown again."""
         is_blocked = self._connection is not None and await _is_blocked(self._connection)
         if not is_blocked:
             self._drop()
         return is_blocked
 
     def _drop(self) -> None:
-        """Let the connection go without waiting for it: one that hangs takes its time."""
+        """Drop the connection without waiting: closing one that hangs takes time."""
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             goodbye = asyncio.create_task(_close(connection))
@@ -181,5 +182,5 @@ async def _close(connection: AbstractConnection) -> None:
 
 
 def _error(task: asyncio.Task[None]) -> BaseException | None:
-    # The client cancels what waits on a connection that ends.
+    # The client cancels tasks that wait on a connection that ends.
     return asyncio.CancelledError() if task.cancelled() else task.exception()

@@ -1,4 +1,4 @@
-"""Queues beside a queue, for its messages that are to come again later, and for its dead letters."""
+"""Queues beside a queue: for messages to be redelivered later, and for dead letters."""
 
 import asyncio
 import math
@@ -14,8 +14,9 @@ from .delivery import FAILURES, REASON, sent_on
 
 _QUORUM: ArgumentsType = {"x-queue-type": "quorum"}
 _AGE = 3.0
-"""Seconds after which a new queue outlives a crash of the broker. RabbitMQ 3 has it on disk a while after it
-has said so (half a second was too early), and a crash before that loses what it has confirmed in it."""
+"""Seconds after which a new queue survives a crash of the broker. RabbitMQ 3 writes it to disk a while after
+it has confirmed it (half a second was too early), and a crash before that loses the messages confirmed in
+it."""
 _LONGEST_DELAY = 86_400.0
 _LONGEST_REASON = 1_000
 
@@ -23,9 +24,9 @@ _LONGEST_REASON = 1_000
 class Companions:
     """The queues "<queue>.retry.<n>s" and "<queue>.dead", made when they are first needed.
 
-    When a method returns, the message is safe in the other queue: that has confirmed it, and the queue itself
-    is not forgotten in a crash. A delayed one goes back to its queue in a way that survives a crash as well
-    (a quorum queue whose dead-lettering is "at-least-once").
+    When a method returns, the message is safe in the other queue: it was confirmed, and the queue itself
+    survives a crash. The way back of a delayed message survives a crash as well (a quorum queue whose
+    dead-lettering is "at-least-once").
     """
 
     def __init__(self, queue: str, connection: AbstractConnection) -> None:
@@ -34,11 +35,11 @@ class Companions:
         self._lock = asyncio.Lock()
         self._channel: AbstractChannel | None = None
         self._safe_at: dict[str, float] = {}
-        """By queue that is there: from which time of the loop on it is safe."""
+        """By existing queue: the loop's time from which it is safe."""
 
     async def delay(self, delivery: Delivery, delay: float, failures: int) -> None:
-        """Let the message come again after so many seconds, at most a day; or up to twice as many, or one.
-        It remembers how often it has failed.
+        """Redeliver the message after this many seconds, at most a day; the actual delay can be up to twice
+        as long, or one second. The message carries the number of its failures.
 
         RabbitMQ looks only at the first message of a queue, so messages whose delays differ by more than a
         factor of two wait in different queues.
@@ -58,7 +59,7 @@ class Companions:
         await self._put(f"{self._queue}.retry.{step}s", delivery, properties, arguments)
 
     async def put_away(self, delivery: Delivery, reason: str) -> None:
-        """Put the message in the dead-letter queue; one that is there already is used as it is."""
+        """Put the message in the dead-letter queue; an existing queue is used as it is."""
         properties = sent_on(delivery, {REASON: reason[:_LONGEST_REASON]})
         await self._put(f"{self._queue}.dead", delivery, properties, None)
 
@@ -81,8 +82,8 @@ class Companions:
         await asyncio.sleep(safe_at - asyncio.get_running_loop().time())
 
     async def _made(self, name: str, arguments: ArgumentsType | None) -> float:
-        """Make the queue if it is not there, and say when it is safe. One that was there already has these
-        arguments, or any if they are None."""
+        """Make the queue if it does not exist, and return when it is safe. An existing queue must have these
+        arguments; any will do if they are None."""
         try:
             await self._declared(name, passive=True)
         except ChannelNotFoundEntity:
@@ -93,7 +94,7 @@ class Companions:
         return 0.0
 
     async def _declared(self, name: str, **options: Any) -> None:
-        # On a channel of its own, for RabbitMQ closes one on which it says no.
+        # On its own channel, because RabbitMQ closes a channel when it refuses something.
         channel = await self._connection.channel(publisher_confirms=False)
         try:
             await channel.queue_declare(name, **options)

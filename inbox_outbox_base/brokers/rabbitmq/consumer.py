@@ -1,4 +1,5 @@
-"""Handlers take messages from RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
+"""Deliver messages from RabbitMQ to a handler of an inbox, through aiormq, on which aio-pika is built (extra
+`rabbitmq`)."""
 
 import asyncio
 import inspect
@@ -26,32 +27,32 @@ __all__ = ["AsyncRabbitConsumer", "RabbitConsumer"]
 class RabbitConsumer:
     """Takes the messages of one queue, and acknowledges each when its handler's inbox has decided.
 
-    None is lost: RabbitMQ hears of a message only after the decision, and delivers again whatever was not
-    acknowledged when the consumer, its connection or the broker ended. That makes duplicates, which the inbox
-    knows. Messages of one key run one after the other; a message that is to come again later lets the others
-    of its key pass.
+    None is lost: RabbitMQ gets an answer only after the decision, and redelivers unacknowledged messages when
+    the consumer, its connection or the broker ends. That makes duplicates, which the inbox recognises.
+    Messages of one key run one after the other; a message to be redelivered later lets the others of its key
+    pass.
 
     - acknowledged: basic.ack.
-    - to come again: it waits in a queue "<queue>.retry.<n>s", which the consumer makes, and comes back after
-      its delay, at most twice that (or a second). Its attempts are counted in a header.
-    - dead letter, such as one that has failed `max_attempts` times: it goes to a queue "<queue>.dead", which
-      the consumer makes, with the reason in the header "inbox-reason"; or where `dead_letter` or
-      `reject_dead_letters` says.
+    - to be redelivered: it waits in a queue "<queue>.retry.<n>s", which the consumer makes, and comes back
+      after its delay, at most twice that (or a second). A header counts its attempts.
+    - dead letter, such as a message that has failed `max_attempts` times: it goes to a queue "<queue>.dead",
+      which the consumer makes, with the reason in the header "inbox-reason"; or where `dead_letter` or
+      `reject_dead_letters` sends it.
 
     In both queues the message is confirmed before it is acknowledged.
 
     Args:
         url: amqp://user:password@host:port/vhost, or amqps://.
-        queue: its name; the queue is durable, or a restart of the broker forgets it.
-        handler: a function of a `Delivery` that returns an `Outcome`; those that the inboxes decorate do.
-        prefetch: how many messages RabbitMQ hands over before one is acknowledged; by default twice the
-            listener's `concurrency`. More is faster with quick handlers, less is fairer with slow ones.
-        declare: make the queue, durable and otherwise as the broker likes, if it is not there.
-        max_attempts: a message whose handler raises so often becomes a dead letter; None: never. Errors of
-            the inbox's own statements do not count, nor do those of messages claimed in status-table mode,
-            whose inbox counts for itself (`Outcome.is_failure`).
-        reject_dead_letters: tell RabbitMQ with basic.reject, because the queue has a dead-letter exchange. If
-            it has none, dead letters are lost.
+        queue: its name; make it durable, or a restart of the broker loses it.
+        handler: a function of a `Delivery` that returns an `Outcome`, such as one decorated by an inbox.
+        prefetch: how many messages RabbitMQ delivers before one is acknowledged; by default twice the
+            listener's `concurrency`. More is faster with quick handlers, fewer is fairer with slow ones.
+        declare: make the queue if it does not exist, durable and otherwise with the broker's defaults.
+        max_attempts: a message becomes a dead letter when its handler has raised this often; None: never.
+            Errors of the inbox's own statements do not count, nor do those of messages claimed in
+            status-table mode, whose inbox counts for itself (`Outcome.is_failure`).
+        reject_dead_letters: use basic.reject, because the queue has a dead-letter exchange. If it has none,
+            dead letters are lost.
         dead_letter, concurrency, key, attempt, backoff, grace, too_old: as for `Listener`; by default `key`
             is the message's key, and `attempt` the delivery's.
 
@@ -102,13 +103,13 @@ class RabbitConsumer:
     def run(self) -> None:
         """Take messages until `stop`, or in the main thread until SIGTERM or SIGINT.
 
-        When the connection breaks it makes another one; only the first has to work at once. When it is
-        stopped it takes no more messages, lets those that run finish within the listener's `grace`, gives the
-        others back, and returns.
+        When the connection breaks, it reconnects; only the first connection must succeed immediately. When it
+        is stopped, it takes no more messages, lets running ones finish within the listener's `grace`, gives
+        the others back, and returns.
 
         Raises:
-            InvalidOption: RabbitMQ refuses the login, there is no such queue, or the handler does not return
-                an `Outcome`.
+            InvalidOption: RabbitMQ refuses the login, the queue does not exist, or the handler does not
+                return an `Outcome`.
             ConnectionError: nobody answers at `url`.
         """
         is_main = threading.current_thread() is threading.main_thread()
@@ -117,5 +118,6 @@ class RabbitConsumer:
             asyncio.run(self._core.run())
 
     def stop(self) -> None:
-        """End `run` in good order. Returns at once, and may be called from any thread and signal handler."""
+        """End `run` in good order. Returns immediately; you can call it from any thread and signal
+        handler."""
         self._core.stop()

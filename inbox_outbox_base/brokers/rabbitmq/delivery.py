@@ -15,12 +15,12 @@ from inbox_outbox_base.brokers.foreign_events import event_id
 from inbox_outbox_base.words.incoming import Delivery
 
 ATTEMPT = "inbox-attempt"
-"""Header of a message that is to come again: how many attempts it has had."""
+"""Header of a message to be redelivered: how many attempts it has had."""
 TOPIC = "inbox-topic"
-"""Header of a message that is sent on: the routing key that it was published with."""
+"""Header of a message that is sent on: its original routing key."""
 FAILURES = "inbox-failures"
-"""Header of a message that is to come again: how often its handler has failed. A dead letter has none, so
-that one that is moved back has all its attempts again."""
+"""Header of a message to be redelivered: how often its handler has failed. A dead letter has none, so that
+one moved back has all its attempts again."""
 REASON = "inbox-reason"
 """Header of a dead letter."""
 
@@ -34,12 +34,12 @@ _PERSISTENT = 2
 
 
 def frame_of(message: DeliveredMessage) -> Basic.Deliver:
-    """Where and how it was delivered."""
+    """Where and how the message was delivered."""
     return cast("Basic.Deliver", message.delivery)
 
 
 def delivery_of(message: DeliveredMessage) -> Delivery:
-    """What a handler gets. It raises nothing, whatever is in the message."""
+    """The handler's view of a message. It never raises, whatever the message contains."""
     properties = message.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
     users, content_type = _users(headers), properties.content_type or ""
@@ -63,10 +63,10 @@ def failures_of(delivery: Delivery) -> int:
 
 
 def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
-    """The properties with which a message is put in another queue.
+    """The properties of a message that is put in another queue.
 
-    What would make RabbitMQ route it elsewhere, refuse it or take it for a loop is left out. A header whose
-    value the client reads and cannot write becomes text.
+    Properties that would make RabbitMQ route it elsewhere, refuse it or take it for a loop are left out. A
+    header value that the client can read but not write becomes text.
     """
     message: DeliveredMessage = delivery.raw
     properties = copy(message.header.properties)
@@ -91,7 +91,7 @@ def _is_kept(name: str) -> bool:
 
 
 def _writable(value: Any) -> Any:
-    """The same value in a form that AMQP carries unchanged, for the client has no doubles, for example."""
+    """The same value in a form that AMQP carries unchanged; the client has no doubles, for example."""
     match value:
         case dict():
             return {name: _writable(each) for name, each in value.items()}
@@ -113,13 +113,13 @@ def _name(header: str) -> str:
 
 
 def _text(value: Any) -> str:
-    # Bytes that are no UTF-8 must not make two keys one.
+    # Bytes that are not UTF-8 must not turn two keys into one.
     return value.decode(errors="backslashreplace") if isinstance(value, bytes | bytearray) else str(value)
 
 
 def _attempt(message: DeliveredMessage, headers: Mapping[str, Any]) -> int:
-    """Attempts that were counted here, and deliveries that nobody answered: a quorum queue counts those, a
-    classic one says only that there were some."""
+    """Attempts counted here, plus deliveries that nobody answered. A quorum queue counts those; a classic
+    queue only says that there were some."""
     returns = headers.get(_RETURNS)
     if not isinstance(returns, int):
         returns = int(bool(frame_of(message).redelivered))

@@ -1,7 +1,7 @@
-"""Properties that RabbitMQ takes and the AMQP client cannot decode, made such that it can.
+"""Repair properties that RabbitMQ accepts and the AMQP client cannot decode.
 
-RabbitMQ carries whatever bytes a producer has written there, such as a time in microseconds or text that is
-no UTF-8. The client would lose its connection at each delivery of such a message.
+RabbitMQ carries any bytes that a producer wrote, such as a time in microseconds or text that is not UTF-8.
+The client would lose its connection at each delivery of such a message.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ _WIDTHS = {
     b"D": 5,
     **dict.fromkeys((b"l", b"L", b"d"), 8),
 }
-"""By type, how many bytes a header's value has."""
+"""By type, the length of a header's value in bytes."""
 _FIXED = 12
-"""Bytes before the flags that say which properties there are."""
+"""Bytes before the flags that say which properties exist."""
 _LONGEST_NAME = 255
 
 
 class MendingTransport(TransportFactory):
-    """Connects as the client does by itself."""
+    """Connects as the client does by default."""
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """See `aiormq.TransportFactory`."""
@@ -44,7 +44,7 @@ class MendingTransport(TransportFactory):
 
 
 class _Reader:
-    """Takes whole frames from a stream, and hands over their bytes."""
+    """Takes whole frames from a stream, and passes on their bytes."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -66,7 +66,7 @@ class _Reader:
     async def _next(self) -> bytes:
         head = await self._reader.readexactly(constants.FRAME_HEADER_SIZE)
         if head.startswith(constants.AMQP):
-            return head  # no frame: the server speaks another version
+            return head  # not a frame: the server speaks another version
         rest = await self._reader.readexactly(int.from_bytes(head[3:]) + 1)
         if head[0] != constants.FRAME_HEADER:
             return head + rest
@@ -75,10 +75,10 @@ class _Reader:
 
 
 def mended(payload: bytes) -> bytes:
-    """What a header frame carries: as it came, if the client can decode it or nobody can.
+    """The payload of a header frame; unchanged, if the client can decode it or nobody can.
 
-    A time that is too large becomes a thousandth of itself, and again; in a header, a number. Bytes that are
-    no UTF-8 become text that shows them.
+    A time that is too large is divided by a thousand, repeatedly; in a header it becomes a number. Bytes that
+    are not UTF-8 become text that shows them.
     """
     try:
         ContentHeader().unmarshal(payload)
@@ -113,7 +113,7 @@ def _short_text(source: BytesIO) -> bytes:
     given = source.read(source.read(1)[0])
     text = given.decode(errors="backslashreplace").encode()
     if len(text) > _LONGEST_NAME:
-        text = sha256(given).hexdigest().encode()  # cut, two of them could become one
+        text = sha256(given).hexdigest().encode()  # truncated, two of them could become equal
     return bytes([len(text)]) + text
 
 

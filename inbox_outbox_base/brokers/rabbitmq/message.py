@@ -1,4 +1,4 @@
-"""A message as RabbitMQ sees it, and what its answers mean."""
+"""A message in RabbitMQ's terms, and the meaning of its answers."""
 
 import asyncio
 from datetime import UTC
@@ -15,10 +15,10 @@ _PERSISTENT = 2
 
 
 def properties_of(envelope: Envelope) -> Basic.Properties:
-    """Everything but the payload.
+    """All properties; everything but the payload.
 
     Raises:
-        ValueError: AMQP cannot carry it.
+        ValueError: AMQP cannot carry the message.
     """
     if envelope.payload is None:
         raise ValueError("it is a tombstone (payload=None), which RabbitMQ does not have")
@@ -43,13 +43,13 @@ def properties_of(envelope: Envelope) -> Basic.Properties:
 def _name(header: str, *, is_event: bool) -> str:
     name = f"cloudEvents_{header.removeprefix(PREFIX)}" if is_event and header.startswith(PREFIX) else header
     if len(name.encode()) > _LONGEST_NAME:
-        # The client would cut it.
+        # The client would truncate it.
         raise ValueError(f"header {name!r}: longer than {_LONGEST_NAME} bytes")
     return name
 
 
 def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -> Outcome:
-    """What a publish that ended in this way says about its message, if no other shared its channel."""
+    """The outcome of a message whose publish ended in this way, if no other message shared its channel."""
     place = f"exchange {exchange!r}, routing key {envelope.topic!r}"
     match error:
         case None:
@@ -75,10 +75,10 @@ def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -
 
 
 def closes_channel(error: BaseException | None) -> bool:
-    """Whether RabbitMQ closed the channel, so that the error may be that of another message on it."""
+    """Whether RabbitMQ closed the channel, so that another message on it may have caused the error."""
     return isinstance(error, exceptions.AMQPChannelError)
 
 
 def is_unsent(error: BaseException | None) -> bool:
-    """Whether the channel was closed before the message's turn came."""
+    """Whether the channel was closed before the message's turn."""
     return isinstance(error, exceptions.ChannelInvalidStateError)

@@ -1,4 +1,4 @@
-"""Messages of an outbox go to RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
+"""Publish an outbox's messages to RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
@@ -17,23 +17,24 @@ __all__ = ["AsyncRabbitPublisher", "RabbitPublisher"]
 T = TypeVar("T")
 
 _inherited: list[Any] = []
-"""What a fork has of its parent's connections: closing it here would disturb the parent's event loop."""
+"""A fork's copies of its parent's connections: closing them here would disturb the parent's event loop."""
 
 
 class RabbitPublisher:
     """A `Publisher` that says `Accepted` once RabbitMQ has confirmed the message.
 
-    A confirmed message is in every queue that it was routed to, on disk if the queue is durable. That there
-    is such a queue is demanded of RabbitMQ with each message; that it is durable is yours to see to. The
-    topic is the routing key: with the default exchange, the queue's name. All messages of a batch are sent,
-    in its order and on one channel, before the first confirm is awaited.
+    A confirmed message is in every queue that it was routed to, on disk if the queue is durable. Each message
+    requires RabbitMQ to route it to some queue; making that queue durable is up to you. The topic is the
+    routing key: with the default exchange, the queue's name. All messages of a batch are sent, in order and
+    on one channel, before the first confirm is awaited.
 
-    `send` opens the connection when there is none, or none any more; a process that was forked opens its own.
+    `send` opens the connection when there is none; a forked process opens its own.
 
     Args:
         url: amqp://user:password@host:port/vhost, or amqps://.
         exchange: where to publish; "" is the default exchange.
-        timeout: how long `send` takes at most, in seconds or as `timedelta`; shorter than the relay's lease.
+        timeout: the longest time that `send` takes, in seconds or as `timedelta`; shorter than the relay's
+            lease.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -49,22 +50,22 @@ class RabbitPublisher:
         return repr(self._core).removeprefix("Async")
 
     def check(self, lease: float) -> None:
-        """Make sure that the settings keep the promise within a lease of so many seconds.
+        """Make sure that the settings keep the promise within a lease of this many seconds.
 
-        A broker that is away does not keep a relay from starting: then only the settings are looked at.
+        A relay starts even if the broker is down: then only the settings are checked.
 
         Raises:
-            UnsafeBroker: `timeout` is not shorter than the lease, there is no such exchange, or RabbitMQ
+            UnsafeBroker: `timeout` is not shorter than the lease, the exchange does not exist, or RabbitMQ
                 refuses the login; it names the setting, and no password.
         """
         self._run(lambda core: core.check(lease))
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Send a batch; outcome i belongs to envelope i. It does not raise for what RabbitMQ says.
+        """Send a batch; outcome i belongs to envelope i. RabbitMQ's errors are outcomes, not exceptions.
 
         `Refused`: RabbitMQ never takes such a message. `Unavailable`: no connection, no right, no such
-        exchange, no queue that is bound to the topic, a no (basic.nack), or publishers are blocked.
-        `Unknown`: sent, but the connection broke or the time was up before the confirm.
+        exchange, no queue bound to the topic, basic.nack, or publishers are blocked. `Unknown`: sent, but the
+        connection broke or the time ran out before the confirm.
         """
         return self._run(lambda core: core.send(batch))
 

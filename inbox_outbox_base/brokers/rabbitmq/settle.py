@@ -1,4 +1,4 @@
-"""What RabbitMQ is told about a message."""
+"""Settle a message with RabbitMQ."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ _SHORTEST_HOLD = 1.0
 
 
 class Settler:
-    """Acknowledges messages, lets them come again, or puts them away; it loses none.
+    """Acknowledges, redelivers or dead-letters messages; it loses none.
 
-    A message that goes to another queue is acknowledged after it is safe there. If that fails it is held for
+    A message that goes to another queue is acknowledged after it is safe there. If that fails, it is held for
     its delay, at least a second, and then given back to its own queue.
 
     Args:
-        rejects: dead letters are the business of the queue's dead-letter exchange.
-        stopping: set when nothing is to be held any longer.
+        rejects: leave dead letters to the queue's dead-letter exchange.
+        stopping: set when messages must not be held any longer.
     """
 
     def __init__(self, companions: Companions, *, rejects: bool, stopping: asyncio.Event) -> None:
@@ -36,7 +36,7 @@ class Settler:
         self._stopping = stopping
 
     async def settle(self, delivery: Delivery, decision: Decision) -> None:
-        """Tell RabbitMQ. If the connection is gone it will deliver the message again, which is no error."""
+        """Tell RabbitMQ. A lost connection is no error: RabbitMQ will redeliver the message."""
         try:
             await self._settle(delivery, decision)
         except Exception as error:  # noqa: BLE001 - only a lost connection keeps an answer from leaving
