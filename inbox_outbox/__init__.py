@@ -1,1 +1,1 @@
-"""The operator's door: the command line `inbox-outbox`. Needs the extra `cli`."""
+"""The command line `inbox-outbox` for operators. Needs the extra `cli`."""

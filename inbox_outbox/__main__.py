@@ -1,10 +1,10 @@
-"""`inbox-outbox`, also as `python -m inbox_outbox`."""
+"""The entry point of `inbox-outbox` and `python -m inbox_outbox`."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line, or say in one line which extra it needs."""
+    """Run the command line, or print in one line which extra is missing."""
     try:
         from ._app import run
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Assembles the commands, and turns every expected failure into one line and an exit code."""
+"""Assembles the commands, and turns expected failures into one line and an exit code."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ for group, commands in ((_inbox.app, _repair.COMMANDS), (_outbox.app, _relaying.
     for name, command in commands.items():
         group.command(name)(command)
 
-# The class of all wrong usage; typer does not export it, and it has moved out of click.
+# The base class of usage errors; typer does not export it, and it is no longer in click.
 _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
 
 
@@ -53,10 +53,10 @@ def run() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     except OSError as error:
-        # Without this the interpreter would complain once more when it flushes at its end.
+        # Without this the interpreter would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail("" if isinstance(error, BrokenPipeError) else str(error), FAILED)
-    if code == INTERRUPTED:  # which typer makes of Ctrl-C
+    if code == INTERRUPTED:  # typer's exit code for Ctrl-C
         _fail("interrupted", INTERRUPTED)
     sys.exit(code or 0)
 

@@ -1,4 +1,4 @@
-"""`inbox-outbox audit`: what was committed and never taken."""
+"""`inbox-outbox audit`: find messages that were committed and never taken."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from ._times import length, point
 
 
 class TakenBy(StrEnum):
-    """What a consumer takes messages by."""
+    """The consumer's key: a message's key or its id."""
 
     KEY = "key"
     ID = "id"

@@ -1,4 +1,4 @@
-"""From an address to a publisher."""
+"""Opens a publisher for a broker's URL."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,15 +18,15 @@ _SECRET = ("password", "secret", ".pem", ".key")
 
 @contextmanager
 def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publisher]:
-    """A publisher for the length of a command.
+    """A publisher for the duration of a command.
 
     Args:
-        to: the broker; the query of a kafka:// address are settings of its client.
-        exchange: RabbitMQ's.
-        timeout: how long a send takes at most.
+        to: the broker's URL; the query of a kafka:// URL holds settings of its client.
+        exchange: RabbitMQ's exchange.
+        timeout: the longest time for a send.
 
     Raises:
-        InvalidOption: the address cannot be used; it is not repeated, for a password may be in it.
+        InvalidOption: the URL is invalid; the message does not contain it, as it may hold a password.
         ImportError: the client is not installed.
     """
     scheme, _, rest = to.partition("://")
@@ -71,7 +71,7 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
         raise ImportError(f"cannot load confluent-kafka: {error}") from None
 
     class Checked(KafkaPublisher):
-        """Says of settings that the client refuses that they are wrong usage."""
+        """Reports settings that the client rejects as usage errors."""
 
         def check(self, lease: float) -> None:
             try:

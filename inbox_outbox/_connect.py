@@ -1,4 +1,4 @@
-"""From an address to an engine."""
+"""Opens an engine or a store for a URL."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,13 +46,14 @@ _BROUGHT_BY = {"postgresql+psycopg": "binary", "mysql+pymysql": "mysql", "mariad
 
 @contextmanager
 def engine_at(url: str, schema: str | None) -> Iterator[Engine]:
-    """An engine for the length of a command; its first connection is made at once.
+    """An engine for the duration of a command; connects immediately.
 
     Raises:
-        InvalidOption: the address cannot be used, or there is no `schema` on such a database.
-        UnsupportedDatabase: the tables are not made for such a database.
+        InvalidOption: the URL is invalid, or this database has no schemas.
+        UnsupportedDatabase: this database is not supported.
         ImportError: the driver is not installed.
-        InboxError, sqlalchemy.exc.SQLAlchemyError: the database does not answer, or refuses; it says where.
+        InboxError, sqlalchemy.exc.SQLAlchemyError: the database does not answer, or rejects the login; the
+            message names the place.
     """
     address = database_url(url)
     secrets.remember(address)
@@ -78,10 +79,10 @@ def _look(engine: Engine) -> None:
 
 @contextmanager
 def store_at(url: str, schema: str | None, prefix: str) -> Iterator[Store]:
-    """A store of status-table mode for the length of a command: a database's, or that in a Redis.
+    """A store of status-table mode for the duration of a command, in a database or in Redis.
 
     Raises:
-        StoreUnreachable: Redis does not answer, or refuses.
+        StoreUnreachable: Redis does not answer, or rejects the login.
         InvalidOption, UnsupportedDatabase, ImportError, sqlalchemy.exc.SQLAlchemyError: as `engine_at`.
     """
     address = database_url(url)
@@ -129,7 +130,7 @@ def _engine(address: URL) -> Engine:
 
 @contextmanager
 def _options_checked() -> Iterator[None]:
-    """How SQLAlchemy and the drivers refuse options in the address, made into one error."""
+    """Turn the errors of SQLAlchemy and the drivers about options in the URL into one error."""
     try:
         yield
     except (TypeError, ValueError, ArgumentError) as error:

@@ -1,21 +1,21 @@
 """Exit codes that scripts can rely on."""
 
 FAILED = 1
-"""The database could not be reached, or refused."""
+"""The database could not be reached, or rejected the command."""
 USAGE = 2
 """A wrong argument; nothing was done."""
 NOT_FOUND = 3
-"""`inbox show`, `retry`, `outbox drop` and so on: there is no such message."""
+"""`inbox show`, `retry`, `outbox drop` and others: there is no such message."""
 UNFINISHED = 4
-"""`inbox purge`, `outbox drain`: something is left to do."""
+"""`inbox purge`, `outbox drain`: work is left."""
 WRONG_STATUS = 5
-"""`retry`, `outbox drop` and so on: the message is not in a status in which this can be done."""
+"""`retry`, `outbox drop` and others: the message's status does not allow this."""
 MISSING = 6
-"""`audit`: something that was committed is not sent, dead or not taken."""
+"""`audit`: a committed message is not sent, dead or not taken."""
 LATE = 7
-"""`outbox status --max-age`: a message has waited for longer than that."""
+"""`outbox status --max-age`: a message has waited for longer."""
 INTERRUPTED = 130
-"""Ctrl-C: what was committed so far stays."""
+"""Ctrl-C: everything committed so far stays."""
 
 EXPLAINED = (
     "Exit codes: 0 done; 1 the database could not be reached or refused; 2 wrong usage; "

@@ -1,4 +1,4 @@
-"""`inbox-outbox inbox ...`: look at the inbox, and keep it small."""
+"""`inbox-outbox inbox ...`: inspect and purge the inbox."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -226,7 +226,7 @@ def set_policy(
             consumer,
             retention=length("retention", retention),
             dead_retention=length("dead-retention", dead_retention),
-            mode=mode,  # type: ignore[arg-type]  # it checks that
+            mode=mode,  # type: ignore[arg-type]  # checked by the call
             schema=schema,
         )
     if json:

@@ -1,4 +1,4 @@
-"""`inbox-outbox outbox ...`: look at the outbox, and decide about its messages."""
+"""`inbox-outbox outbox ...`: inspect the outbox, and act on its messages."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -126,7 +126,7 @@ def _print_messages(found: list[StoredMessage]) -> None:
 
 
 def _state(message: StoredMessage, now: datetime) -> str:
-    """The state, and when it ends if that is known."""
+    """The state, with the time when it ends if known."""
     if message.retry_at is not None:
         return f"{message.state.value}, again in {duration(message.retry_at - now)}"
     if message.available_at is not None:
@@ -135,7 +135,7 @@ def _state(message: StoredMessage, now: datetime) -> str:
 
 
 def _switching(switch: Callable[..., bool], done: str, explained: str) -> Callable[..., None]:
-    """A command that pauses a topic, or lets it go on."""
+    """A command that pauses or resumes a topic."""
 
     def command(url: Url, topic: Topic = "*", schema: Schema = None, json: Json = False) -> None:
         with engine_at(url, schema) as engine:

@@ -1,4 +1,4 @@
-"""A line that says how far a command is."""
+"""A line that shows a command's progress."""
 
 from typing import Self
 
@@ -7,7 +7,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 
 class ProgressLine:
-    """A line that changes while a command works, on a terminal only; a context manager."""
+    """A progress line, on a terminal only; a context manager."""
 
     def __init__(self, text: str) -> None:
         columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
@@ -20,7 +20,7 @@ class ProgressLine:
         return self
 
     def show(self, text: str) -> None:
-        """Let the line say this."""
+        """Show this text in the line."""
         self._bar.update(self._task, description=text)
 
     def __exit__(self, *failure: object) -> None:

@@ -1,4 +1,4 @@
-"""How messages of status-table mode look, to people and to programs."""
+"""Prints messages of status-table mode, for people and for programs."""
 
 import json
 from dataclasses import asdict
@@ -11,8 +11,8 @@ from ._print import duration, grid, size
 
 
 def as_object(record: Record) -> dict[str, Any]:
-    """A record for JSON: bytes in hexadecimal, steps and history as what they are, and of the payload the
-    number of bytes."""
+    """A record for JSON: bytes in hexadecimal, steps and history as structures, and only the payload's
+    size."""
     found = asdict(record)
     payload = found.pop("payload")
     return found | {
@@ -25,7 +25,7 @@ def as_object(record: Record) -> dict[str, Any]:
 
 
 def print_list(records: list[Record]) -> None:
-    """A line for each."""
+    """Print a line for each record."""
     now = datetime.now(UTC)
     grid(
         ("consumer", "key", "status", "attempts", "changed", "error"),
@@ -44,7 +44,7 @@ def print_list(records: list[Record]) -> None:
 
 
 def print_record(record: Record) -> None:
-    """All that is stored of one, its steps and its history."""
+    """Print everything stored about a message, with its steps and its history."""
     found = as_object(record)
     steps, history = found.pop("steps"), found.pop("history")
     payload = found.pop("payload_bytes")

@@ -1,4 +1,4 @@
-"""`inbox-outbox outbox relay` and `drain`: take messages to a broker."""
+"""`inbox-outbox outbox relay` and `drain`: send messages to a broker."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from ._times import length
 
 
 class AfterDead(StrEnum):
-    """What becomes of the messages behind a dead one of their key."""
+    """What happens to the messages behind a dead one of their key."""
 
     CONTINUE = "continue"
     HOLD = "hold"
@@ -136,7 +136,7 @@ def drain(
 
 
 def _left(engine: Engine, schema: str | None) -> int | None:
-    """How many messages wait for a relay; None if the database is away."""
+    """The number of messages that wait for a relay; None if the database is unavailable."""
     try:
         found = outbox.status(engine, schema=schema)
     except SQLAlchemyError:
@@ -158,7 +158,7 @@ def _options(
     listen_url: str | None,
     give_up_after: str | None,
 ) -> dict[str, Any]:
-    """What a `Relay` is told."""
+    """The options for `Relay`."""
     if listen_url is not None:
         secrets.remember_in(listen_url)
     return {

@@ -1,5 +1,5 @@
-"""`inbox-outbox inbox list`, `retry`, `discard`, `release`, `resolve-step`: what a person does about messages
-of status-table mode."""
+"""`inbox-outbox inbox list`, `retry`, `discard`, `release`, `resolve-step`: act on messages of status-table
+mode."""
 
 import json as jsons
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ._records import as_object, print_list
 
 
 class Resolved(StrEnum):
-    """What came of a step whose outcome is unknown."""
+    """The operator's answer about a step with an unknown outcome."""
 
     DONE = "done"
     NOT_DONE = "not_done"
@@ -55,7 +55,7 @@ def list_messages(
 
 
 def _deciding(decide: Callable[..., None], explained: str) -> Callable[..., None]:
-    """A command that decides about one message, and prints it as it is then."""
+    """A command that acts on one message, and prints its new state."""
 
     def command(
         url: StoreUrl,
@@ -113,9 +113,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _print_changed(store: Store, consumer: str, key: str, json: bool) -> None:
-    """The message as it is now, which may be that it runs already."""
+    """Print the message as it is now; it may already be running."""
     record = inbox.show_message(store, consumer, key)
-    if record is None:  # Redis has lost it in between
+    if record is None:  # lost by Redis in between
         return
     if json:
         as_json(as_object(record))

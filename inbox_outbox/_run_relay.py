@@ -1,4 +1,4 @@
-"""A relay that runs for the length of a command, counts what it does, and says so."""
+"""Runs a relay for the duration of a command, and shows its counts."""
 
 import logging
 import signal
@@ -21,22 +21,22 @@ from outbox import Publisher, Relay
 from ._progress import ProgressLine
 
 _LOOK = 0.2
-"""Seconds between looks whether the outbox is drained."""
+"""Seconds between checks whether the outbox is drained."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has become of the sends of one relay."""
+    """The outcomes of a relay's sends."""
 
     sent: int = 0
     refused: int = 0
     not_taken: int = 0
-    """Failed sends, or sends without an answer: these messages are sent again."""
+    """Failed sends, and sends without an answer: these messages are retried."""
     seconds: float = 0.0
 
 
 class _Counting:
-    """Counts what a relay tells of, and shows it."""
+    """Counts a relay's events, and shows the counts."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -63,7 +63,7 @@ def run(
     until_drained: bool = False,
     timeout: timedelta | None = None,
 ) -> Counts:
-    """Relay until SIGTERM or Ctrl-C; or until nothing is left that can leave, or the time is over.
+    """Relay until SIGTERM or Ctrl-C; or until no message can be sent, or the time is over.
 
     Args:
         options: the `Relay`'s.
@@ -108,14 +108,14 @@ def _stopping_when_drained(
 def _is_drained(engine: Engine, schema: str | None) -> bool:
     try:
         return outbox.is_drained(engine, schema=schema)
-    except SQLAlchemyError:  # the relay waits for the database as well
+    except SQLAlchemyError:  # the relay waits for the database, too
         return False
 
 
 @contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-    """What the relay and the broker's client have to say, without passwords; of the relay also what is no
-    trouble."""
+    """Log the relay's messages (from INFO on) and those of the broker's client to stderr, without
+    passwords."""
     handler = logging.StreamHandler()
     handler.setFormatter(_WithoutPasswords("%(asctime)s %(levelname)s %(message)s"))
     root, relay = logging.getLogger(), logging.getLogger("outbox.relay")
@@ -123,7 +123,7 @@ def _logging_to_stderr() -> Iterator[None]:
     client = logging.getLogger("aiormq")
     before = relay.level, client.level
     relay.setLevel(logging.INFO)
-    client.setLevel(logging.CRITICAL)  # a line for each attempt to connect; the relay says it once a minute
+    client.setLevel(logging.CRITICAL)  # it logs each attempt to connect; the relay does so once a minute
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Parses durations and points in time."""
 
 from datetime import UTC, datetime, timedelta
 from typing import overload
@@ -19,10 +19,10 @@ def length(option: str, text: str) -> timedelta: ...
 @overload
 def length(option: str, text: str | None) -> timedelta | None: ...
 def length(option: str, text: str | None) -> timedelta | None:
-    """A length of time such as 30s, 15m, 12h or 7d; None stays None.
+    """Parse a duration such as 30s, 15m, 12h or 7d; None stays None.
 
     Raises:
-        InvalidOption: it is none, or longer than a hundred years.
+        InvalidOption: it is not a duration, or longer than a hundred years.
     """
     if text is None:
         return None
@@ -35,10 +35,10 @@ def length(option: str, text: str | None) -> timedelta | None:
 
 
 def point(option: str, text: str | None) -> datetime | None:
-    """A point in time in ISO 8601, in UTC if it does not say; None stays None.
+    """Parse a point in time in ISO 8601, in UTC if it has no time zone; None stays None.
 
     Raises:
-        InvalidOption: it is none.
+        InvalidOption: it is not a point in time.
     """
     if text is None:
         return None

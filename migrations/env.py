@@ -1,6 +1,6 @@
-"""Alembic's environment for the tables of inbox-outbox, with a version table of its own.
+"""Alembic's environment for the tables of inbox-outbox, with its own version table.
 
-The database is the connection handed over by `inbox.migration`, or the one that INBOX_OUTBOX_URL names.
+It uses the connection from `inbox.migration`, or the database in INBOX_OUTBOX_URL.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Status-table mode: how far each message is, and who holds it."""
+"""Status-table mode: the progress of each message, and its current holder."""
 
 import sqlalchemy as sa
 from alembic import op

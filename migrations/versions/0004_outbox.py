@@ -1,4 +1,4 @@
-"""The outbox: messages that wait, are delayed, dead or sent, and the relays that take them away."""
+"""The outbox: waiting, delayed, dead and sent messages, and the relays that send them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The outbox: message ids that producers give themselves."""
+"""The outbox: message ids chosen by producers."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def upgrade() -> None:
     )
     for table in TABLES:
         op.add_column(table, sa.Column("own_id", sa.Boolean), schema=schema)
-        if context.dialect.name != "sqlite":  # it does not look at the length
+        if context.dialect.name != "sqlite":  # SQLite ignores the length
             was, becomes = sa.String(36), _id()
             op.alter_column(
                 table, "id", existing_type=was, type_=becomes, existing_nullable=False, schema=schema

@@ -1,4 +1,4 @@
-"""Since when a message of the outbox has not been accepted."""
+"""The outbox: the time of a message's first failed send."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""How often a message of status-table mode was given back, because its handler was interrupted."""
+"""Status-table mode: how often a message was given back because its handler was interrupted."""
 
 import sqlalchemy as sa
 from alembic import op
