@@ -1,1 +1,1 @@
-"""How functions are called: in tasks, threads and loops, and until a signal comes."""
+"""How functions are called: in tasks, threads and loops, and until a signal arrives."""

@@ -1,4 +1,4 @@
-"""Synchronous code in an asynchronous task: inside SQLAlchemy's greenlet, calls of the store to their end."""
+"""Synchronous code in an asynchronous task: inside SQLAlchemy's greenlet, store calls always finish."""
 
 import asyncio
 import inspect
@@ -11,12 +11,12 @@ from sqlalchemy.util import await_only, greenlet_spawn
 T = TypeVar("T")
 
 GRACE = 10.0
-"""Seconds for which a cancelled task waits for the store."""
+"""Seconds that a cancelled task waits for the store."""
 
 
 async def begin(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run synchronous code in which `uninterrupted` calls are made, and keep what it returns: a cancellation
-    that had to wait for such a call is raised where the task waits next, or here in place of an error."""
+    """Run synchronous code that makes `uninterrupted` calls, and keep its result. A cancellation that had to
+    wait for such a call is raised where the task waits next, or here in place of an error."""
     try:
         return await greenlet_spawn(work, *args, **kwargs)
     except Exception:
@@ -25,19 +25,19 @@ async def begin(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 async def run(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """The same; a cancellation that had to wait is raised here."""
+    """The same, but a cancellation that had to wait is raised here."""
     result = await begin(work, *args, **kwargs)
     await checkpoint()
     return result
 
 
 async def checkpoint() -> None:
-    """Raise the cancellation that is on its way to this task, if there is one."""
+    """Raise the cancellation that is pending for this task, if there is one."""
     await asyncio.sleep(0)
 
 
 def uninterrupted(work: Callable[[], T]) -> T:
-    """Inside `run`: make a call to its end even if the task is cancelled, which `run` raises after that.
+    """Inside `run`: let a call finish even if the task is cancelled; `run` then raises the cancellation.
 
     A call that takes ten seconds more is cancelled, and its outcome is unknown.
     """
@@ -47,10 +47,11 @@ def uninterrupted(work: Callable[[], T]) -> T:
 
 
 async def wait_for(call: asyncio.Future[Any]) -> None:
-    """Wait for a call to end even if this task is cancelled, which is raised where it waits next.
+    """Wait for a call to end even if this task is cancelled; the cancellation is raised where the task waits
+    next.
 
     Raises:
-        CancelledError: the call took ten seconds more, and was cancelled, too.
+        CancelledError: the call took ten seconds more, and was cancelled as well.
     """
     try:
         await asyncio.wait([call])
@@ -66,7 +67,7 @@ async def _wait_at_most(seconds: float, call: asyncio.Future[Any]) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not call.done() and (left := end - loop.time()) > 0:
-        with suppress(asyncio.CancelledError):  # one is on its way already
+        with suppress(asyncio.CancelledError):  # one is pending already
             await asyncio.wait([call], timeout=left)
 
 

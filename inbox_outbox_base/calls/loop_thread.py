@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop that runs in a thread of its own, so that connections live on between calls."""
+    """An event loop in a thread of its own, so that connections outlive single calls."""
 
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        # A daemon, so that one that nobody closes does not keep the process from ending.
+        # A daemon, so that the process can end even if nobody closes the loop.
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -34,7 +34,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel whatever still runs, and end the thread."""
+        """Cancel everything that still runs, and end the thread."""
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""The retry loop, and how long it pauses."""
+"""The retry loop and its pauses."""
 
 import random
 import time
@@ -18,7 +18,7 @@ def retry(
     *,
     sleep: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Return what `work` returns, after at most so many attempts. The last error is raised."""
+    """Return the result of `work`, after at most this many attempts. The last error is raised."""
     for attempt, pause in enumerate(pauses(attempts), 1):
         try:
             return work()
@@ -50,8 +50,8 @@ async def retry_async(
 def pauses(attempts: int) -> Iterator[float | None]:
     """How long to wait after each attempt that failed, in seconds; None after the last one.
 
-    Exponential with full jitter, from 10 ms up to at most 2 s (Brooker, "Exponential Backoff And
-    Jitter", 2015): transactions that collided must not meet again in step.
+    Exponential with full jitter, from 10 ms up to at most 2 s (Brooker, "Exponential Backoff And Jitter",
+    2015): transactions that collided must not collide again in step.
     """
     for attempt in range(attempts - 1):
         yield random.uniform(0, min(2.0, 0.01 * 2**attempt))

@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop, and how a handler is told from one that was really interrupted."""
+"""Signals that ask a program to stop, and how to tell a handler from one that was really interrupted."""
 
 import asyncio
 import signal
@@ -9,14 +9,14 @@ from contextvars import ContextVar
 from typing import Any
 
 is_stopping: ContextVar[Callable[[], bool]] = ContextVar("inbox_is_stopping", default=lambda: False)
-"""Whether whoever runs the current handler has been told to stop."""
+"""Whether the code that runs the current handler has been told to stop."""
 
 
 class Doorbell:
-    """What a thread waits for, and any thread or signal handler may ring; rings before the wait count as one.
+    """Wakes a waiting thread; any thread or signal handler can ring it. Rings before the wait count as one.
 
-    Not an Event: a signal handler that sets one may wait for itself. Nor a SimpleQueue: CPython's `get` waits
-    without end where a signal handler returns after its time is over.
+    An Event does not do: a signal handler that sets it may wait for itself. Nor does a SimpleQueue: CPython's
+    `get` waits for ever if a signal handler returns after the timeout.
     """
 
     def __init__(self) -> None:
@@ -24,21 +24,21 @@ class Doorbell:
         self._lock.acquire()
 
     def ring(self) -> None:
-        """Wake the thread that waits, or that will wait next."""
+        """Wake the thread that waits, or the next one that will."""
         with suppress(RuntimeError):  # it has rung already
             self._lock.release()
 
     def wait(self, seconds: float | None) -> bool:
-        """Until it rings, which is True, or for so many seconds."""
+        """Wait until it rings (True), or for this many seconds."""
         return self._lock.acquire(timeout=-1 if seconds is None else seconds)
 
 
 class Uncalled(RuntimeError):
-    """The handler has waited for something that was cancelled (the cause), and was not cancelled itself."""
+    """The handler waited for something that was cancelled (the cause), but was not cancelled itself."""
 
 
 def as_failure(error: asyncio.CancelledError) -> Uncalled:
-    """The failure that it is; a cancellation of the current task is raised again."""
+    """Convert the error to a failure; a cancellation of the current task is raised again."""
     if is_interruption(error):
         raise error
     failure = Uncalled("the handler waited for something that was cancelled")
@@ -47,15 +47,15 @@ def as_failure(error: asyncio.CancelledError) -> Uncalled:
 
 
 def original(error: BaseException) -> BaseException:
-    """What the handler has raised itself."""
+    """The error that the handler itself raised."""
     return error.__cause__ if isinstance(error, Uncalled) and error.__cause__ is not None else error
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether somebody has asked for this error, which is no Exception.
+    """Whether this error, which is not an Exception, was requested from outside.
 
-    A SystemExit that the handler has raised by itself is none, nor is a CancelledError of something else that
-    it has waited for: they would come again with every delivery.
+    A SystemExit raised by the handler's own code was not, nor was a CancelledError of something that it
+    waited for: they would come back with every delivery.
     """
     if isinstance(error, asyncio.CancelledError):
         return _is_cancelled()
@@ -73,7 +73,7 @@ def _is_cancelled() -> bool:
 
 
 def _is_from_a_signal(error: BaseException) -> bool:
-    """Whether the program's own handler of a signal has raised it."""
+    """Whether the program's own signal handler raised it."""
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     trace = error.__traceback__
     while trace is not None:
@@ -89,11 +89,11 @@ def _code(handler: Any) -> Any:
 
 @contextmanager
 def stopping(stop: Callable[[], object], *also: signal.Signals) -> Iterator[None]:
-    """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
-    afterwards.
+    """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers are
+    restored.
 
     Raises:
-        ValueError: this is not the main thread, which alone may handle signals.
+        ValueError: not called in the main thread; only that one can handle signals.
     """
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, *also)}
     for number in former:
@@ -102,5 +102,5 @@ def stopping(stop: Callable[[], object], *also: signal.Signals) -> Iterator[None
         yield
     finally:
         for number, handler in former.items():
-            # None is a handler that was not set by Python, and cannot be set by it.
+            # None is a handler that was not set by Python, and Python cannot restore it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

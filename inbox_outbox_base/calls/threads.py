@@ -1,4 +1,4 @@
-"""Functions that block, called from an event loop."""
+"""Blocking functions, called from an event loop."""
 
 import asyncio
 import threading
@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 def in_thread(function: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-    """The function as an asynchronous one: each call has a thread, which a cancelled call leaves behind."""
+    """The function as an asynchronous one: each call runs in a thread, which a cancelled call leaves
+    behind."""
 
     async def call(*arguments: Any) -> T:
         answer: Future[T] = Future()
@@ -24,7 +25,7 @@ def in_thread(function: Callable[..., T]) -> Callable[..., Awaitable[T]]:
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
                 answer.set_exception(error)
 
-        # A daemon, so that one that never ends does not keep the process from ending.
+        # A daemon, so that the process can end even if the thread does not.
         threading.Thread(target=work, name="inbox consumer", daemon=True).start()
         return await asyncio.wrap_future(answer)
 

@@ -1,1 +1,1 @@
-"""Checks of what callers pass in."""
+"""Checks of callers' arguments."""

@@ -1,4 +1,4 @@
-"""How long to wait before a message comes again."""
+"""How long to wait before redelivery."""
 
 import random
 from dataclasses import dataclass
@@ -12,13 +12,14 @@ class Backoff:
     """Exponential with equal jitter: between half of and all of `first * factor ** (attempt - 1)` seconds,
     at most `longest`.
 
-    Half of it is certain, so that a broker is not asked to deliver at once; the other half is chance, so that
-    messages that failed together do not come back together (Brooker, "Exponential Backoff And Jitter", 2015).
+    Half of the delay is fixed, so that a broker never redelivers immediately; the other half is random, so
+    that messages that failed together do not come back together (Brooker, "Exponential Backoff And Jitter",
+    2015).
 
     Args:
         first: the longest delay after the first attempt, in seconds or as `timedelta`.
-        factor: by how much it grows with each attempt, 1 or more.
-        longest: the longest delay of all.
+        factor: the delay's growth per attempt, 1 or more.
+        longest: the longest delay of all, in the same units.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -39,7 +40,7 @@ class Backoff:
         object.__setattr__(self, "longest", seconds("longest", longest))
 
     def delay(self, attempt: int) -> float:
-        """Seconds after this attempt, counted from 1."""
+        """Seconds to wait after this attempt, counted from 1."""
         exponent = min(max(attempt, 1) - 1, 64)
         full = min(self.longest, self.first * self.factor**exponent)
         return random.uniform(full / 2, full)

@@ -1,4 +1,4 @@
-"""What is not installed with inbox-outbox alone: an import that fails names the extra."""
+"""Optional dependencies: an import that fails names the extra to install."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ def brought_by(extra: str) -> Iterator[None]:
     """Around imports that need an extra.
 
     Raises:
-        ModuleNotFoundError: something is not installed; it says what, and which extra brings it.
+        ModuleNotFoundError: a package is not installed; the error names it and its extra.
     """
     try:
         yield
@@ -20,7 +20,7 @@ def brought_by(extra: str) -> Iterator[None]:
 
 
 def check_greenlet() -> None:
-    """In asynchronous code the synchronous core runs inside it.
+    """Check that greenlet is installed: asynchronous code runs the synchronous core inside it.
 
     Raises:
         ModuleNotFoundError: it is not installed.

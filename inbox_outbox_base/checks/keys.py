@@ -16,10 +16,11 @@ Key = str | int | UUID | tuple[str | int | UUID, ...]
 """A business key: text, a whole number or a UUID, or a tuple of such parts."""
 
 LONGEST_KEY = 512
-"""Bytes of UTF-8 in a stored key, at most."""
+"""The most bytes of UTF-8 in a stored key."""
 
 DIGEST_FORMAT = 1
-"""How `digest` computes. Processes that do it in different ways would see a mismatch in each duplicate."""
+"""The version of `digest`'s algorithm. Processes with different versions would see a mismatch in each
+duplicate."""
 
 _canonical = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":")).encode
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -32,8 +33,8 @@ def encode_key(key: Key) -> str:
     so that `("a", "b:c")` and `("a:b", "c")` differ and the stored key can still be read.
 
     Raises:
-        InvalidKey: of another type, empty, longer than 512 bytes of UTF-8 once encoded, with a NUL, or with a
-            lone surrogate.
+        InvalidKey: the key is of another type, empty, longer than 512 bytes of UTF-8 once encoded, or has a
+            NUL or a lone surrogate.
     """
     text = key if type(key) is str else _encode(key)
     if not 1 <= len(utf8("key", text, InvalidKey)) <= LONGEST_KEY:
@@ -59,7 +60,7 @@ def _encode_parts(parts: tuple[object, ...]) -> str:
 
 
 def _part(key: object, part: object) -> str | int:
-    """Text or a number; of text that is more than text (a member of an Enum), the text that it holds."""
+    """Text or a number; of a subclass of text (a member of an Enum), its plain text."""
     if isinstance(part, str):
         return str.__str__(part)
     if isinstance(part, UUID):
@@ -79,9 +80,8 @@ def _short(text: str) -> str:
 
 
 def digest(payload: Any) -> bytes | None:
-    """A 16-byte BLAKE2b digest: of bytes as they are, of text as UTF-8, of everything else as JSON in one
-    fixed form, in which neither the order of an object's members counts nor whether a whole number was
-    written as 10 or as 10.0.
+    """A 16-byte BLAKE2b digest: of bytes unchanged, of text as UTF-8, of everything else as JSON in a fixed
+    form. The order of an object's members does not count, nor whether a whole number is 10 or 10.0.
 
     Raises:
         InvalidOption: the payload is none of these.

@@ -1,4 +1,4 @@
-"""Checks of what callers pass in: one clear error that names the option and the value."""
+"""Checks of callers' arguments: one clear error that names the option and the value."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -6,17 +6,17 @@ from datetime import datetime, timedelta
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 LONGEST_CONSUMER = 128
-"""Bytes of UTF-8 in a consumer's name, at most."""
+"""The most bytes of UTF-8 in a consumer's name."""
 
 LONGEST_TIME = timedelta(days=36_500).total_seconds()
-"""A hundred years, in seconds: more could leave the calendar."""
+"""A hundred years, in seconds: more could exceed the calendar."""
 
 LONGEST_WAIT = timedelta(days=1).total_seconds()
 """A day, in seconds: databases count the milliseconds of a wait in 32 bits."""
 
 
 def seconds(option: str, value: float | timedelta, longest: float = LONGEST_TIME) -> float:
-    """Seconds, from a number of seconds or a `timedelta`; not negative, not longer than `longest`."""
+    """Convert a number of seconds or a `timedelta` to seconds; not negative, at most `longest`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise InvalidOption(f"{option}={value!r}: expected seconds (a number) or a timedelta")
@@ -26,14 +26,14 @@ def seconds(option: str, value: float | timedelta, longest: float = LONGEST_TIME
 
 
 def number(option: str, value: float, *, lowest: float) -> float:
-    """A number that is not below `lowest`."""
+    """A number of at least `lowest`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < float("inf"):
         raise InvalidOption(f"{option}={value!r}: expected a number, {lowest:g} or more")
     return float(value)
 
 
 def one_of(option: str, value: str, known: Sequence[str]) -> str:
-    """One of some words."""
+    """One of the given words."""
     if value not in known:
         raise InvalidOption(f"{option}={value!r}: expected one of {', '.join(known)}")
     return value
@@ -54,7 +54,7 @@ def whole(option: str, value: int) -> int:
 
 
 def flag(option: str, value: bool) -> bool:
-    """True or False, and nothing that only passes for it."""
+    """True or False, not merely a truthy or falsy value."""
     if not isinstance(value, bool):
         raise InvalidOption(f"{option}={value!r}: expected True or False")
     return value
@@ -66,7 +66,7 @@ def consumer(value: str) -> str:
         raise InvalidOption(f"consumer={value!r}: expected a string")
     if not 1 <= len(utf8("consumer", value)) <= LONGEST_CONSUMER:
         raise InvalidOption(f"consumer={value!r}: expected 1 to {LONGEST_CONSUMER} bytes of UTF-8")
-    return str.__str__(value)  # of a member of an Enum, the text that it holds
+    return str.__str__(value)  # the plain text of an Enum member
 
 
 def utf8(option: str, value: str, error: type[InvalidOption] = InvalidOption) -> bytes:

@@ -1,4 +1,4 @@
-"""Checks of what callers pass in: one clear error that names the option and the value."""
+"""Checks of callers' arguments: one clear error that names the option and the value."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LONGEST_HEADER = 128
-"""Bytes of UTF-8 in a header's name, at most: as many as RabbitMQ's clients take."""
+"""The most bytes of UTF-8 in a header's name: RabbitMQ's clients take no more."""
 
 LARGEST_HEADERS = 65_536
-"""Bytes of headers as JSON, at most."""
+"""The most bytes of headers as JSON."""
 
 
 def _with_our_error(check: Callable[P, T]) -> Callable[P, T]:
@@ -47,7 +47,7 @@ database_url = _with_our_error(url.database_url)
 
 
 def text(option: str, value: object, longest: int) -> str:
-    """Text of 1 to so many bytes of UTF-8, without NUL."""
+    """Text of 1 to `longest` bytes of UTF-8, without NUL."""
     if not isinstance(value, str):
         raise InvalidMessage(f"{option}={value!r:.80}: expected a string")
     if value.isascii() and 0 < len(value) <= longest and "\0" not in value:
@@ -67,11 +67,11 @@ _URI_REFERENCE = re.compile(
     rf"(?:[A-Za-z][A-Za-z0-9+.-]*:|(?!{_NO_COLON}*:))(?://(?:{_CHARACTER}|[\[\]])*)?"
     rf"(?:{_CHARACTER}|/)*(?:\?(?:{_CHARACTER}|[/?])*)?(?:#(?:{_CHARACTER}|[/?])*)?"
 )
-"""RFC 3986: what stands before a colon in the first segment is a scheme."""
+"""RFC 3986: text before a colon in the first segment is a scheme."""
 
 
 def uri_reference(option: str, value: object, longest: int) -> str:
-    """A URI, or a part of one: what names a source of events."""
+    """A URI or a relative reference, which names a source of events."""
     checked = text(option, value, longest)
     if not _URI_REFERENCE.fullmatch(checked):
         raise InvalidMessage(
@@ -86,7 +86,7 @@ def topic(value: object) -> str:
 
 
 def message_id(value: object) -> str:
-    """1 to 128 printable ASCII characters: what every broker can carry."""
+    """1 to 128 printable ASCII characters, which every broker can carry."""
     if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_ID:
         raise InvalidMessage(f"id={value!r:.80}: expected 1 to {LONGEST_ID} printable ASCII characters")
     if not (value.isascii() and value.isprintable()):
@@ -95,12 +95,12 @@ def message_id(value: object) -> str:
 
 
 def key(value: object) -> str | None:
-    """None, or 1 to 512 bytes of UTF-8: what an inbox takes as a key."""
+    """None, or 1 to 512 bytes of UTF-8, which an inbox accepts as a key."""
     return None if value is None else text("key", value, LONGEST_KEY)
 
 
 def message(value: object) -> Message:
-    """One of those that are published together."""
+    """One of the messages that are published together."""
     if not isinstance(value, Message):
         raise InvalidMessage(f"messages: {value!r:.80}: expected a Message")
     return value
@@ -120,7 +120,7 @@ def headers(value: object) -> dict[str, str]:
 
 
 def due(delay: float | timedelta | None, available_at: datetime | None) -> float | datetime | None:
-    """When a message may leave: seconds from now, a point in time, or None for at once."""
+    """When a message may leave: seconds from now, a point in time, or None for immediately."""
     if delay is not None and available_at is not None:
         raise InvalidMessage(
             f"delay={delay!r}, available_at={available_at!r}: expected at most one of the two"
@@ -131,7 +131,7 @@ def due(delay: float | timedelta | None, available_at: datetime | None) -> float
 
 
 def check_function(option: str, value: Any) -> Any:
-    """Something that can be called."""
+    """Check that the value can be called."""
     if not callable(value):
         raise InvalidOption(f"{option}={value!r}: expected a function")
     return value

@@ -1,4 +1,4 @@
-"""Results as they are stored: JSON, and not too much of it."""
+"""Results as they are stored: JSON of a limited size."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from inbox_outbox_base.errors.inbox import InvalidResult
 
 LARGEST_RESULT = 1_000_000
-"""Bytes of JSON in a stored result, at most."""
+"""The most bytes of JSON in a stored result."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _encode_ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -16,7 +16,7 @@ def encode_result(result: Any) -> str:
     """JSON for a result.
 
     Raises:
-        InvalidResult: not JSON, or more than a million bytes of it.
+        InvalidResult: not JSON, or more than a million bytes of JSON.
     """
     try:
         text = compact_json(result)
@@ -29,16 +29,16 @@ def encode_result(result: Any) -> str:
 
 
 def normalised(result: Any) -> Any:
-    """A result as a duplicate will see it: what JSON makes of it.
+    """A result as a duplicate will see it: after a round trip through JSON.
 
     Raises:
-        InvalidResult: not JSON, or more than a million bytes of it.
+        InvalidResult: not JSON, or more than a million bytes of JSON.
     """
     return None if result is None else json.loads(encode_result(result))
 
 
 def compact_json(value: Any) -> str:
-    """JSON that is UTF-8; with everything else escaped if there is a lone surrogate, which is not."""
+    """JSON as UTF-8; non-ASCII is escaped if there is a lone surrogate, which has no UTF-8."""
     text = _encode(value)
     try:
         text.encode()

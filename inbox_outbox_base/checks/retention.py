@@ -1,4 +1,4 @@
-"""How long a key has to be kept, so that no duplicate can come after it was forgotten."""
+"""How long a key must be kept so that no duplicate can arrive after it was forgotten."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -6,27 +6,27 @@ from datetime import UTC, datetime, timedelta
 from .options import aware, seconds
 
 MARGIN = timedelta(minutes=1)
-"""Rows outlive the retention by this much, so that a message that was judged young enough a moment ago does
-not find its row purged."""
+"""Rows outlive the retention by this much, so that a message judged young enough a moment ago still finds its
+row."""
 
 
 _SKEW = timedelta(days=1)
-"""A worker's clock is not wrong by more than this."""
+"""The largest error assumed of a worker's clock."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Retention:
     """A key is kept for `broker` + `producer` + `network`, 7 days unless told otherwise.
 
-    A duplicate can still come as long as the broker keeps a message (`broker`), after the producer has
-    tried for as long as it does (`producer`), and after the longest delay on the network (`network`).
-    When the broker can tell how old its oldest unconsumed message is, `horizon` needs no broker maximum.
-    Both formulas are those of Tencent's notes on exactly-once consumption with CMQ.
+    A duplicate can still arrive while the broker keeps a message (`broker`), after the producer has resent
+    for as long as it does (`producer`), and after the longest delay on the network (`network`). If you know
+    how old the broker's oldest unconsumed message is, `horizon` needs no broker maximum. Both formulas are
+    those of Tencent's notes on exactly-once consumption with CMQ.
 
     Args:
-        broker: how long the broker keeps a message at most, in seconds or as `timedelta`.
-        producer: how long the producer resends at most.
-        network: how long a message can be under way at most.
+        broker: the longest time that the broker keeps a message, in seconds or as `timedelta`.
+        producer: the longest time that the producer resends.
+        network: the longest time that a message can be under way.
 
     Raises:
         InvalidOption: a time is negative or not a time.
@@ -54,15 +54,15 @@ class Retention:
 
     @property
     def duration(self) -> timedelta:
-        """The whole time that a key is kept."""
+        """The total time that a key is kept."""
         return self.broker + self.producer + self.network
 
     def surely_covers(self, made: datetime) -> bool:
-        """Whether a message is so young that no clock needs to be asked but the worker's own."""
+        """Whether a message is so young that the worker's own clock is enough to tell."""
         return datetime.now(UTC) - made < self.duration - _SKEW
 
     def horizon(self, now: datetime, oldest_unconsumed: datetime | None = None) -> datetime:
-        """Rows accepted before this point in time may go.
+        """Rows accepted before this point in time may be deleted.
 
         Args:
             now: the database's clock.

@@ -1,4 +1,4 @@
-"""Addresses of databases, as people write them."""
+"""Database addresses as people write them."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ _DRIVERS = {
 
 
 def database_url(text: str) -> URL:
-    """The URL, with the driver that the inbox speaks through where none is named.
+    """The URL, with the inbox's driver where none is named.
 
     Raises:
-        InvalidOption: not a URL of a database, or one whose password was cut short by an "@" in it. The
-            text is not repeated: it may hold a password.
+        InvalidOption: not a database URL, or one whose password was cut short by an "@" in it. The error does
+            not repeat the text, which may contain a password.
     """
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise InvalidOption("url: expected something like postgresql://user@host/database") from None
     if url.password is not None and "@" in f"{url.host}{url.database}":
-        # What follows the first "@" would be taken for the host, and stand in the driver's errors.
+        # Text after the first "@" would become the host, and appear in the driver's errors.
         raise InvalidOption("url: write @ as %40 in the password and in the database's name")
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     for_engine(url)
@@ -37,7 +37,7 @@ def database_url(text: str) -> URL:
 
 def for_engine(url: URL) -> tuple[URL, dict[str, Any]]:
     """The URL and the `connect_args` for SQLAlchemy: ``?prepare_threshold=none`` turns psycopg's prepared
-    statements off, for poolers in transaction mode; psycopg itself does not read it from an address.
+    statements off, for poolers in transaction mode; psycopg itself does not read it from a URL.
 
     Raises:
         InvalidOption: `prepare_threshold` is neither a whole number nor "none".

@@ -1,1 +1,1 @@
-"""What can go wrong, and whose fault it is."""
+"""Errors, and whether a message is to blame for them."""

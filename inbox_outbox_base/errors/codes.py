@@ -1,7 +1,7 @@
-"""Which driver errors are passing, decided by SQLSTATE or error number, never by message text.
+"""Decide which driver errors are transient, by SQLSTATE or error number, never by message text.
 
-PostgreSQL: appendix A of its manual. MySQL and MariaDB: their server and client error references.
-SQLite: its list of result codes.
+PostgreSQL: appendix A of its manual. MySQL and MariaDB: their server and client error references. SQLite: its
+list of result codes.
 """
 
 from typing import Any
@@ -17,19 +17,19 @@ _MYSQL_BROKEN = {0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
 _MYSQL_PASSING = _MYSQL_BROKEN | {1020, 1040, 1205, 1213}
 _MYSQL_LOCK_TIMEOUT = 1205
 _LIMITS = {"57014", 1317, 1969, 3024}
-"""A statement was cancelled, or took longer than the server allows."""
+"""A statement was cancelled, or exceeded the server's time limit."""
 _FULL = {"53000", "53100", "53200", "53400", "58030", 1021, 1203, 1226}
-"""Disk, memory, files or connections are used up, or the disk fails."""
+"""Disk, memory, files or connections are exhausted, or the disk fails."""
 _NOT_NOW = {"55006", 1047, 1290, 1836, 3101, 3572}
-"""The object is in use, or the server is a replica by now, or its cluster is changing."""
+"""The object is in use, the server has become a replica, or its cluster is changing."""
 _READ_ONLY = {"25006", 1290, 1836}
 _POOLED = {"26000", "42P05"}
-"""A pooler that does not know of prepared statements gave us another session."""
+"""A pooler that does not track prepared statements gave us another session."""
 _TRANSIENT = _LIMITS | _FULL | _NOT_NOW | _POOLED
 _ABORTED = "25P02"
 _SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_BUSY_SNAPSHOT = 5, 6, 517
 _TABLE_MISSING = {"42P01", "42704", "3F000", 1146, 1049}
-"""PostgreSQL says 42704 (undefined object) of a table's row type."""
+"""PostgreSQL returns 42704 (undefined object) for a table's row type."""
 _DENIED = {"42501", 1142, 1143}
 
 
@@ -50,7 +50,7 @@ def _is_sqlite(error: DBAPIError) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same work may succeed when it is tried again in a new transaction.
+    """Whether the same work may succeed if it is retried in a new transaction.
 
     True for deadlocks, serialization failures, lock timeouts, lost or refused connections, time limits of
     statements, a pool or a server that is full, a server that is read-only, and `TransientError`; of an
@@ -64,11 +64,11 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the error came from others, so that no work is to blame for it, whoever's it is.
+    """Whether others caused the error, so that no work is to blame for it.
 
     True for deadlocks, serialization failures, lock timeouts, lost or refused connections and
-    `TransientError`: a part of what is transient. The rest may be due to the work, as a time limit is to a
-    slow query.
+    `TransientError`, a subset of the transient errors. The other transient errors may be due to the work, as
+    a time limit is to a slow query.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_passing, error.exceptions))
@@ -83,21 +83,21 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_aftermath(error: BaseException) -> bool:
-    """Whether an earlier statement of the transaction has failed, and this one was refused for that."""
+    """Whether this statement was refused only because an earlier one of the transaction had failed."""
     return isinstance(error, DBAPIError) and code_of(error) == _ABORTED
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Whether the server is no primary (any more), so that its connections are of no use."""
+    """Whether the server is not, or no longer, a primary, so that its connections are useless."""
     return isinstance(error, DBAPIError) and code_of(error) in _READ_ONLY
 
 
 def breaks_connection(error: DBAPIError) -> bool:
-    """Whether the connection is gone with this error, so that a COMMIT has an unknown outcome."""
+    """Whether this error broke the connection, so that a COMMIT has an unknown outcome."""
     code = code_of(error)
     if _is_sqlite(error):
         return False
-    if code is None:  # neither server has spoken: the driver lost or never had it
+    if code is None:  # no code from a server: the driver lost the connection or never had one
         return error.connection_invalidated or isinstance(error, OperationalError)
     if isinstance(code, str):
         return code in _POSTGRESQL_BROKEN or code.startswith("08") or error.connection_invalidated
@@ -105,7 +105,7 @@ def breaks_connection(error: DBAPIError) -> bool:
 
 
 def ends_wait(error: DBAPIError) -> bool:
-    """Whether a bounded wait for a lock ran out, or met with the server's limit first, and nothing else
+    """Whether a bounded wait for a lock ran out, or first met the server's limit, and nothing else
     happened."""
     code = code_of(error)
     if _is_sqlite(error):
@@ -114,10 +114,10 @@ def ends_wait(error: DBAPIError) -> bool:
 
 
 def is_table_missing(error: DBAPIError) -> bool:
-    """Whether a table or its schema is not there (SQLite has no code of its own for that)."""
+    """Whether a table or its schema does not exist (SQLite has no code of its own for that)."""
     return code_of(error) in _TABLE_MISSING
 
 
 def is_denied(error: DBAPIError) -> bool:
-    """Whether the role has no right to do this to a table."""
+    """Whether the role lacks the right to do this to a table."""
     return code_of(error) in _DENIED

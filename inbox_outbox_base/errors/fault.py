@@ -1,7 +1,7 @@
-"""Whose fault an error is: a message is blamed for what came out of its handler's body, and for nothing else.
+"""Attribute errors: a message is blamed only for errors raised in its handler's body.
 
-Errors of the inbox's own statements are marked where they are raised. A mark needs no list of codes, and an
-error that a body catches and raises again keeps it.
+Errors of the inbox's own statements are marked where they are raised. A mark needs no list of codes, and
+stays on an error that a body catches and raises again.
 """
 
 from types import TracebackType
@@ -15,10 +15,10 @@ _MARK = "_raised_by_the_inbox"
 
 
 class _Own:
-    """Around what the inbox does by itself: errors that leave the block are marked as its own."""
+    """Around the inbox's own work: errors that leave the block are marked as its own."""
 
     def mark(self, error: BaseException) -> None:
-        """The same where each message would pay for the block, which is half a microsecond."""
+        """The same without a block, which would cost each message half a microsecond."""
         if isinstance(error, Exception) and not codes.is_aftermath(error):
             setattr(error, _MARK, True)
 
@@ -33,9 +33,10 @@ class _Own:
 
 
 class _Commit(_Own):
-    """Around COMMIT, which also checks what the body has deferred: a violated constraint is the body's.
+    """Around COMMIT, which also checks constraints that the body deferred: a violated one is the body's
+    error.
 
-    PEP 249 has OperationalError for what is not necessarily under the programmer's control.
+    PEP 249 defines OperationalError for errors that are not necessarily under the programmer's control.
     """
 
     def mark(self, error: BaseException) -> None:
@@ -48,17 +49,17 @@ COMMIT = _Commit()
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether the inbox's own statements raised this error (of a group: all of it)."""
+    """Whether the inbox's own statements raised this error (for a group: all of it)."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_own, error.exceptions))
     return hasattr(error, _MARK)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether the error counts against the message (of a group: any of it).
+    """Whether the error counts against the message (for a group: any of it).
 
-    What the inbox's own statements raise never does, whatever it is. Of a body's errors all do but those
-    which say of themselves that they pass, as a deadlock or a lost connection does.
+    Errors of the inbox's own statements never do. A body's errors all do, except those that pass, such as a
+    deadlock or a lost connection.
     """
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_failure, error.exceptions))
@@ -68,8 +69,8 @@ def is_failure(error: BaseException) -> bool:
 
 
 def is_worth_another_try(error: BaseException) -> bool:
-    """Whether to run the message once more immediately.
+    """Whether to run the message again immediately.
 
-    A body that met with a time limit of its own statements would only meet with it again.
+    A body that hit a time limit of its own statements would only hit it again.
     """
     return codes.is_passing(error) or (is_own(error) and codes.is_transient(error))

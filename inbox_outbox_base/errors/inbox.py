@@ -6,7 +6,7 @@ from inbox_outbox_base.words.incoming import Verdict
 
 
 class InboxError(Exception):
-    """Root of everything this package raises by itself."""
+    """Root of all errors that this package raises itself."""
 
 
 class InvalidOption(InboxError, ValueError):
@@ -31,12 +31,12 @@ class UnusableConnection(InboxError, InvalidRequestError):
 
 
 class TablesMissing(InboxError, LookupError):
-    """The inbox tables are not where they were looked for."""
+    """The inbox tables do not exist where they were expected."""
 
 
 class PolicyConflict(InboxError):
     """An inbox asks for another mode, a shorter retention or another digest format than the table
-    `inbox_consumer` says of its consumer. Nothing was taken; the message names both values."""
+    `inbox_consumer` has for its consumer. Nothing was taken; the message names both values."""
 
 
 class TransactionAborted(InboxError):
@@ -57,15 +57,15 @@ class MessageNotFound(InboxError, LookupError):
 
 
 class WrongStatus(InboxError):
-    """The message is not in a status in which this can be done, or somebody has changed it just now."""
+    """The message is not in a status in which this can be done, or somebody has just changed it."""
 
 
 class StepNotDone(InboxError):
-    """For a step to raise: what it calls has certainly not happened, so that it may simply run again."""
+    """Raise it in a step: the call has certainly not happened, so the step can simply run again."""
 
 
 class GiveUp(InboxError):
-    """For a handler to raise: no attempt can succeed. Finished steps are undone, and the message is dead."""
+    """Raise it in a handler: no attempt can succeed. Finished steps are undone, and the message is dead."""
 
 
 class NotTaken(InboxError):
@@ -77,19 +77,19 @@ class NotTaken(InboxError):
     def __init__(self, *args: object, retry_after: float | None = None) -> None:
         super().__init__(*args)
         self.retry_after = retry_after
-        """Seconds after which to deliver the message again, where the inbox can tell."""
+        """Seconds after which to deliver the message again, if the inbox can tell."""
 
 
 class TransientError(InboxError):
-    """The same work may succeed when it is tried again; if it had taken effect, the inbox will say so."""
+    """The same work may succeed if it is retried; if it already took effect, the inbox will say so."""
 
 
 class CommitLost(TransientError):
-    """The connection broke during COMMIT; it did not happen, or nobody could be asked whether it did."""
+    """The connection broke during COMMIT; it did not commit, or nobody could be asked whether it did."""
 
 
 class StoreUnreachable(TransientError):
-    """The store of status-table mode did not answer, after some tries."""
+    """The store of status-table mode did not answer, after some retries."""
 
 
 class MessageInFlight(NotTaken, TransientError):
@@ -117,6 +117,6 @@ class MessageDead(NotTaken):
 
 
 class MessageHalted(NotTaken):
-    """The outcome of one of the message's steps is unknown, and the step may not be repeated."""
+    """The outcome of one of the message's steps is unknown, and the step must not be repeated."""
 
     verdict = Verdict.HALTED

@@ -1,4 +1,4 @@
-"""Whether a server refuses the role, its password or the database, told by its code and not by its words."""
+"""Whether a server refuses the role, its password or the database, decided by its code, never by its text."""
 
 import os
 import select
@@ -12,32 +12,32 @@ from .codes import code_of
 
 _MYSQL = {1044, 1045, 1049, 1698}
 _PATIENCE = 5.0
-"""Seconds for asking PostgreSQL once more."""
+"""Seconds for the second connection to PostgreSQL."""
 _CODE = b' C "'
-"""What stands before the SQLSTATE of an error in a trace of libpq."""
+"""The text before the SQLSTATE of an error in a libpq trace."""
 
 
 def is_refusal(code: str | int | None) -> bool:
-    """Whether this code says so."""
+    """Whether this code means such a refusal."""
     if isinstance(code, str):
         return code.startswith("28") or code == "3D000"
     return code in _MYSQL
 
 
 def refusal(error: DBAPIError) -> str | int | None:
-    """The code by which a connection was refused for good; None if it was not, or nobody can tell."""
+    """The code by which a connection was permanently refused; None if it was not, or nobody can tell."""
     code = code_of(error)
     pgconn = getattr(error.orig, "pgconn", None)
     if code is None and pgconn is not None:
-        # libpq keeps the SQLSTATE of a refused connection to itself, and its text is translated.
+        # libpq does not expose the SQLSTATE of a refused connection, and its text is translated.
         with suppress(Exception):
             code = _asked_again(pgconn)
     return code if is_refusal(code) else None
 
 
 def _asked_again(pgconn: Any) -> str | None:
-    """Connect once more, as psycopg did, with libpq's own trace of what the server answers. In memory: there
-    may be a password among it."""
+    """Connect once more, as psycopg did, with libpq's own trace of the server's answers. The trace stays in
+    memory: it may contain a password."""
     from psycopg import conninfo, pq
 
     given = {option.keyword.decode(): option.val.decode() for option in pgconn.info if option.val}

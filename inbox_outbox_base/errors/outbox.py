@@ -4,7 +4,7 @@ from . import inbox as inbox_errors
 
 
 class OutboxError(inbox_errors.InboxError):
-    """Root of everything this package raises by itself."""
+    """Root of all errors that this package raises itself."""
 
 
 class InvalidOption(OutboxError, inbox_errors.InvalidOption):
@@ -38,16 +38,16 @@ class UnusableConnection(OutboxError, inbox_errors.UnusableConnection):
 
 
 class TablesMissing(OutboxError, inbox_errors.TablesMissing):
-    """The outbox tables are not where they were looked for."""
+    """The outbox tables do not exist where they were expected."""
 
 
 class MessageNotFound(OutboxError, inbox_errors.MessageNotFound):
-    """The outbox has no message with this id; it may have left."""
+    """The outbox has no message with this id; it may already have been sent."""
 
 
 class WrongState(OutboxError, inbox_errors.WrongStatus):
-    """A message is not in a state in which this can be done, or somebody has changed it just now."""
+    """A message is not in a state in which this can be done, or somebody has just changed it."""
 
 
 class RelayRunning(OutboxError):
-    """This may only be done while no relay is at work."""
+    """This can only be done while no relay is at work."""

@@ -1,4 +1,4 @@
-"""Refusals: the error for each verdict under which a message was not taken."""
+"""The error for each verdict under which a message was not taken."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What went wrong and where, for people to read: without passwords, whoever wrote the message."""
+"""Error texts for people: what went wrong and where, without passwords, whatever wrote the message."""
 
 import contextlib
 import re
@@ -10,14 +10,15 @@ from sqlalchemy.exc import ArgumentError
 _STRUCK_OUT = "***"
 _IN_QUERY = ("password", "passwd", "sslpassword")
 _IN_ADDRESS = re.compile(r"(?<=://)([^:/\s]*):\S*@")
-"""User and password of any address, to the last "@": a password may hold one although it should not."""
+"""User and password of any address, up to the last "@": a password may contain one, although it should
+not."""
 _IN_OPTION = re.compile(rf"\b({'|'.join(_IN_QUERY)})=[^&\s'\"]*", re.IGNORECASE)
 
 _known: set[str] = set()
 
 
 def remember(address: URL) -> None:
-    """Take note of the passwords in an address, the way they are and the way they are written in URLs."""
+    """Remember the passwords in an address, as they are and as they are written in URLs."""
     plain = [address.password, *(address.query.get(name) for name in _IN_QUERY)]
     for password in plain:
         for text in (password,) if isinstance(password, str) else password or ():
@@ -25,15 +26,16 @@ def remember(address: URL) -> None:
 
 
 def remember_in(text: str) -> None:
-    """The same for an address that has not been read yet; one that nobody can read holds none to know."""
+    """The same for an address that has not been parsed yet; one that cannot be parsed has no password to
+    remember."""
     with contextlib.suppress(ArgumentError, ValueError):
         remember(make_url(text))
 
 
 def strike_out(message: str) -> str:
-    """The message without the passwords of this run, and without that of any address in it.
+    """The message without the passwords remembered in this run, and without that of any address in it.
 
-    A password that is a word is struck out where it stands alone, so that one like "a" leaves the message
+    A password that is a word is removed only where it stands alone, so that one like "a" leaves the message
     readable.
     """
     message = _IN_ADDRESS.sub(rf"\1:{_STRUCK_OUT}@", message)
@@ -44,13 +46,13 @@ def strike_out(message: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What the driver said in its first line, without the SQL, its parameters, and passwords."""
+    """The first line of the driver's message, without the SQL, its parameters, and passwords."""
     cause = getattr(error, "orig", None) or error
     return strike_out((str(cause).strip() or type(cause).__name__).splitlines()[0])
 
 
 def place(address: URL) -> str:
-    """Where a database is, to be read by people."""
+    """A database's location, to be read by people."""
     host = address.host or ""
     port = "" if address.port is None else f":{address.port}"
     return f"{address.get_backend_name()}://{host}{port}/{address.database or ''}"

@@ -4,17 +4,17 @@ from .inbox import InboxError
 
 
 class SparkWriterError(InboxError):
-    """Root of everything this package raises by itself."""
+    """Root of all errors that this package raises itself."""
 
 
 class ColumnMismatch(SparkWriterError, ValueError):
-    """A column that is missing, not known to the target, or of a type that it cannot hold exactly."""
+    """A column is missing, not known to the target, or of a type that the target cannot hold exactly."""
 
 
 class InvalidRow(SparkWriterError, ValueError):
-    """A row whose key is NULL, empty, too long or not text, or with a value that its column would change
-    silently: nothing of its partition was written."""
+    """A row's key is NULL, empty, too long or not text, or a value would be changed silently by its column.
+    Nothing of its partition was written."""
 
 
 class VersionMismatch(SparkWriterError, RuntimeError):
-    """Driver and executor do not run the same versions, so that what one sends the other may misread."""
+    """Driver and executor run different versions, so that one may misread what the other sends."""

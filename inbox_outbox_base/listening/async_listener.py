@@ -1,4 +1,4 @@
-"""The listener, for asynchronous code: messages run in tasks of one event loop."""
+"""The listener for asynchronous code: messages run in tasks of one event loop."""
 
 import asyncio
 import inspect
@@ -29,17 +29,17 @@ class AsyncListener(ListenerBase):
     async def decide(self, messages: Iterable[M], handler: Callable[[M], Awaitable[Outcome]]) -> Decisions:
         """Run a batch, and return one decision for each message, in the batch's order.
 
-        What the handler raises becomes a decision, and is logged. After `stop` the running messages have
-        `grace` seconds; one that takes longer is cancelled, which releases its claim or rolls back its
-        transaction, and is to be delivered again. If that does not end it in five seconds more, it is left
-        behind. When `decide` itself is cancelled it cancels its running messages in the same way.
+        An exception of the handler becomes a decision, and is logged. After `stop` the running messages have
+        `grace` seconds. One that takes longer is cancelled, which releases its claim or rolls back its
+        transaction, and is redelivered. If it does not end within five more seconds, it is left behind. When
+        `decide` itself is cancelled, it cancels its running messages in the same way.
 
         Args:
-            messages: whatever the handler takes.
+            messages: any objects that the handler accepts.
             handler: an asynchronous function of a message that returns an `Outcome`.
 
         Raises:
-            InvalidOption: the handler is no such function; nothing is decided.
+            InvalidOption: the handler is not such a function; nothing is decided.
         """
         woken = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)

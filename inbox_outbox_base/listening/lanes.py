@@ -1,4 +1,4 @@
-"""Which messages may run now, and what has been decided about them; it starts no thread or task itself."""
+"""Which messages can run now, and the decisions about them; it starts no thread or task itself."""
 
 import asyncio
 import heapq
@@ -23,19 +23,19 @@ class Job:
     index: int
     message: Any
     key: Hashable | None = None
-    """No two jobs with the same key run at once; None: nothing keeps it from running."""
+    """Jobs with the same key never run at the same time; None waits for nothing."""
     error: Exception | None = None
     """Why the message has no usable key."""
     context: Context = field(default_factory=copy_context)
-    """The context variables of whoever brought the batch, which the handler sees as well."""
+    """The context variables of the caller that brought the batch; the handler sees them as well."""
     has_begun: bool = False
     task: asyncio.Task[Decision] | None = None
-    """What runs it, where that is a task."""
+    """The task that runs it, if it runs in a task."""
     decision: Decision | None = None
 
 
 class Batch:
-    """The messages of one call, and what has been decided about each."""
+    """The messages of one call, and the decision about each."""
 
     def __init__(
         self,
@@ -49,15 +49,16 @@ class Batch:
         self.wake = wake
         """Let the call look again."""
         self.preparation: Callable[[], None] | None = None
-        """What the first message does before its handler: a database that hangs there holds up no stop."""
+        """Runs in the first message, before its handler: a database that hangs there does not block a
+        stop."""
         self.interruption: BaseException | None = None
-        """What ends the call instead of decisions."""
+        """The error that ends the call instead of decisions."""
         self.jobs = [Job(self, *numbered) for numbered in enumerate(messages)]
         self._in_order = in_order
         self._undecided = len(self.jobs)
 
     def taken_preparation(self) -> Callable[[], None] | None:
-        """What is to be prepared, if nobody has begun to."""
+        """The preparation, if nobody has begun it."""
         preparation, self.preparation = self.preparation, None
         return preparation
 
@@ -72,10 +73,10 @@ class Batch:
         return Decisions(job.decision for job in self.jobs if job.decision is not None)
 
     def record(self, job: Job, decision: Decision) -> bool:
-        """Decide a message; False if it had its decision already, which stays.
+        """Decide a message; False if it was already decided, which stays.
 
-        In order, one that is not acknowledged gives back those behind it that have not begun, for no earlier
-        delivery than its own.
+        In order, an unacknowledged message gives back those behind it that have not begun, to be redelivered
+        no earlier than itself.
         """
         if job.decision is not None:
             return False
@@ -86,7 +87,7 @@ class Batch:
         return True
 
     def give_back(self, reason: str) -> None:
-        """Decide all messages that have not begun: they never will, and may come again at once."""
+        """Decide all messages that have not begun: they never will, and can be redelivered immediately."""
         self._give_back(self.jobs, reason)
 
     def _give_back(self, jobs: Iterable[Job], reason: str, delay: float = 0.0) -> None:
@@ -100,15 +101,15 @@ class Batch:
         return (job for job in self.jobs if job.has_begun and job.decision is None)
 
     def interrupt(self, error: BaseException) -> None:
-        """Something came up that is no message's fault: begin nothing more, and let the call raise it."""
+        """An error came up that no message is to blame for: begin nothing more, and let the call raise it."""
         self.interruption = error
         self.give_back("interrupted")
 
 
 class Lanes:
-    """Lets jobs begin in the order in which they came: so many at once, and of each key one.
+    """Starts jobs in the order in which they came: at most `limit` at the same time, and one of each key.
 
-    A job that waits for its key holds up nobody else. Threads that share the lanes hold `lock` while they use
+    A job that waits for its key blocks no other key. Threads that share the lanes hold `lock` while they use
     them, or a batch whose jobs are in them.
     """
 
@@ -121,18 +122,19 @@ class Lanes:
         self._behind: dict[Hashable, deque[tuple[int, Job]]] = {}
 
     def add(self, job: Job) -> None:
-        """Let it begin when its turn comes."""
+        """Let the job begin when its turn comes."""
         place = (next(self._numbers), job)
         if job.key is None:
             heapq.heappush(self._ready, place)
         elif job.key in self._behind:
             self._behind[job.key].append(place)
         else:
+            # The first of its key: the empty queue marks the key as busy for those that follow.
             self._behind[job.key] = deque()
             heapq.heappush(self._ready, place)
 
     def take(self) -> list[Job]:
-        """The jobs that begin now; hand each to `done` when it has ended."""
+        """The jobs that begin now; pass each to `done` when it has ended."""
         taken = []
         while self._ready and self._running < self._limit:
             _, job = heapq.heappop(self._ready)
@@ -140,12 +142,12 @@ class Lanes:
                 job.has_begun = True
                 self._running += 1
                 taken.append(job)
-            else:
+            else:  # given back while it waited: it never begins, and frees its key
                 self._free(job.key)
         return taken
 
     def done(self, job: Job) -> None:
-        """It has ended: its key and its place are free."""
+        """The job has ended: free its key and its place."""
         self._running -= 1
         self._free(job.key)
 
@@ -153,6 +155,7 @@ class Lanes:
         if key is None:
             return
         if self._behind[key]:
+            # It keeps its number, so it goes before ready jobs that came later.
             heapq.heappush(self._ready, self._behind[key].popleft())
         else:
             del self._behind[key]

@@ -1,4 +1,4 @@
-"""The listener, for synchronous code: messages run in threads."""
+"""The listener for synchronous code: messages run in threads."""
 
 import asyncio
 import inspect
@@ -17,27 +17,29 @@ M = TypeVar("M")
 
 
 class Listener(ListenerBase):
-    """Takes batches of messages as a broker hands them over, and says what to tell the broker about each.
+    """Runs batches of messages from a broker, and decides what to tell the broker about each.
 
-    It talks to no broker and no database itself: the handler looks into the inbox, and whoever fetched the
-    messages acknowledges them. One listener may be shared by threads.
+    It does not talk to a broker or a database itself: the handler asks the inbox, and the code that fetched
+    the messages acknowledges them. Threads can share one listener.
 
     Args:
-        order: "each" decides each message by itself; "in_order" gives back what comes behind one that is not
-            acknowledged, unless it has begun already.
-        concurrency: how many messages run at once, in all calls together.
-        key: a function of the message: of one key no two messages run at once, in all calls together, and
-            those of one call run in their order. None, or a key that is None: the inbox alone sees to that.
+        order: "each" decides each message separately; "in_order" gives back the messages behind an
+            unacknowledged one, unless they have begun.
+        concurrency: how many messages run at the same time, in all calls together.
+        key: a function of the message: no two messages with the same key run at the same time, in all calls
+            together, and those of one call run in order. None, or a key that is None: only the inbox prevents
+            that.
         attempt: a function of the message: the broker's count of its deliveries, from 1, for the backoff.
-        failures: a function of the message: how often it has failed before. `Outcome.is_failure` says of a
-            decision whether to count it.
-        max_attempts: a message that fails so often is a dead letter; needs `failures`. None: never.
-        backoff: the delay of a message that failed and whose inbox does not know a better one.
-        grace: how long running messages have once the listener is stopped, in seconds or as `timedelta`.
+        failures: a function of the message: how often it has failed before. `Outcome.is_failure` says whether
+            to count a decision.
+        max_attempts: a message becomes a dead letter when it has failed this often; needs `failures`. None:
+            never.
+        backoff: the delay of a failed message, unless its inbox knows a better one.
+        grace: the time for running messages to finish after `stop`, in seconds or as `timedelta`.
         too_old: what to do with a message that is older than the inbox's retention, so that nobody can know
             whether it was taken: "dead_letter", or "ack", which drops it.
-        dead_letter: a function of a message and its decision that puts the message away. When it returns, the
-            decision is to acknowledge; when it raises, to deliver again. A message may be put away twice.
+        dead_letter: a function of a message and its decision that stores the message. When it returns, the
+            decision is to acknowledge; when it raises, to redeliver. A message may be stored twice.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -46,18 +48,18 @@ class Listener(ListenerBase):
     def decide(self, messages: Iterable[M], handler: Callable[[M], Outcome]) -> Decisions:
         """Run a batch, and return one decision for each message, in the batch's order.
 
-        What the handler raises becomes a decision, and is logged. After `stop` the running messages have
-        `grace` seconds. One that takes longer is to be delivered again, and its thread is left behind: what
-        that still does the inbox will know at the next delivery, and the end of the process ends it.
+        An exception of the handler becomes a decision, and is logged. After `stop` the running messages have
+        `grace` seconds. One that takes longer is redelivered, and its thread is left behind until the process
+        ends; at the next delivery the inbox knows what that thread did.
 
         Args:
-            messages: whatever the handler takes.
-            handler: a function of a message that returns an `Outcome`; those that the inboxes decorate do.
+            messages: any objects that the handler accepts.
+            handler: a function of a message that returns an `Outcome`, such as one decorated by an inbox.
 
         Raises:
-            InvalidOption: the handler is no such function; nothing is decided.
-            BaseException: what the handler raised, if it is no Exception (SystemExit), once the other running
-                messages have ended; nothing is decided.
+            InvalidOption: the handler is not such a function; nothing is decided.
+            BaseException: an error of the handler that is not an Exception (SystemExit), raised once the
+                other running messages have ended; nothing is decided.
         """
         woken = Doorbell()
         batch = self._batch(messages, handler, woken.ring)
@@ -93,11 +95,11 @@ class Listener(ListenerBase):
 
     def _begin(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            # A daemon, so that one that never ends does not keep the process from ending.
+            # A daemon, so that the process can end even if the thread does not.
             threading.Thread(target=self._work, args=(job,), name="inbox listener", daemon=True).start()
 
     def _work(self, job: Job) -> None:
-        """Run a job, and then those that may begin because it has ended."""
+        """Run a job, and then the jobs that can begin because it has ended."""
         jobs = [job]
         while jobs:
             job, *others = jobs

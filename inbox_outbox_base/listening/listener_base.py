@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous listener have in common."""
+"""The part that the synchronous and the asynchronous listener share."""
 
 import logging
 import operator
@@ -31,7 +31,7 @@ _FOR_GOOD = (Verdict.DEAD, Verdict.HALTED, Verdict.MISMATCH)
 
 
 class ListenerBase:
-    """The options, checked; what outcomes mean to a broker; and the graceful stop."""
+    """The checked options, the meaning of outcomes for a broker, and the graceful stop."""
 
     def __init__(
         self,
@@ -77,28 +77,28 @@ class ListenerBase:
         return self._stopped_at is not None
 
     def stop(self) -> None:
-        """Begin no more messages: now and in every later call, `decide` gives them back.
+        """Begin no more messages: from now on `decide` gives them back.
 
-        Returns at once. May be called from any thread and from a signal handler, and again, which changes
+        Returns immediately. You can call it from any thread and from a signal handler; further calls change
         nothing.
         """
-        # Takes no lock: a signal handler runs in the middle of whatever the main thread does.
+        # Takes no lock: a signal handler may interrupt the main thread while it holds one.
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         for wake in tuple(self._wakes):
             wake()
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
-        """While the block runs, SIGTERM and the signals in `also` call `stop`; the former handlers come back
-        afterwards.
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers
+        are restored.
 
         Raises:
-            ValueError: this is not the main thread, which alone may handle signals.
+            ValueError: not called in the main thread; only that one can handle signals.
         """
         return stopping(self.stop, *also)
 
     def _preparing(self, handler: object) -> Callable[[], None] | None:
-        """What the handler has to do before its first message, if that is still to come."""
+        """The handler's preparation before its first message, if it has not run yet."""
         if handler is self._prepared:
             return None
         self._prepared = handler
@@ -107,7 +107,7 @@ class ListenerBase:
     def _batch(
         self, messages: Iterable[Any], handler: Callable[[Any], Any], wake: Callable[[], Any]
     ) -> Batch:
-        """A handler that has an `outcome` is asked for that: its errors come with a verdict and a delay."""
+        """If a handler has an `outcome`, that is called: its errors come with a verdict and a delay."""
         run = getattr(handler, "outcome", handler)
         if not callable(run):
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
@@ -135,13 +135,13 @@ class ListenerBase:
             job.batch.wake()
 
     def _patience(self) -> float | None:
-        """Seconds that running messages still have; None: as long as they like."""
+        """Seconds left for running messages; None: no limit."""
         if self._stopped_at is None:
             return None
         return max(0.0, self._stopped_at + self.grace - time.monotonic())
 
     def _judge(self, job: Job, outcome: Outcome) -> Decision:
-        """What an outcome means to the broker."""
+        """The decision for an outcome."""
         outcome = self._bounded(job, outcome)
         action, delay, reason = self._action(outcome), 0.0, str(outcome.verdict)
         if outcome.error is not None:
@@ -154,7 +154,7 @@ class ListenerBase:
         return Decision(action, delay, outcome, reason)
 
     def _bounded(self, job: Job, outcome: Outcome) -> Outcome:
-        """The outcome, or that the message is dead because it has failed so often."""
+        """The outcome, or that the message is dead because it has failed too often."""
         if self._max_attempts is None or not outcome.is_failure:
             return outcome
         failures = 1 + self._count(job, "failures", self._failures, 0)
@@ -167,7 +167,7 @@ class ListenerBase:
     def _action(self, outcome: Outcome) -> Action:
         if isinstance(outcome.error, LeaseLost):
             return Action.RETRY
-        # Whoever knows when it is to come again counts its attempts.
+        # An inbox that sets `retry_after` counts the attempts itself.
         is_hopeless = (
             outcome.retry_after is None
             and isinstance(outcome.error, InvalidOption | InvalidResult)
@@ -185,12 +185,12 @@ class ListenerBase:
     def _count(self, job: Job, option: str, function: Callable[[Any], int] | None, default: int) -> int:
         try:
             return default if function is None else operator.index(function(job.message))
-        except Exception:  # noqa: BLE001 - the number is not worth a message
+        except Exception:  # noqa: BLE001 - a missing number must not cost a message
             _log.exception("key %r: %s= failed, it counts as %d", job.key, option, default)
             return default
 
     def _put_away(self, decision: Decision) -> Decision:
-        """After `dead_letter` has taken the message."""
+        """The decision after `dead_letter` has stored the message."""
         return replace(decision, action=Action.ACK, reason=f"put away as a dead letter: {decision.reason}")
 
     def _not_put_away(self, job: Job, decision: Decision, failure: Exception) -> Decision:
@@ -199,7 +199,7 @@ class ListenerBase:
         return replace(decision, action=Action.RETRY, delay=self._pause(job), reason=reason)
 
     def _unfinished(self, job: Job) -> Decision:
-        """For a message whose handler did not come to its end."""
+        """The decision for a message whose handler did not finish."""
         is_late = self._patience() == 0
         reason = f"still running {self.grace:g} s after the stop" if is_late else "cancelled"
         _tell(job, Action.RETRY, reason)
@@ -219,10 +219,10 @@ def caught(error: Exception) -> Outcome:
 
 
 def checked(outcome: object) -> Outcome:
-    """What a handler returned.
+    """The handler's result, checked.
 
     Raises:
-        InvalidOption: no `Outcome`, so the handler never looked into an inbox.
+        InvalidOption: not an `Outcome`, so the handler never asked an inbox.
     """
     if not isinstance(outcome, Outcome):
         raise InvalidOption(f"handler: it returned {outcome!r:.100}, expected an inbox.Outcome")

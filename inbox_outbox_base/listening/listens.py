@@ -32,8 +32,8 @@ class Listens(Generic[L]):
         too_old: TooOld = "dead_letter",
         dead_letter: Callable[[Any, Decision], Any] | None = None,
     ) -> L:
-        """What runs batches of messages and says what to tell the broker; options as for `Listener`. In
-        status-table mode the backoff is the inbox's own unless another is given."""
+        """Make a listener, which runs batches of messages and says what to tell the broker; options as for
+        `Listener`. In status-table mode the default backoff is the inbox's own."""
         return self._listener(
             order=order,
             concurrency=concurrency,

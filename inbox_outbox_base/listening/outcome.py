@@ -1,4 +1,4 @@
-"""What became of a message in its handler, and what the broker is told about it."""
+"""The outcome of a message in its handler, and the decision about it for the broker."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,28 +8,28 @@ from inbox_outbox_base.errors import fault
 from inbox_outbox_base.words.incoming import Verdict
 
 TooOld = Literal["dead_letter", "ack"]
-"""What a listener does with a message that is older than the retention."""
+"""What a listener does with a message older than the retention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one message given to a handler."""
+    """The outcome of one message given to a handler."""
 
     verdict: Verdict
     result: Any = None
-    """What the body returned: now for `NEW`, the stored value for `DUPLICATE`."""
+    """The body's return value: from this run for `NEW`, the stored value for `DUPLICATE`."""
     retry_after: float | None = None
-    """Seconds after which to deliver the message again, where the inbox can tell."""
+    """Seconds after which to deliver the message again, if the inbox can tell."""
     error: Exception | None = None
-    """What the body raised, where it is not raised itself."""
+    """The body's exception, if it is not raised itself."""
 
     @property
     def is_failure(self) -> bool:
         """Whether this counts against the message: its handler's body raised, and no inbox has counted it.
 
-        What the inbox's own statements raise never counts, whatever it is: no connection, no tables, a full
-        or read-only server, a time limit, a lost lease. Nor does a deadlock or a lost connection in the body.
-        A constraint that is only violated at COMMIT does: the body has deferred it."""
+        Errors of the inbox's own statements never count: no connection, no tables, a full or read-only
+        server, a time limit, a lost lease. Nor does a deadlock or a lost connection in the body. A constraint
+        that is violated only at COMMIT counts: the body deferred it."""
         return (
             self.error is not None
             and self.verdict is Verdict.NEW
@@ -42,11 +42,11 @@ class Action(StrEnum):
     """What to tell the broker about one message."""
 
     ACK = "ack"
-    """It need not come again."""
+    """Done: acknowledge it."""
     RETRY = "retry"
     """Deliver it again, after `Decision.delay` seconds if the broker can wait."""
     DEAD_LETTER = "dead_letter"
-    """No delivery can succeed: put it where a person will look, then acknowledge it."""
+    """No delivery can succeed: store it where a person will look, then acknowledge it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Decision:
     delay: float = 0.0
     """For `RETRY`: seconds after which to deliver the message again."""
     outcome: Outcome | None = None
-    """What the handler said, its error included; None if it did not run, or did not end."""
+    """The handler's outcome, including its error; None if it did not run, or did not end."""
     reason: str = ""
-    """Why, in words: fit for a log or for a dead letter's header."""
+    """Why, in words: suitable for a log or a dead letter's header."""
 
 
 class Decisions(tuple[Decision, ...]):
@@ -69,7 +69,7 @@ class Decisions(tuple[Decision, ...]):
 
     @property
     def acknowledged(self) -> int:
-        """How many messages from the start may be acknowledged: what a broker is told that acknowledges all
-        messages up to an index."""
+        """How many messages from the start can be acknowledged, for a broker that acknowledges all messages
+        up to an index."""
         failures = (index for index, each in enumerate(self) if each.action is not Action.ACK)
         return next(failures, len(self))

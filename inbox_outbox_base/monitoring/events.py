@@ -1,4 +1,4 @@
-"""What monitoring sees: one small event for everything that happens to messages, in every part."""
+"""Monitoring events: one small object for everything that happens to messages, in every part."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -12,26 +12,26 @@ _log = logging.getLogger("inbox.events")
 
 
 LONGEST_ERROR = 2_000
-"""Characters of an error that are kept."""
+"""The most characters of an error to keep."""
 
 
 class EventKind(StrEnum):
-    """What has happened.
+    """The kind of an event.
 
-    In status-table mode, what begins with `CLAIMED` or `UNPROTECTED` ends with exactly one of `COMPLETED`,
-    `FAILED`, `RELEASED`, `DEAD`, `HALTED` and `ABANDONED`, in the same thread or task.
+    In status-table mode, a run that begins with `CLAIMED` or `UNPROTECTED` ends with exactly one of
+    `COMPLETED`, `FAILED`, `RELEASED`, `DEAD`, `HALTED` and `ABANDONED`, in the same thread or task.
     """
 
     CLAIMED = "claimed"
     """A handler begins."""
     DUPLICATE = "duplicate"
     IN_FLIGHT = "in_flight"
-    """Somebody else is at it: the message is to come again."""
+    """Another worker has the message: it will be redelivered."""
     MISMATCH = "mismatch"
     TOO_OLD = "too_old"
     COMPLETED = "completed"
     FAILED = "failed"
-    """The handler raised; the message is to come again."""
+    """The handler raised; the message will be redelivered."""
     RELEASED = "released"
     """Given back unfinished, which does not count as an attempt."""
     DEAD = "dead"
@@ -41,14 +41,14 @@ class EventKind(StrEnum):
     ABANDONED = "abandoned"
     """The handler is over and its end was not recorded: the claim is lost, or the store does not answer."""
     FENCED_WRITE = "fenced_write"
-    """A write of a claim that is not the message's any more was refused."""
+    """A write was refused because its claim has lost the message."""
     STEP_DONE = "step_done"
     STEP_UNKNOWN = "step_unknown"
-    """A step that may not be repeated ended without anybody knowing whether it has happened."""
+    """A step that must not be repeated ended, and nobody knows whether it has happened."""
     UNDONE = "undone"
     """A finished step was undone, because the handler gave up."""
     UNPROTECTED = "unprotected"
-    """A handler begins without a claim, as the options for such cases say."""
+    """A handler begins without a claim, as the options for such cases allow."""
     TAKEN = "taken"
     """Exactly-once path: a new message and the writes of its body have committed."""
     RETRIED = "retried"
@@ -58,13 +58,13 @@ class EventKind(StrEnum):
     SENT = "sent"
     """Relay: the broker has accepted messages."""
     REFUSED = "refused"
-    """Relay: the broker has refused messages, and would again."""
+    """Relay: the broker has refused messages, and would do so again."""
     UNAVAILABLE = "unavailable"
-    """Relay: messages were not sent, and will be tried again."""
+    """Relay: messages were not sent, and will be retried."""
     UNKNOWN = "unknown"
     """Relay: messages may have arrived; they are sent again with the same id."""
     DEAD_LETTER = "dead_letter"
-    """Relay: messages were put away as dead letters."""
+    """Relay: messages became dead letters."""
     PURGED = "purged"
     """Purge: rows of a consumer were deleted, because they were older than its retention."""
 
@@ -112,11 +112,11 @@ class Event:
 
 
 Hook = Callable[[Event], object]
-"""Is called with each event, in the thread or task of the message's handler (`LOST`: or of the heartbeat)."""
+"""Called with each event, in the thread or task of the message's handler (for `LOST`, of the heartbeat)."""
 
 
 class Hooks:
-    """Everybody who wants to know."""
+    """All hooks of one object."""
 
     def __init__(self, hooks: Hook | Iterable[Hook] | None) -> None:
         given = () if hooks is None else hooks
@@ -131,7 +131,7 @@ class Hooks:
         return bool(self._hooks)
 
     def __call__(self, event: Event) -> None:
-        """Tell all of them; one that fails is logged and does not hurt the message."""
+        """Call all hooks; an error in one is logged and does not affect the message."""
         for hook in self._hooks:
             try:
                 hook(event)
@@ -140,15 +140,15 @@ class Hooks:
 
 
 def describe(error: BaseException) -> str:
-    """An error as it is stored: what is no text in a database stands as Python would write it."""
+    """An error as it is stored; characters that a database cannot store are escaped as in Python."""
     try:
         said = str(error)
-    except Exception:  # noqa: BLE001 - what cannot be said must not keep the message from ending
+    except Exception:  # noqa: BLE001 - an error without text must not block the message's end
         said = ""
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
 
 
 def stored(error: BaseException) -> str:
-    """The same, shortened to what a column holds."""
+    """The same, shortened to fit its column."""
     return describe(error)[:LONGEST_ERROR]

@@ -1,4 +1,4 @@
-"""What monitoring is told, as lines of the standard logging."""
+"""Events as lines of the standard logging."""
 
 import logging
 
@@ -32,19 +32,19 @@ LEVELS = {
     EventKind.STEP_UNKNOWN: logging.ERROR,
     EventKind.DEAD_LETTER: logging.ERROR,
 }
-"""How loud each kind of event is."""
+"""The log level of each kind of event."""
 
 
 class LogEvents:
     """Logs one line for each event: give it to an inbox as `on_event`.
 
-    The line names consumer and key or the topic, event, attempt and error, so that a key that fails again and
-    again stands out by its attempt. What is ordinary is DEBUG or INFO; what may need a look is WARNING; what
-    will not pass by itself (dead, halted, step unknown, dead letter) is ERROR. The record's attribute
-    `inbox_event` is the event itself.
+    The line names consumer and key or the topic, event, attempt and error, so that a key that fails
+    repeatedly stands out by its attempt. Ordinary events are DEBUG or INFO; events that may need a look are
+    WARNING; those that need an operator (dead, halted, step unknown, dead letter) are ERROR. The record's
+    attribute `inbox_event` is the event itself.
 
     Args:
-        logger: where to; None is the logger "inbox.messages".
+        logger: the target; None is the logger "inbox.messages".
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
@@ -58,7 +58,7 @@ class LogEvents:
 
 
 def _line(event: Event) -> str:
-    """One line, whatever characters key and error are made of."""
+    """One line, whatever characters key and error contain."""
     about = [] if event.topic is None else [f"topic={event.topic!r}"]
     if event.topic is None or event.consumer:
         about.append(repr(event.consumer))

@@ -1,4 +1,4 @@
-"""What our columns are made of: types that mean the same on every database, and the database's clock."""
+"""Our columns' types, which mean the same on every database, and the database's clock."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 MYSQL = ("mysql", "mariadb")
-"""What SQLAlchemy calls the two that follow MySQL's dialect."""
+"""SQLAlchemy's names for the two databases with MySQL's dialect."""
 
 OPTIONS: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -20,18 +20,18 @@ OPTIONS: dict[str, Any] = {
     "mariadb_engine": "InnoDB",
     "mariadb_charset": "utf8mb4",
 }
-"""What every table of ours is made with."""
+"""The options of all our tables."""
 
 
 ROWS = "rows"
-"""Where a table's `info` says what it begins with, since a copy of the table has no listeners."""
+"""The key in a table's `info` for its initial rows: a copy of the table has no listeners."""
 
 _FOREIGN = "surrogateescape"
-"""What is not UTF-8, which only others write, does not keep anybody from reading the rest."""
+"""Bytes that are not UTF-8, which only others write, do not prevent reading the rest."""
 
 
 class Bytewise(TypeDecorator[str]):
-    """Text that compares byte for byte, whatever the database's collation is."""
+    """Text that compares byte for byte, whatever the database's collation."""
 
     impl = Text
     cache_ok = True
@@ -43,10 +43,10 @@ class Bytewise(TypeDecorator[str]):
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name in MYSQL:
             return dialect.type_descriptor(_mysql().VARBINARY(self.longest))
-        # Not through type_descriptor(), which would make it a VARCHAR on PostgreSQL.
+        # Not type_descriptor(), which would make it a VARCHAR on PostgreSQL.
         return Text(collation="C" if dialect.name == "postgresql" else None)
 
-    # Processors rather than process_bind_param(), so that it costs nothing where there is nothing to do.
+    # Processors, not process_bind_param(): they cost nothing where there is nothing to do.
     def bind_processor(self, dialect: Dialect) -> Callable[[str | None], Any] | None:
         return _encoded if dialect.name in MYSQL else None
 
@@ -59,7 +59,8 @@ class Bytewise(TypeDecorator[str]):
 
 
 def _mysql() -> Any:
-    """SQLAlchemy's dialect, imported when a table is declared: importing this library costs little."""
+    """SQLAlchemy's dialect, imported only when a table is declared, to keep the import of this library
+    cheap."""
     from sqlalchemy.dialects import mysql
 
     return mysql
@@ -103,7 +104,8 @@ def _in_utc(value: datetime | None) -> datetime | None:
 
 
 class utcnow(FunctionElement[datetime]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """The database's own clock, in UTC; on PostgreSQL not `now()`, which stops when a transaction begins."""
+    """The database's own clock, in UTC; on PostgreSQL not `now()`, which stands still during a
+    transaction."""
 
     inherit_cache = True
     type = UtcDateTime()
@@ -125,7 +127,7 @@ def _utcnow_sqlite(element: utcnow, compiler: SQLCompiler, **kw: Any) -> str:
 
 
 class from_now(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """So many seconds from now, by the database's clock."""
+    """This many seconds from now, by the database's clock."""
 
     inherit_cache = True
     type = UtcDateTime()
@@ -158,12 +160,12 @@ def long_text() -> TypeEngine[str]:
 
 
 def long_binary() -> TypeEngine[bytes]:
-    """Bytes without a limit of their own."""
+    """Bytes of unlimited length."""
     return LargeBinary().with_variant(_mysql().LONGBLOB, *MYSQL)
 
 
 def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
-    """The same type for DDL alone, of SQLAlchemy's own types: what Alembic writes of it needs no import."""
+    """The same type for DDL, as SQLAlchemy's own type: Alembic can write it without another import."""
     if isinstance(column, Bytewise):
         text = Text().with_variant(Text(collation="C"), "postgresql")
         text = text.with_variant(_mysql().VARBINARY(column.longest), *MYSQL)
@@ -176,7 +178,7 @@ def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 def begin_with(table: Table, rows: str) -> None:
-    """Insert rows (what follows the table's name in an INSERT) when the table is made."""
+    """Insert rows when the table is made; `rows` is the SQL after the table's name in an INSERT."""
     table.info[ROWS] = rows
     filled = DDL(f"INSERT INTO %(fullname)s {rows}")  # type: ignore[no-untyped-call]
     event.listen(table, "after_create", filled)

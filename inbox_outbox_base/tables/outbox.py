@@ -23,23 +23,23 @@ from sqlalchemy.sql.compiler import DDLCompiler
 from .columns import OPTIONS, Bytewise, UtcDateTime, begin_with, long_binary, long_text, utcnow
 
 BUCKETS = 64
-"""How many buckets new tables have."""
+"""The number of buckets in new tables."""
 
 LONGEST_TOPIC = 249
-"""Bytes of UTF-8 in a topic, at most: as many as Kafka takes."""
+"""The most bytes of UTF-8 in a topic: Kafka takes no more."""
 
 LONGEST_ID = 128
-"""Characters in a message's id, at most."""
+"""The most characters in a message's id."""
 
 MESSAGE_RULES = {
     "known": "state IN ('pending', 'unknown', 'held')",
     "attempts": "unanswered >= 0 AND attempts >= unanswered",
     "why": "state = 'pending' OR error IS NOT NULL",
 }
-"""What no waiting message can break, by the constraint's name."""
+"""Rules that every waiting message obeys, by the constraint's name."""
 
 DEAD_RULES = {"known": "outcome IN ('refused', 'unknown')"}
-"""What no dead letter can break, by the constraint's name."""
+"""Rules that every dead letter obeys, by the constraint's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,9 @@ class _BucketFirst(PrimaryKeyConstraint):
     """The primary key on the sequence; on PostgreSQL on bucket and sequence, so that a new message costs one
     index.
 
-    MySQL and SQLite number rows by a column that begins an index. PostgreSQL does not ask for that, and with
-    an index on the sequence alone its planner may read all buckets to find the oldest messages of one.
+    MySQL and SQLite can only number rows by a column that begins an index. PostgreSQL does not require that,
+    and with an index on the sequence alone its planner may read all buckets to find the oldest messages of
+    one.
     """
 
 
@@ -93,17 +94,17 @@ def _number() -> BigInteger:
 
 
 def _id() -> Column[str]:
-    """A message's id. (SQLite does not look at the length.)"""
+    """A message's id. (SQLite does not enforce the length.)"""
     return Column("id", Bytewise(LONGEST_ID).with_variant(String(36), "sqlite"), nullable=False)
 
 
 def _own_id() -> Column[bool]:
-    """Whether the id is the producer's own and stands in `outbox_id`; NULL if not."""
+    """Whether the producer chose the id, which is then in `outbox_id`; NULL if not."""
     return Column("own_id", Boolean)
 
 
 def _content() -> list[Column[Any]]:
-    """What is said of a message wherever it is."""
+    """The columns of a message in every table."""
     return [
         Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
         Column("key", Bytewise(512)),
@@ -115,7 +116,7 @@ def _content() -> list[Column[Any]]:
 
 
 def _message(metadata: MetaData) -> Table:
-    """Messages that wait for a relay: a row is there until the broker has taken it."""
+    """Messages that wait for a relay: a row stays until the broker has taken its message."""
     message = Table(
         "outbox_message",
         metadata,
@@ -131,12 +132,12 @@ def _message(metadata: MetaData) -> Table:
         _own_id(),
         Column("failing_since", UtcDateTime),
         _BucketFirst("sequence", name="outbox_message_pkey"),
-        sqlite_autoincrement=True,  # a number that came again would let an old relay delete a new message
+        sqlite_autoincrement=True,  # a reused number would let an old relay delete a new message
         **OPTIONS,
     )
     for name, rule in MESSAGE_RULES.items():
         message.append_constraint(CheckConstraint(rule, name=f"outbox_message_{name}"))
-    # On PostgreSQL, where the primary key begins with the bucket, it only holds the few that have been sent.
+    # On PostgreSQL, where the primary key begins with the bucket, it holds only the few sent messages.
     Index(
         "outbox_message_bucket",
         message.c.bucket,
@@ -147,7 +148,7 @@ def _message(metadata: MetaData) -> Table:
 
 
 def _delayed(metadata: MetaData) -> Table:
-    """Messages that are not due yet; a relay moves them to the others when they are."""
+    """Messages that are not due yet; when they are, a relay moves them to the others."""
     delayed = Table(
         "outbox_delayed",
         metadata,
@@ -164,7 +165,7 @@ def _delayed(metadata: MetaData) -> Table:
 
 
 def _dead(metadata: MetaData) -> Table:
-    """Dead letters: messages that are not sent any more unless an operator says so."""
+    """Dead letters: messages that are sent again only if an operator says so."""
     dead = Table(
         "outbox_dead",
         metadata,
@@ -186,7 +187,7 @@ def _dead(metadata: MetaData) -> Table:
 
 
 def _sent(metadata: MetaData) -> Table:
-    """What has left, for relays that keep a record of it: the audit compares it with the inbox."""
+    """Sent messages, if the relay keeps a record: the audit compares it with the inbox."""
     sent = Table(
         "outbox_sent",
         metadata,
@@ -204,7 +205,7 @@ def _sent(metadata: MetaData) -> Table:
 
 
 def _bucket(metadata: MetaData) -> Table:
-    """The buckets, and which relay's each is: the epoch is that of its owner."""
+    """The buckets and their owners: the epoch is that of the owning relay."""
     bucket = Table(
         "outbox_bucket",
         metadata,
@@ -218,7 +219,7 @@ def _bucket(metadata: MetaData) -> Table:
 
 
 def _relay(metadata: MetaData) -> Table:
-    """Relays at work: the epoch is drawn when one joins, and everything that it writes repeats it."""
+    """Relays at work: the epoch is drawn when one joins, and all its writes repeat it."""
     return Table(
         "outbox_relay",
         metadata,
@@ -228,13 +229,13 @@ def _relay(metadata: MetaData) -> Table:
         Column("sending", long_text()),
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
-        sqlite_autoincrement=True,  # an epoch never comes again
+        sqlite_autoincrement=True,  # an epoch is never reused
         **OPTIONS,
     )
 
 
 def _pause(metadata: MetaData) -> Table:
-    """Topics whose messages wait until an operator lets them go on; '*' is all of them."""
+    """Topics that an operator has paused; '*' is all of them."""
     return Table(
         "outbox_pause",
         metadata,
@@ -246,5 +247,5 @@ def _pause(metadata: MetaData) -> Table:
 
 
 def _ids(metadata: MetaData) -> Table:
-    """Ids of the producers' own, each for as long as the outbox knows its message, wherever that is."""
+    """Ids chosen by producers, each kept as long as the outbox knows its message, in whichever table."""
     return Table("outbox_id", metadata, _id(), PrimaryKeyConstraint("id", name="outbox_id_pkey"), **OPTIONS)

@@ -1,4 +1,4 @@
-"""Points in time that may be none: rows of the outbox that somebody else has written."""
+"""Columns that may hold no valid time, in rows of the outbox that somebody else has written."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from .columns import MYSQL, UtcDateTime
 
 NO_TIME = datetime.min.replace(tzinfo=UTC)
-"""What is read where a column holds no point in time: text on SQLite, a zero date on MySQL and MariaDB."""
+"""The value read from a column without a valid time: text on SQLite, a zero date on MySQL and MariaDB."""
 
 
 class _Readable(UtcDateTime):
@@ -36,9 +36,9 @@ class _Readable(UtcDateTime):
 
 
 class readable(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """A column's point in time, whatever it holds: read as it is, one outlier would stop the whole query.
+    """A column's time, whatever it holds: read directly, one invalid value would stop the whole query.
 
-    What PostgreSQL has before Python's first year or after its last, such as infinity, is moved to that year.
+    PostgreSQL's times before Python's first year or after its last, such as infinity, are moved to that year.
     """
 
     inherit_cache = True
@@ -46,7 +46,7 @@ class readable(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's ow
 
 
 class movable(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """A column's point in time, to be moved: MySQL keeps zero dates that it would not take again."""
+    """A column's time, for moving a row: MySQL stores zero dates that it would not accept again."""
 
     inherit_cache = True
     type = UtcDateTime()

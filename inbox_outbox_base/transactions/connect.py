@@ -1,4 +1,4 @@
-"""Engines with options of their own, and connections of theirs."""
+"""Engines with options of their own, and their connections."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def connected(engine: Engine) -> Connection:
-    """A connection; what breaks while its isolation level is set is SQLAlchemy's error, not the driver's.
+    """A connection; an error while its isolation level is set is SQLAlchemy's, not the driver's.
 
-    A server that has ended the pool's connections says so at that point on MySQL and MariaDB.
+    On MySQL and MariaDB, a server that has ended the pool's connections reports it at that point.
     """
     drivers = engine.dialect.loaded_dbapi.Error
     try:
@@ -30,8 +30,8 @@ def connected(engine: Engine) -> Connection:
 
 
 def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection: Any) -> None:
-    """A connection that breaks while its isolation level is set back is thrown away. SQLAlchemy would raise
-    the driver's error, although the transaction has ended, and lose the connection's place in the pool."""
+    """Discard a connection that breaks while its isolation level is reset. SQLAlchemy would raise the
+    driver's error, although the transaction has ended, and lose the connection's place in the pool."""
     try:
         set_back(driver_connection)
     except Exception as error:  # noqa: BLE001 - whatever the driver raises
@@ -39,8 +39,8 @@ def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection:
 
 
 def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """What a function of a connection returns. In a task that is cancelled it is done to its end first:
-    otherwise the connection could stay open without an owner, or never come back to its pool."""
+    """Call `work` on a connection. In a cancelled task it finishes first: otherwise the connection could stay
+    open without an owner, or never return to its pool."""
 
     def do() -> T:
         with connected(engine) as connection:
@@ -50,8 +50,8 @@ def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
-    """What a function of a connection returns, in a transaction of its own. A connection on which the server
-    says that it is read-only does not go back to its pool: it may be so for as long as the session lasts."""
+    """Call `work` in a transaction of its own. If the server reports that it is read-only, the connection
+    does not return to its pool: it may stay read-only for the whole session."""
     try:
         with connection.begin():
             return work(connection)

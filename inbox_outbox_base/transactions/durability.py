@@ -1,5 +1,5 @@
-"""What a long-running process says when it begins: settings of the database with which a crash loses what was
-acknowledged."""
+"""Warn, when a long-running process begins, of database settings with which a crash loses acknowledged
+messages."""
 
 import logging
 from collections.abc import Callable
@@ -20,14 +20,14 @@ _seen: WeakSet[Engine] = WeakSet()
 
 
 def look(engine: Engine) -> None:
-    """Ask the database, once for each engine, and name such settings in a WARNING. Raises nothing."""
+    """Ask the database, once for each engine, and name such settings in a WARNING. Never raises."""
     engine = root(engine)
-    if engine in _seen or isinstance(engine.pool, StaticPool):  # its one connection may be in a transaction
+    if engine in _seen or isinstance(engine.pool, StaticPool):  # its only connection may be in a transaction
         return
     _seen.add(engine)
     try:
         risks = on_connection(engine, taking(engine.dialect.name).risks)
-    except Exception as error:  # noqa: BLE001 - the work itself will say what is wrong
+    except Exception as error:  # noqa: BLE001 - the work itself will raise it
         _log.debug("the settings could not be read: %s", reason(error))
         return
     if risks:
@@ -36,7 +36,7 @@ def look(engine: Engine) -> None:
 
 
 def looking_at(source: Any, table: Table, bind_arguments: BindArguments | None) -> Callable[[], None]:
-    """The same for a handler's source, once somebody calls it."""
+    """The same for a handler's source, when the returned function is called."""
     return partial(_look_behind, source, table, bind_arguments)
 
 
@@ -46,12 +46,12 @@ def _look_behind(source: Any, table: Table, bind_arguments: BindArguments | None
     except Exception as error:  # noqa: BLE001 - as above
         _log.debug("the engine could not be found: %s", reason(error))
         return
-    if isinstance(engine, Engine):  # a function may have none yet
+    if isinstance(engine, Engine):  # a function may not have one yet
         look(engine)
 
 
 def _engine(source: Any, table: Table, bind_arguments: BindArguments | None) -> Any:
-    """The engine itself, or that by which sessions write to the table."""
+    """The engine itself, or the one by which sessions write to the table."""
     while callable(source):  # a function that returns a source, and makers of sessions
         source = getattr(source, "session_factory", source)()
     source = getattr(source, "sync_session", source)

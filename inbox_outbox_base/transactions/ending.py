@@ -1,8 +1,8 @@
 """The first statement after a transaction has ended raises, instead of beginning another transaction.
 
-A body can end its transaction without SQLAlchemy noticing: by DDL on MySQL and MariaDB, which commits what
-came before, by COMMIT or ROLLBACK as SQL, by the driver's own commit(). Drivers know the transaction's state
-from the server's last answer, so asking them costs no statement.
+A body can end its transaction without SQLAlchemy noticing: by DDL on MySQL and MariaDB, which commits first,
+by COMMIT or ROLLBACK as SQL, or by the driver's own commit(). Drivers know the transaction's state from the
+server's last answer, so asking them costs no statement.
 """
 
 from functools import cache
@@ -22,18 +22,18 @@ _ENDED = (
 )
 
 _WATCHED = "_inbox_watched"
-"""An attribute of a session: the only transaction it is to have. It would begin its next one on another
+"""An attribute of a session: the only transaction it is to have. Its next one would begin on another
 connection."""
 _listening: list[bool] = []
-"""Not empty once all sessions tell of their connections."""
+"""Not empty once listeners for all sessions' connections are set up."""
 
 
 def watch(
     handle: Connection | Session, connection: Connection, transaction: RootTransaction | SessionTransaction
 ) -> None:
-    """This transaction of the handle has written something on this connection, and has to go on; until
+    """This transaction of the handle has written something on this connection, and must stay open until
     `unwatch`."""
-    # A listener to SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our own time.
+    # A listener for SQLAlchemy's events would cost each transaction 40 microseconds, a fifth of our time.
     kind: Any = type(connection)
     connection.__class__ = _watched(kind, database_of(connection))
     if isinstance(handle, Session):
@@ -44,8 +44,8 @@ def watch(
 
 
 def unwatch(handle: Connection | Session, connection: Connection) -> None:
-    """It is over, once for each `watch`. A connection that is not given back is the caller's own, and takes
-    statements again."""
+    """The transaction is over; call this once for each `watch`. A connection that is not returned belongs to
+    the caller, and accepts statements again."""
     connection.__class__ = getattr(connection, "unwatched", type(connection))
     if isinstance(handle, Session):
         setattr(handle, _WATCHED, None)
@@ -53,7 +53,7 @@ def unwatch(handle: Connection | Session, connection: Connection) -> None:
 
 @cache
 def _watched(kind: Any, database: Taking) -> Any:
-    """The same kind of connection, of which every statement goes through one of these. It may be watched
+    """The same class of connection, except that every statement goes through one of these. It may be watched
     already: a transaction on a caller's connection can be inside another one of ours."""
 
     execute, scalar, exec_driver_sql = kind.execute, kind.scalar, kind.exec_driver_sql
@@ -63,7 +63,7 @@ def _watched(kind: Any, database: Taking) -> Any:
             if not database.is_ended(connection):
                 return
         except (ResourceClosedError, PendingRollbackError):
-            return  # closed or invalidated, which the statement itself will say
+            return  # closed or invalidated: the statement itself raises that
         raise TransactionEnded(_ENDED)
 
     class Watched(kind):  # type: ignore[misc]

@@ -1,9 +1,9 @@
 """A transaction whose COMMIT failed is rolled back before its connection is used again.
 
-SQLAlchemy takes a transaction for ended as soon as its COMMIT raises. Often the server has not heard of it by
-then: a message could not be written, an event listener raised, or SQLite was busy. If the session is then
-closed, the connection goes back to the pool in the middle of that transaction, and whoever borrows it next
-would commit what it had written.
+SQLAlchemy regards a transaction as ended as soon as its COMMIT raises. Often the server has not received it:
+a message could not be written, an event listener raised, or SQLite was busy. If the session is then closed,
+the connection returns to the pool in the middle of that transaction, and its next user would commit those
+writes.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from .connect import root
 _MARK = "inbox: our rows were written, or will be, since the pool gave this connection away"
 
 _engines: WeakSet[Engine] = WeakSet()
-"""Those whose pools look for such transactions."""
+"""Engines whose pools look for such transactions."""
 
 
 def watch(connection: Connection) -> None:
@@ -30,7 +30,7 @@ def watch(connection: Connection) -> None:
         return
     engine = root(connection.engine)
     if engine not in _engines:
-        # Of the pool alone: with a listener to its transactions, each statement of the engine costs more.
+        # A listener on the pool only: one for transactions would make each statement of the engine cost more.
         rolls_back = engine.pool._reset_on_return is reset_rollback  # noqa: SLF001 - nothing public says
         event.listen(engine, "reset", partial(_reset, rolls_back))
         _engines.add(engine)
@@ -40,9 +40,9 @@ def watch(connection: Connection) -> None:
 def _reset(
     rolls_back: bool, driver: DBAPIConnection, entry: ConnectionPoolEntry | None, state: PoolResetState
 ) -> None:
-    """The pool takes a connection back. Unless it was told to COMMIT, or to leave it, it sends a ROLLBACK by
-    itself; but not if SQLAlchemy had a transaction on it, which it takes for rolled back, whatever has become
-    of it."""
+    """The pool takes a connection back. Unless configured to COMMIT, or to do nothing, it sends a ROLLBACK
+    itself; but not if SQLAlchemy had a transaction on it, which it assumes to be rolled back, whatever really
+    happened."""
     if entry is None:  # the connection was detached from its pool, and is closed
         return
     is_left = state.transaction_was_reset or not rolls_back

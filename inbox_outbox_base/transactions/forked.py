@@ -1,7 +1,7 @@
-"""What a process that was forked off inside a transaction may do with the connection: nothing.
+"""A process forked inside a transaction must not touch the connection.
 
-Both processes have the same socket, or the same SQLite file without each other's locks. A ROLLBACK of the
-child's would undo what the parent then commits, and closing the connection would end the parent's session.
+Both processes share the socket, or the SQLite file without each other's locks. A ROLLBACK by the child would
+undo what the parent then commits, and closing the connection would end the parent's session.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ def check(process: int) -> None:
     """Raise unless this is that process.
 
     Raises:
-        TransactionEnded: it is a child of it.
+        TransactionEnded: this is a child of that process.
     """
     if not is_in(process):
         raise TransactionEnded(
@@ -32,7 +32,7 @@ def check(process: int) -> None:
 
 
 def abandon(handle: Connection | Session) -> None:
-    """Neither roll back nor close it, not even when it is collected or the process ends."""
+    """Neither roll back nor close it, not even when it is garbage-collected or the process ends."""
     vars(handle)["close"] = _nothing
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 

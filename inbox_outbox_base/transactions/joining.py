@@ -1,4 +1,4 @@
-"""A caller's transaction that a row of ours can join, and its end."""
+"""A caller's transaction that our row can join, and its end."""
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -28,7 +28,7 @@ def usable(connection: Connection) -> Taking:
 
 
 def roll_back(handle: Connection | Session) -> None:
-    """Roll back; a connection that is gone has done so already."""
+    """Roll back; a broken connection has already done so."""
     try:
         handle.rollback()
     except DBAPIError as error:

@@ -1,8 +1,8 @@
-"""Each consumer's policy, kept with the data: its mode, and for how long its keys are kept.
+"""Each consumer's policy, stored with the data: its mode, and how long its keys are kept.
 
 An inbox declares its policy with the first message that it takes, in that message's transaction: the policy
-is there if and only if the message is. Nobody waits for anybody: each declaration is a row with an id of its
-own, and of a consumer's rows the longest times count. A process that has seen the row does not ask again.
+is there if and only if the message is. Nobody waits: each declaration is a row with its own id, and of a
+consumer's rows the longest times count. A process that has seen the row does not ask again.
 """
 
 import logging
@@ -30,14 +30,14 @@ from inbox_outbox_base.tables.inbox import Tables
 Mode = Literal["exactly-once", "status"]
 
 DEAD_RETENTION = timedelta(days=30)
-"""How long dead and halted messages are kept unless told otherwise."""
+"""How long dead and halted messages are kept by default."""
 
 _COLUMNS = {
     "retention": "retention",
     "margin": "the retention's producer and network",
     "dead_retention": "dead_retention",
 }
-"""The columns that hold times, by what callers know them as."""
+"""The columns that hold times, with the callers' names for them."""
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _log = logging.getLogger("inbox.policy")
@@ -45,7 +45,7 @@ _log = logging.getLogger("inbox.policy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the table `inbox_consumer` says about a consumer."""
+    """A consumer's entry in the table `inbox_consumer`."""
 
     consumer: str
     mode: str
@@ -58,13 +58,13 @@ class Policy:
     dead_retention: timedelta | None
     """How long dead and halted messages are kept; None without status-table mode."""
     digest_format: int
-    """How payloads are digested."""
+    """The version of the payload digest."""
     since: datetime
     """When it was first declared, or last changed by `set_policy`."""
 
     @property
     def kept(self) -> Retention:
-        """The retention as an inbox takes it."""
+        """The retention in the form of an inbox's option."""
         return Retention(self.retention - self.margin, self.margin)
 
     @property
@@ -75,15 +75,14 @@ class Policy:
 
 @dataclass(slots=True)
 class _Memo:
-    """What this process knows of one database."""
+    """This process's knowledge of one database."""
 
     known: dict[Any, Retention] = field(default_factory=dict)
-    """By declaration: how long its keys are kept, once the database has agreed to it."""
+    """By declaration: how long its keys are kept, once the database has agreed."""
     declared: dict[Any, "tuple[weakref.ref[Transaction], weakref.ref[Transaction]]"] = field(
         default_factory=dict
     )
-    """The transaction in which a declaration was stored, and the savepoint: nobody knows yet whether it will
-    commit."""
+    """The transaction and savepoint in which a declaration was stored: it may still be rolled back."""
 
     def is_under_way(self, place: Any) -> bool:
         return place in self.declared and _is_active(self.declared[place][0]())
@@ -92,7 +91,8 @@ class _Memo:
         return self.is_under_way(place) and self.declared[place][0]() is transaction
 
     def is_certain_in(self, place: Any, transaction: Transaction | None) -> bool:
-        """Whether it goes with the transaction: a savepoint that is over may have been rolled back."""
+        """Whether the declaration commits with this transaction: a savepoint that is over may have been
+        rolled back."""
         return self.is_declared_in(place, transaction) and _is_active(self.declared[place][1]())
 
     def declare_in(self, place: Any, transaction: Transaction, innermost: Transaction) -> None:
@@ -107,7 +107,7 @@ _memos: "weakref.WeakKeyDictionary[Pool, _Memo]" = weakref.WeakKeyDictionary()
 
 
 class Declaration:
-    """What an inbox asks for; None asks for what is stored, and without that for the default.
+    """An inbox's requested policy; None requests the stored value, or the default if there is none.
 
     Times are stored in whole seconds, rounded up.
     """
@@ -149,8 +149,8 @@ class Declaration:
         """Compare with the stored policy; with a new message, store what it lacks.
 
         Raises:
-            PolicyConflict: the stored policy is another one.
-            TablesMissing: the table has not been made.
+            PolicyConflict: the stored policy differs.
+            TablesMissing: the table does not exist.
         """
         memo, place = _memos.setdefault(connection.engine.pool, _Memo()), self._place(connection)
         if memo.is_certain_in(place, connection.get_transaction()):
@@ -254,7 +254,7 @@ def _merged(rows: Sequence[Row[Any]]) -> Policy:
 
 
 def superseded(connection: Connection, tables: Tables) -> list[dict[str, Any]]:
-    """Rows that say nothing which another row of the same consumer does not say as well."""
+    """Rows that add nothing to another row of the same consumer."""
     kept: dict[tuple[Any, ...], list[Row[Any]]] = {}
     gone: list[dict[str, Any]] = []
     rows = connection.execute(taking_statements.policies(tables, of_one=False)).all()

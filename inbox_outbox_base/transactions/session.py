@@ -1,8 +1,8 @@
 """Which connection of a Session our rows go to, and that they commit together with everything else.
 
-A Session with several binds has a transaction in each, and commits one after the other: if one of them fails,
-what the others wrote is there without it. So a Session in which a row of ours was written may write to that
-row's database only, or has to commit in two phases.
+A Session with several binds has a transaction in each, and commits one after the other: if one fails, the
+others' writes are there without it. So a Session with a row of ours can write only to that row's database, or
+must commit in two phases.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption, UnsupportedDatabase, U
 from . import failed_commit
 
 BindArguments = Mapping[str, Any]
-"""What a Session with several binds is asked, as by `Session.execute`."""
+"""The arguments for `get_bind` of a Session with several binds, as for `Session.execute`."""
 
 
 @dataclass(slots=True)
@@ -30,24 +30,24 @@ class _Kept:
 
     error: type[UnusableConnection]
     ours: set[Connection]
-    """Where they were written."""
+    """The connections on which they were written."""
     checked: set[Connection]
-    """What tells before it commits."""
+    """The connections that call our check before they commit."""
 
 
 _KEPT = "_inbox_kept"
 """An attribute of such a transaction: cheaper than a WeakKeyDictionary, and each message has one."""
 _listening: list[bool] = []
-"""Not empty once all sessions tell of their connections."""
+"""Not empty once listeners for all sessions' connections are set up."""
 
 
 def bind_of(
     session: Session, table: Table, bind_arguments: BindArguments | None = None
 ) -> Engine | Connection:
-    """The bind by which the session writes to this table; ask once, it may be drawn by lot.
+    """The bind by which the session writes to this table; ask only once, because it may be chosen at random.
 
     Raises:
-        InvalidOption: `bind_arguments` is no mapping, or its bind is none.
+        InvalidOption: `bind_arguments` is not a mapping, or its bind is not a bind.
     """
     if bind_arguments is None:
         return session.get_bind(clause=_written(table))
@@ -57,7 +57,7 @@ def bind_of(
     given = arguments.pop("bind", None)
     if given is None:
         return session.get_bind(**arguments)
-    for behind in ("sync_engine", "sync_connection"):  # of an AsyncSession's own kind of bind
+    for behind in ("sync_engine", "sync_connection"):  # if the bind is an AsyncSession's
         given = getattr(given, behind, given)
     if not isinstance(given, Engine | Connection):
         raise InvalidOption(
@@ -68,8 +68,8 @@ def bind_of(
 
 @cache
 def _written(table: Table) -> Update:
-    """SQLAlchemy's recipe for sessions that read from a replica looks for UPDATE and DELETE, so an INSERT
-    would be taken for something to read."""
+    """SQLAlchemy's recipe for sessions that read from a replica looks for UPDATE and DELETE, so it would take
+    an INSERT for a read."""
     return update(table)
 
 
@@ -80,10 +80,10 @@ def connection_of(
     *,
     is_ours: bool = False,
 ) -> Connection:
-    """The session's connection to this bind, for a row of ours: from now on its COMMIT raises the error if
-    the session has written to another database as well, before anything is committed.
+    """The session's connection to this bind, for a row of ours: from now on its COMMIT raises the error,
+    before anything is committed, if the session has also written to another database.
 
-    `is_ours`: so is the session, and we roll it back if its COMMIT fails.
+    `is_ours`: the session is ours too, and we roll it back if its COMMIT fails.
     """
     connection = session.connection(bind_arguments={"bind": bind})
     if not is_ours:
@@ -104,8 +104,8 @@ def check_no_session(bind_arguments: BindArguments | None) -> None:
 
 
 def is_aborted(transaction: SessionTransaction, besides: Connection | None = None) -> bool:
-    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections, `besides`
-    one that the caller looks at."""
+    """Whether COMMIT, or PREPARE, would silently keep nothing on one of the session's connections, not
+    counting `besides`, which the caller checks."""
     if besides is not None and not _has_several(transaction):
         return False
     return any(map(_is_aborted, _connections(transaction) - {besides}))
@@ -142,7 +142,7 @@ def _begun(session: Session, _: SessionTransaction, __: Connection) -> None:
 
 
 def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
-    """Whichever connection commits first: nothing has been committed anywhere by then."""
+    """Runs for whichever connection commits first, when nothing has been committed anywhere."""
     if not _has_several(transaction):
         return
     connections = _connections(transaction)
@@ -153,7 +153,7 @@ def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
 
 
 def _has_several(transaction: SessionTransaction) -> bool:
-    # A connection is there twice: as itself, and as that of its engine.
+    # Each connection is in it twice: under itself and under its engine.
     return len(transaction._connections) > 2  # noqa: SLF001 - public since SQLAlchemy 2.1.7
 
 
@@ -164,7 +164,7 @@ def _connections(transaction: SessionTransaction) -> set[Connection]:
 def _check(kept: _Kept, begun: ref[SessionTransaction], _: Connection) -> None:
     transaction = begun()
     if transaction is None or transaction.session.get_transaction() is not transaction:
-        return  # the connection is the caller's own, and goes on without the session
+        return  # the connection is the caller's own, and outlives the session
     others = _connections(transaction) - kept.ours
     writing = [*kept.ours, *filter(_may_have_written, others)]
     if len(writing) > 1:

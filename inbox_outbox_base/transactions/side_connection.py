@@ -1,4 +1,4 @@
-"""A connection that is not the application's: for notifications, which must not touch its transactions."""
+"""A connection apart from the application's, for notifications, which must not touch its transactions."""
 
 import contextlib
 from collections.abc import Container
@@ -38,22 +38,22 @@ class SideConnection:
         self.connection = Engine(pool, engine.dialect, engine.url).connect()
         self.driver: Any = self.connection.connection.driver_connection
         self.server_process: int | None = None
-        """The session's process on the server, once somebody has asked."""
+        """The session's process on the server, once it has been asked for."""
         self._dbapi: Any = self.connection.connection.dbapi_connection
         self.connection.detach()  # or SQLAlchemy logs an error if a loop is closed while this is open
 
     def close(self) -> None:
-        """Close it, also if it is broken."""
+        """Close it, even if it is broken."""
         with contextlib.suppress(Exception):
             self._dialect.do_close(self._dbapi)  # SQLAlchemy does not close what is detached and asynchronous
 
 
 def shares_connections(engine: Engine) -> bool:
-    """Whether the application has asked for one connection, and so not for another one beside it."""
+    """Whether the application uses a single connection, so that no second one can be opened beside it."""
     return isinstance(engine.pool, _SHARING)
 
 
 def driver_connections(engine: Engine) -> Container[Any]:
-    """What the engine's pool hands out now."""
+    """The connections that the engine's pool now hands out."""
     with engine.connect() as connection:
         return {connection.connection.driver_connection}

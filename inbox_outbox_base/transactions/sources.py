@@ -1,4 +1,5 @@
-"""What a transaction of ours can begin on: engines, makers of sessions, and functions that return them."""
+"""Sources on which a transaction of ours can begin: engines, session makers, and functions that return
+them."""
 
 import inspect
 from collections.abc import Callable
@@ -36,14 +37,14 @@ SYNC = Kinds(Engine, sessionmaker, scoped_session)
 
 @cache
 def async_kinds() -> Kinds:
-    """Imported once it is used: without greenlet the import fails."""
+    """Imported on first use: without greenlet the import fails."""
     from sqlalchemy.ext.asyncio import AsyncEngine, async_scoped_session, async_sessionmaker
 
     return Kinds(AsyncEngine, async_sessionmaker, async_scoped_session)
 
 
 def check_source(source: object, kinds: Kinds) -> None:
-    """Refuse what certainly is no source, before the first message.
+    """Refuse anything that is certainly not a source, before the first message.
 
     Raises:
         InvalidOption: neither of these kinds nor a function.
@@ -56,7 +57,7 @@ def open_source(source: Any, kinds: Kinds) -> Any:
     """A Connection or a Session (of these kinds), outside any transaction, to be used in a `with`.
 
     Raises:
-        InvalidOption: it is no source.
+        InvalidOption: not a source.
         UnusableConnection: the function returns no source (yet), or the scoped session of this thread or task
             is in a transaction already.
     """
@@ -73,7 +74,7 @@ def open_source(source: Any, kinds: Kinds) -> Any:
 def _returned(source: Any, kinds: Kinds) -> Any:
     if source in kinds:
         return source
-    # No InvalidOption, for which a listener would give up on the message: the engine may be there soon.
+    # Not InvalidOption, which makes a listener give up the message: the engine may be there soon.
     raise UnusableConnection(f"source: the function returned {_name(source)}, expected {kinds}")
 
 
@@ -87,7 +88,7 @@ def _idle(session: Any) -> Any:
 
 
 def _is_function(source: object) -> bool:
-    """SQLAlchemy's own makers of sessions can be called, too: those are sources of the other kind."""
+    """SQLAlchemy's own session makers can be called, too: those are sources of the other kind."""
     is_one = callable(source) and not inspect.isclass(source) and not inspect.iscoroutinefunction(source)
     return is_one and not type(source).__module__.startswith("sqlalchemy.")
 

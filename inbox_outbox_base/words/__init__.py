@@ -1,1 +1,1 @@
-"""The values that the parts exchange: what comes in, and what goes out."""
+"""The values that the parts exchange, incoming and outgoing."""

@@ -1,4 +1,4 @@
-"""What comes in: a message as a broker's consumer hands it to a handler, and what the inbox says about it."""
+"""Incoming: a message as a broker's consumer passes it to a handler, and the inbox's verdict on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,15 +7,14 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 MaybeNone: TypeAlias = Any
-"""What is None only for those who consume tombstones: nobody else has to ask."""
+"""None only for consumers of tombstones: others need not check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """One delivery of one message.
 
-    A message that left through an outbox has the id, key and time that it was published with; of others, what
-    their broker knows.
+    A message from an outbox has the id, key and time of its publication; others have what their broker knows.
     """
 
     id: str
@@ -23,25 +22,26 @@ class Delivery:
     topic: str
     key: str | None
     payload: bytes | MaybeNone
-    """None is a tombstone of Kafka."""
+    """None is a Kafka tombstone."""
     content_type: str
     headers: Mapping[str, str]
     attempt: int
     """Which delivery this is, from 1, as far as the broker counts them."""
     created_at: datetime | None = None
-    """When it was published, if the producer has said so."""
+    """When it was published, if the producer gave a time."""
     raw: Any = None
-    """What the broker's client handed over."""
+    """The broker client's own message object."""
 
 
 def message_key(message: Any) -> str:
-    """The key that the message was published with, or its id if it has none: a handler's `key=` where a
-    producer may resend the same intent under a new message id."""
+    """The key that the message was published with, or its id if it has none. Use it as a handler's `key=` if
+    a producer may resend the same intent under a new message id."""
     return str(message.id if message.key is None else message.key)
 
 
 def message_id(message: Any) -> str:
-    """The message's id: a handler's `key=` where several messages of one key are to be taken, each once."""
+    """The message's id. Use it as a handler's `key=` if several messages of one key are to be taken, each
+    once."""
     return str(message.id)
 
 
@@ -49,11 +49,11 @@ class Verdict(StrEnum):
     """What the inbox says about a message; exactly one value says "run it"."""
 
     NEW = "new"
-    """Never taken before, or not to its end: run it."""
+    """Never taken before, or not completed: run it."""
     DUPLICATE = "duplicate"
     """Taken before, and committed: acknowledge it."""
     IN_FLIGHT = "in_flight"
-    """Somebody else is taking it right now: deliver it again later."""
+    """Another worker is taking it right now: deliver it again later."""
     MISMATCH = "mismatch"
     """The same key came with another payload: a person has to look."""
     TOO_OLD = "too_old"
@@ -61,4 +61,4 @@ class Verdict(StrEnum):
     DEAD = "dead"
     """Its attempts are used up."""
     HALTED = "halted"
-    """The outcome of one of its steps is unknown, and the step may not be repeated."""
+    """The outcome of one of its steps is unknown, and the step must not be repeated."""
