@@ -1,1 +1,1 @@
-"""Benchmarks: each prints ratios of variants that ran side by side, never figures of one machine alone."""
+"""Benchmarks. They print ratios of variants that ran side by side, not absolute figures of one machine."""

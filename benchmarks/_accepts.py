@@ -1,4 +1,4 @@
-"""What one key costs: alone, in a batch, for the second time, and in a table that has grown large."""
+"""The cost of a key: alone, in a batch, as a duplicate, and in a large table."""
 
 import os
 import random
@@ -26,18 +26,18 @@ Keys = Callable[[], str]
 
 
 def random_key() -> str:
-    """A key that lands anywhere in the index."""
+    """A key that falls anywhere in the index."""
     return f"{random.getrandbits(128):032x}"
 
 
 def order_keys() -> Keys:
-    """Keys that grow, as order numbers do."""
+    """Increasing keys, like order numbers."""
     numbers = new_keys()
     return lambda: f"order-{next(numbers):015}"
 
 
 def single(engine: Engine, box: Inbox, key: Keys = random_key) -> Operation:
-    """One key in a transaction of its own."""
+    """One key in a transaction."""
 
     def accept(_: int) -> int:
         with engine.begin() as connection:
@@ -74,7 +74,7 @@ def _batches_by_hand(engine: Engine, key: Keys) -> Operation:
 
 
 def _batches_by_driver(engine: Engine, key: Keys) -> Operation:
-    """As little as can be: one statement and a COMMIT, with neither SQLAlchemy nor a bounded wait."""
+    """The minimum: one statement and a COMMIT, without SQLAlchemy and without a bounded wait."""
     driver: Any = engine.raw_connection().driver_connection
 
     def accept(_: int) -> int:
@@ -110,7 +110,7 @@ def many(lab: Lab) -> Report:
 
 
 def duplicates(lab: Lab) -> Report:
-    """A refused duplicate against a fresh accept: its time, and what it leaves behind."""
+    """A refused duplicate against a fresh accept: its time, and the dead rows it leaves behind."""
     box = Inbox(CONSUMER)
     old = [random_key() for _ in range(1000)]
     with lab.database("duplicates") as engine:
@@ -134,7 +134,7 @@ def duplicates(lab: Lab) -> Report:
 
 
 def _handled(engine: Engine, box: Inbox, keys: list[str]) -> Operation:
-    """Duplicates that come to a handler."""
+    """Duplicates that reach a handler."""
 
     @box.handler(engine, key=lambda message: message)
     def handle(connection: object, message: str) -> None:

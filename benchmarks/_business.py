@@ -1,4 +1,4 @@
-"""The work that an inbox protects, and three ways of doing it: without an inbox, by hand, with ours."""
+"""Business work, done in three ways: without an inbox, with a hand-written one, and with `Inbox`."""
 
 import itertools
 import os
@@ -48,14 +48,14 @@ def add_to_account() -> Update:
 
 @cache
 def add_row(schema_name: str | None = None) -> Insert:
-    """What one writes by hand for an inbox row."""
+    """The INSERT of a hand-written inbox."""
     message = schema.tables(schema_name).message
     added = postgresql.insert(message).on_conflict_do_nothing()
     return added.execution_options(preserve_rowcount=True)
 
 
 def prepare(engine: Engine, workers: int) -> None:
-    """Make the inbox and the accounts, as many for each worker that nobody waits for a row."""
+    """Create the inbox and enough accounts for each worker that none waits for a row."""
     schema.metadata.create_all(engine)
     metadata.create_all(engine)
     number = func.generate_series(0, workers * ROWS_PER_WORKER - 1).column_valued("number")
@@ -65,12 +65,12 @@ def prepare(engine: Engine, workers: int) -> None:
 
 
 def new_keys() -> "itertools.count[int]":
-    """Order numbers that were never used before."""
+    """Unused order numbers."""
     return itertools.count(random.SystemRandom().randrange(10**12))
 
 
 def variants(engine: Engine) -> dict[str, Operation]:
-    """The same business write, three ways; each call is one transaction with one message."""
+    """The same business write in three ways; each call is one transaction with one message."""
     box = Inbox(CONSUMER)
     numbers = new_keys()
     add, spend = add_row(), add_to_account()

@@ -1,4 +1,4 @@
-"""The ratios as a picture: a bar each, measured in units of its target; and below them the curves."""
+"""Draws the ratios as bars, in units of their targets, and the curves below them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from ._measure import Curve, Figure
 _GOOD, _BAD, _INK, _PALE = "#2f7f79", "#c8553d", "#22303c", "#8b98a5"
 _LINES = (_GOOD, "#d99a2b", "#5b6ea8", _BAD)
 _LONGEST = 3.0
-"""In targets: a bar that would be longer is cut, so that the others can be told apart."""
+"""In units of the target: longer bars are cut, so that the others stay distinguishable."""
 _CURVES = 3.4
-"""Height of the curves, in inches."""
+"""The height of the curves, in inches."""
 
 
 def draw(
@@ -30,7 +30,7 @@ def draw(
     title: str = "Cost of the inbox",
     curves: Sequence[Curve] = (),
 ) -> None:
-    """One panel for lower bounds, one for upper bounds; all targets stand on the same line."""
+    """Draw a panel for lower bounds and one for upper bounds; all targets are on the same line."""
     held = [figure for figure in figures if figure.target]
     panels = [
         ("at least the target: longer is better", [figure for figure in held if figure.at_least]),
@@ -58,7 +58,7 @@ def _height(some: Sequence[Figure]) -> float:
 
 
 def _places(picture: Picture, above: float, below: float) -> tuple[FigureBase, FigureBase | None]:
-    """Where the bars go, and where the curves go if there are any."""
+    """The areas for the bars, and for the curves if there are any."""
     if not below:
         return picture, None
     places = picture.subfigures(2, 1, squeeze=False, height_ratios=[above, below])

@@ -1,4 +1,4 @@
-"""What status-table mode costs a message: against bare statements, and what it writes when."""
+"""The cost of a message in status-table mode: against bare statements, and in rows written."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ _MESSAGES = 200
 
 
 def rate(lab: Lab) -> Report:
-    """Claim and complete around an empty handler, against two upserts: in transactions of their own, as one
-    would write them by hand, and bare, on a connection that stays open and commits by itself."""
+    """Claim and complete around an empty handler, against two upserts: each in a transaction, as written by
+    hand, and bare, on an open autocommit connection."""
     with _prepared(lab, "claim") as engine, engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
         variants = {
@@ -49,7 +49,7 @@ def rate(lab: Lab) -> Report:
 
 
 def writes(lab: Lab) -> Report:
-    """How many rows are written for what, as the server counts them."""
+    """The number of rows written for each kind of message, counted by the server."""
     with _prepared(lab, "writes") as engine:
         inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=timedelta(minutes=10))
         rows = [
@@ -132,7 +132,7 @@ def _duplicate(engine: Engine, remember: int = 0) -> Operation:
 
 
 def expect(holds: bool) -> None:
-    """What is measured has to have done its work."""
+    """Check that what was measured has done its work."""
     if not holds:
         raise AssertionError("the claim went another way")
 
@@ -150,7 +150,7 @@ def _rows_written(engine: Engine, inbox: StatusInbox, keys: list[str], steps: in
 
 
 def _count(engine: Engine) -> int:
-    engine.dispose()  # a session tells its counts at the latest when it ends
+    engine.dispose()  # a session reports its counts when it ends, at the latest
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_stat_clear_snapshot()"))
         counted = text(

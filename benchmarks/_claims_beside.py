@@ -1,4 +1,4 @@
-"""Status-table mode beside two libraries that do the same work: on the same server, in the same run."""
+"""Status-table mode against two libraries that do the same work, on the same server, in the same run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks that run on one PostgreSQL."""
+"""The command line of benchmarks that run on one PostgreSQL."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ Benchmarks = Mapping[str, Callable[[Lab], Report]]
 
 
 def run(benchmarks: Benchmarks, title: str, description: str, arguments: Sequence[str] | None) -> int:
-    """Run what was asked for, print it, draw it; 1 if a target is missed."""
+    """Run the chosen benchmarks, print and draw the results; return 1 if a target is missed."""
     options = _options(benchmarks, description, arguments)
     console = Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

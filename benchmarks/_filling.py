@@ -1,4 +1,4 @@
-"""Inboxes that look as if they had been in use for long."""
+"""Inboxes that look as if they had been in use for a long time."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -27,7 +27,7 @@ from ._lab import run_alone
 
 
 def ddl(text: str) -> DDL:
-    """A statement on one table, which it calls `%(fullname)s`."""
+    """A statement on one table, whose name is `%(fullname)s` in it."""
     return DDL(text)  # type: ignore[no-untyped-call]
 
 
@@ -36,11 +36,11 @@ _ADD_KEY = ddl(
     "ALTER TABLE %(fullname)s ADD CONSTRAINT inbox_message_pkey PRIMARY KEY (consumer, key) "
     "WITH (fillfactor = 70)"
 )
-"""Random inserts leave a B-tree about 70 % full; one that is built at once would be 90 % full, and split."""
+"""Random inserts leave a B-tree about 70 % full; one built in bulk would be 90 % full, and split."""
 
 
 def fill(engine: Engine, name: str, rows: int) -> Table:
-    """An inbox in a schema of this name, with so many random keys taken evenly over the last week."""
+    """An inbox in a schema of this name, with `rows` random keys taken evenly over the last week."""
     message = create(engine, name)
     with engine.begin() as connection:
         index = next(iter(message.indexes))
@@ -71,7 +71,7 @@ def add_rows(
     last: datetime,
     consumer: str = CONSUMER,
 ) -> None:
-    """Rows with random keys, accepted evenly between two points in time, in that order."""
+    """Add rows with random keys, accepted evenly between two points in time, in that order."""
     number = func.generate_series(1, bindparam("rows")).column_valued("number")
     values = select(
         literal(consumer, Text),
@@ -84,11 +84,11 @@ def add_rows(
 
 
 def vacuum(engine: Engine, message: Table) -> None:
-    """Vacuum and analyse, as the server does by itself sooner or later."""
+    """Vacuum and analyse, as autovacuum would do later."""
     run_alone(engine, f"VACUUM (ANALYZE) {message.fullname}")
 
 
 def relation_size(connection: Connection, name: str) -> int:
-    """Bytes of a table or an index."""
+    """The size of a table or an index, in bytes."""
     size = text("SELECT pg_relation_size(CAST(:name AS regclass))")
     return int(connection.execute(size, {"name": name}).scalar_one())

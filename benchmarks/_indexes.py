@@ -1,7 +1,7 @@
-"""Which index finds the rows to purge, and what it costs those who accept.
+"""Candidate indexes for finding the rows to purge, and their cost for `accept`.
 
-Four copies of the inbox differ in that index only. Two consumers share each copy: one is purged after seven
-days, the other keeps its rows for longer.
+Four copies of the inbox differ only in that index. Two consumers share each copy: one is purged after seven
+days, the other keeps its rows longer.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _CYCLES = 10
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What the server did to find one batch of rows to purge."""
+    """The server's work to find one batch of rows to purge."""
 
     milliseconds: float
     blocks: int
@@ -51,7 +51,7 @@ class _Finding:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """One copy at one time: its index's size, the cost of a batch and of learning that none is left."""
+    """One copy at one time: its index's size, the cost of a batch, and of finding that none is left."""
 
     megabytes: float
     batch: _Finding
@@ -72,7 +72,7 @@ def indexes(lab: Lab) -> Report:
         boxes = {name: Inbox(CONSUMER, schema=name) for name in _INDEXES}
         one = {name: single(engine, box) for name, box in boxes.items()}
         many = {name: batches(engine, box) for name, box in boxes.items()}
-        run_alone(engine, "CHECKPOINT")  # from here on all copies write full pages alike
+        run_alone(engine, "CHECKPOINT")  # so that all copies write equally many full pages afterwards
         rates = tuple(
             lab.compare(title, variants, turns=2)
             for title, variants in (("accept, by index", one), ("accept_many, by index", many))
@@ -81,7 +81,7 @@ def indexes(lab: Lab) -> Report:
 
 
 def _copy(lab: Lab, engine: Engine, name: str, rows: int, base: datetime) -> Table:
-    """One copy: a week of the purged consumer, and older rows of the other."""
+    """A copy with a week of the purged consumer's rows, and older rows of the other."""
     with lab.step(f"{_TITLES[name]}: filling {rows * 3 // 2:,} rows"):
         message = create(engine, name)
         with engine.begin() as connection:
@@ -97,7 +97,7 @@ def _copy(lab: Lab, engine: Engine, name: str, rows: int, base: datetime) -> Tab
 
 
 def _age(lab: Lab, engine: Engine, message: Table, name: str, rows: int, base: datetime) -> None:
-    """Days of use: each purges the oldest day, vacuums, and takes a new day's rows into the freed space."""
+    """Simulate days of use: purge the oldest day, vacuum, and add a new day's rows to the freed space."""
     tick = lab.task(f"{_TITLES[name]}: {_CYCLES} purges", _CYCLES)
     c = message.c
     for day in range(_CYCLES):
@@ -121,7 +121,7 @@ def _state(engine: Engine, message: Table, name: str, now: datetime) -> _State:
 
 
 def _find(connection: Connection, message: Table, name: str, horizon: datetime) -> _Finding:
-    """The cost of finding one batch; the order is asked for only where an index gives it for nothing."""
+    """The cost of finding one batch; rows are ordered only where an index provides the order for free."""
     order = "ORDER BY accepted_at" if name.endswith("time") else ""
     found = text(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT ctid FROM "

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: a database of its own, its rounds, and the progress it shows."""
+"""The environment of a benchmark: its database, its rounds, and its progress display."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,15 +12,15 @@ from examples.embedded_postgres import EmbeddedPostgres
 from ._measure import Operation, take_turns
 
 SETTINGS = {"shared_buffers": "2GB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
-"""What a server of this size would be given; everything else, `fsync` above all, is PostgreSQL's default."""
+"""Usual settings for a server of this size; everything else, above all `fsync`, is PostgreSQL's default."""
 
 _SECONDS = 0.4
-"""How long one variant's turn takes."""
+"""How long a variant's turn takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """A server, and how thoroughly to measure on it."""
+    """A server, and how thoroughly to measure."""
 
     server: EmbeddedPostgres
     progress: Progress
@@ -28,12 +28,12 @@ class Lab:
 
     @property
     def rounds(self) -> int:
-        """How often variants take turns."""
+        """The number of rounds."""
         return 9 if self.quick else 25
 
     @contextmanager
     def database(self, name: str, *, connections: int = 1) -> Iterator[Engine]:
-        """A new database with this name, and a pool of so many connections to it."""
+        """A new database with this name, and a pool of `connections` connections to it."""
         url = self.server.database(name)
         engine = create_engine(url, pool_size=connections, max_overflow=0)
         try:
@@ -50,9 +50,9 @@ class Lab:
         return take_turns(variants, workers=workers, rounds=rounds, seconds=_SECONDS, tick=tick)
 
     def task(self, title: str, total: int) -> Callable[[], None]:
-        """Show a task; the function that comes back says that a part of it is done.
+        """Show a task; call the returned function when a part of it is done.
 
-        Nothing is drawn in between: a thread that draws would take the processor from what is measured.
+        Nothing is drawn in between: a drawing thread would take processor time from the measurement.
         """
         task = self.progress.add_task(title, total=total)
         self.progress.refresh()
@@ -65,14 +65,14 @@ class Lab:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Show that something is being prepared."""
+        """Show a step of the preparation."""
         tick = self.task(title, 1)
         yield
         tick()
 
 
 def run_alone(engine: Engine, *statements: str) -> None:
-    """Statements that must not stand in a transaction, such as VACUUM."""
+    """Run statements that cannot run in a transaction, such as VACUUM."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         for statement in statements:
             connection.execute(text(statement))

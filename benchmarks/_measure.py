@@ -1,7 +1,7 @@
-"""Measuring variants against each other on a machine that others use too.
+"""Compares variants on a machine that others use too.
 
-Variants take turns in short rounds, in an order that rotates, and what counts is the median of the ratios
-inside the rounds: whatever slows the machine down for a second slows down all variants of that round.
+Variants take turns in short rounds, in rotating order, and the result is the median of the ratios within
+rounds: a disturbance of a second slows down all variants of its round.
 """
 
 import time
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 Operation = Callable[[int], int]
-"""Does one unit of work as the worker with this number, and says how many messages that was."""
+"""Does one unit of work as the worker with this number, and returns its number of messages."""
 
 Rates = Mapping[str, Sequence[float]]
-"""For each variant its rate in each round; round i of one variant ran next to round i of the others."""
+"""Each variant's rate in each round; round i of one variant ran next to round i of the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One ratio, and what it is held to."""
+    """A ratio and its target."""
 
     name: str
     ratio: float
@@ -29,12 +29,12 @@ class Figure:
     """The upper quartile of the rounds."""
     target: float | None = None
     at_least: bool = True
-    """Whether the target is a lower bound; otherwise an upper one."""
+    """Whether the target is a lower bound; otherwise it is an upper bound."""
     note: str = ""
 
     @property
     def holds(self) -> bool | None:
-        """Whether the target is met; None without one."""
+        """Whether the target is met; None without a target."""
         if self.target is None:
             return None
         return self.ratio >= self.target if self.at_least else self.ratio <= self.target
@@ -42,7 +42,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table of plain measurements that have no target."""
+    """A table of measurements without targets."""
 
     title: str
     columns: Sequence[str]
@@ -51,7 +51,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Plain measurements along a quantity: a line each, as points (x, y)."""
+    """Measurements along a quantity, as lines of points (x, y)."""
 
     title: str
     x: str
@@ -61,7 +61,7 @@ class Curve:
 
 @dataclass(slots=True)
 class Report:
-    """What one benchmark found."""
+    """The results of a benchmark."""
 
     figures: list[Figure] = field(default_factory=list)
     grids: list[Grid] = field(default_factory=list)
@@ -89,7 +89,7 @@ def ratios(rates: Rates, variant: str, base: str) -> list[float]:
 
 
 def in_turn(names: Iterable[str], number: int) -> list[str]:
-    """The variants in the order of this round: each is the first one once."""
+    """The variants in the order of this round: each comes first once."""
     ordered = list(names)
     first = number % len(ordered)
     return ordered[first:] + ordered[:first]
@@ -103,7 +103,7 @@ def take_turns(
     seconds: float,
     tick: Callable[[], object],
 ) -> dict[str, list[float]]:
-    """Run the variants in turn, `rounds` times `seconds` each, after one round that does not count."""
+    """Run the variants in turn, `rounds` times `seconds` each, after a warm-up round."""
     rates: dict[str, list[float]] = {name: [] for name in variants}
     with ThreadPoolExecutor(workers) as pool:
         for number in range(rounds + 1):

@@ -1,7 +1,7 @@
-"""Whether a relay is slower when very many messages wait, and while some other transaction stays open.
+"""A relay's rate when very many messages wait, and while another transaction stays open.
 
-PostgreSQL cannot clean away what was deleted after the oldest open transaction has begun. So where one is
-open, it has written a row elsewhere before the outbox was filled, and many messages have been deleted since.
+PostgreSQL cannot vacuum rows that were deleted after the oldest open transaction began. So the other
+transaction has written a row elsewhere before the outbox was filled, and many messages were deleted since.
 """
 
 import threading
@@ -23,19 +23,19 @@ from ._outbox_rows import ACCEPTED, fill
 _FEW = 10_000
 _BURSTS = 5
 _LEAST = 150_000
-"""What is large enough for a turn, the messages that leave while the relay becomes warm included."""
+"""The smallest number of messages for a turn, including those sent while the relay warms up."""
 _CHURN = 10
-"""Of the messages that wait, one part in so many is added and deleted while the other transaction is open."""
+"""One in this many waiting messages is added and deleted while the other transaction is open."""
 _WARM = 3.0
-"""Seconds until a relay has found out from where it has to read each bucket."""
+"""Seconds until a relay knows where to start its scan of each bucket."""
 _SLOWLY = 0.05
-"""Seconds for a batch until then."""
+"""Seconds for a batch during the warm-up."""
 _LIMIT = 300
-"""Seconds for a turn."""
+"""The most seconds for a turn."""
 
 
 def growth(lab: OutboxLab) -> Report:
-    """Throughput at many pending messages and at few, with and without another transaction that is open."""
+    """Throughput with many pending messages and with few, with and without another open transaction."""
     many = lab.sizes.pending
     if many < _LEAST:
         raise ValueError(f"--pending {many}: expected at least {_LEAST}")
@@ -83,7 +83,7 @@ def _report(rates: dict[str, list[float]], many: int) -> Report:
 
 @contextmanager
 def _open_transaction(engine: Engine) -> Iterator[None]:
-    """One that has written something else, and then does nothing for as long as the block runs."""
+    """A transaction that has written elsewhere, and then stays idle while the block runs."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE elsewhere (number integer)"))
     with engine.connect() as connection:
@@ -93,7 +93,7 @@ def _open_transaction(engine: Engine) -> Iterator[None]:
 
 
 def _churn(engine: Engine, messages: int) -> None:
-    """Messages that have come and gone."""
+    """Add messages and delete them."""
     with engine.begin() as connection:
         fill(connection, messages)
     with engine.begin() as connection:
@@ -107,7 +107,7 @@ def _top_up(engine: Engine, pending: int, left: int) -> None:
 
 
 def _turn(engine: Engine, pending: int) -> float:
-    """Messages per second once the relay is warm, and the outbox as full as before."""
+    """Messages per second of a warm relay; the outbox is as full afterwards as before."""
     run_alone(engine, "CHECKPOINT")
     watched = _Watched()
     added = 0
@@ -129,7 +129,7 @@ def _turn(engine: Engine, pending: int) -> float:
 
 
 class _Watched:
-    """A publisher that takes everything: slowly at first, then as fast as it can, and looks at the clock."""
+    """A publisher that accepts everything: slowly at first, then at full speed while it measures the time."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -150,15 +150,15 @@ class _Watched:
         return [ACCEPTED] * len(batch)
 
     def begin(self, messages: int) -> None:
-        """From now on be fast, and look at the clock for so many messages."""
+        """Switch to full speed, and measure the time for this many messages."""
         self._sent, self._wanted = [], messages
         self._enough.clear()
 
     def rate(self) -> float:
-        """Messages per second, once they were sent.
+        """Messages per second, after all of them were sent.
 
-        Between the sends of two batches lies all that a relay does; the messages of the first one were
-        read before the clock was looked at.
+        The time between two sends includes all of the relay's work; the first batch does not count, because
+        it was read before the clock started.
         """
         if not self._enough.wait(_LIMIT):
             raise TimeoutError(f"{self.count} messages were relayed in {_LIMIT} seconds")

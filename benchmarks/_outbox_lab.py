@@ -1,4 +1,4 @@
-"""Where the outbox is measured: how much of everything, and databases in a known state."""
+"""The environment of the outbox benchmarks: sizes, and databases in a known state."""
 
 import threading
 import time
@@ -15,45 +15,44 @@ from ._lab import Lab, run_alone
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     relayed: int
     """Messages in a turn of the relay, and of the bare loop."""
     beside: int
-    """Messages in a turn of each library that is measured beside it."""
+    """Messages in a turn of each library measured beside it."""
     seconds: float
-    """How long messages are produced in one turn of the latency."""
+    """How long messages are produced in a turn of the latency benchmark."""
     pending: int
     """Messages that wait in the large outbox."""
     outage_pending: int
-    """Messages that wait when the broker goes away."""
+    """Messages that wait when the outage begins."""
     outage_seconds: float
-    """Seconds for which it is away."""
+    """Seconds of the outage."""
     rounds: int | None = None
-    """How often variants take turns; None is what each benchmark does by itself."""
+    """The number of rounds; None is each benchmark's default."""
 
 
 _LISTENS = 1.5
-"""Seconds for which a relay that has stopped may still listen: the database is not to go away meanwhile."""
+"""Seconds for which a stopped relay may still listen; the database must stay that long."""
 FULL = Sizes(200_000, 20_000, 15, 10_000_000, 5_000_000, 180)
 QUICK = Sizes(20_000, 2_000, 2, 200_000, 20_000, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxLab:
-    """A server, and how much to measure on it."""
+    """A server, and how much to measure."""
 
     lab: Lab
     sizes: Sizes
 
     def rounds(self, full: int, quick: int) -> int:
-        """How often long turns are taken."""
+        """The number of rounds with long turns."""
         return self.sizes.rounds or (quick if self.lab.quick else full)
 
     @contextmanager
     def outbox(self, name: str, *, connections: int = 4) -> Iterator[Engine]:
-        """A new database with the tables of the outbox; a relay and a wake-up need connections of their
-        own."""
+        """A new database with the outbox's tables; a relay and a wake-up need separate connections."""
         with self.lab.database(name, connections=connections) as engine:
             schema.metadata.create_all(engine)
             yield engine
@@ -61,13 +60,13 @@ class OutboxLab:
 
 
 def settle(engine: Engine) -> None:
-    """What the server does by itself sooner or later is done now, and not while something is measured."""
+    """Let the server do its deferred work now, and not during a measurement."""
     run_alone(engine, "VACUUM (ANALYZE)", "CHECKPOINT")
 
 
 @contextmanager
 def running(relay: Relay) -> Iterator[None]:
-    """Let a relay run in a thread for as long as the block does."""
+    """Run a relay in a thread while the block runs."""
     thread = threading.Thread(target=relay.run, daemon=True)
     thread.start()
     try:

@@ -1,6 +1,6 @@
-"""How long a message is on its way: published in one process, handled in another one, at a steady rate.
+"""The latency of a message, published in one process and handled in another, at a steady rate.
 
-It is counted from when its transaction was about to insert it, so the insert and the commit are in it, too.
+It is measured from right before the insert, so it includes the insert and the commit.
 """
 
 import multiprocessing
@@ -18,11 +18,11 @@ from ._outbox_peer import Peer
 
 _PER_SECOND = 500
 _FIRST = 500
-"""Messages that do not count: connections are opened, and statements prepared."""
+"""Messages that do not count, because connections are opened and statements prepared."""
 _LISTENING = 2.0
-"""Seconds until a consumer that is ready has certainly begun to listen."""
+"""Seconds until a ready consumer is certain to listen."""
 _START, _BEHIND = 60, 10
-"""Seconds for a process to start; and in how many times the time of the producer a consumer has to end."""
+"""Seconds for a process to start; a consumer has to end in this many times the producer's time."""
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -48,7 +48,7 @@ def latency(lab: OutboxLab) -> Report:
 
 
 class _Turn:
-    """A producer and a consumer for a while; its latencies are infinite if the consumer fell behind."""
+    """A turn of a producer and a consumer; the latencies are infinite if the consumer fell behind."""
 
     def __init__(self, library: type[Peer], url: URL, seconds: float) -> None:
         messages = round(seconds * _PER_SECOND) + _FIRST

@@ -1,4 +1,4 @@
-"""The libraries that are measured beside each other, each on a database of its own."""
+"""The libraries that are measured side by side, each on its own database."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -34,7 +34,7 @@ def databases(lab: OutboxLab, prefix: str) -> Iterator[dict[str, Engine]]:
 
 
 def left_alone(engine: Engine) -> None:
-    """`settle`, and no connection of ours is open while others are timed."""
+    """`settle`, and close our connections, so that none is open while others are timed."""
     settle(engine)
     engine.dispose()
 

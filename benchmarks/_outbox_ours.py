@@ -1,7 +1,7 @@
-"""The outbox as one of the libraries that are measured beside each other.
+"""The outbox as one of the libraries that are measured side by side.
 
-Its publisher takes everything at once, as the others' handlers do. What it does more than they: it keeps the
-order of each key.
+Its publisher accepts everything immediately, like the others' handlers. Unlike them, it keeps the order of
+each key.
 """
 
 import gc
@@ -26,13 +26,13 @@ class Ours:
         self._url = url
 
     def create(self) -> None:
-        """The tables."""
+        """Create the tables."""
         engine = self._engine()
         schema.metadata.create_all(engine)
         engine.dispose()
 
     def load(self, messages: int) -> None:
-        """Publish many at once, each with a key of its own."""
+        """Publish many in one call, each with its own key."""
         engine, outbox = self._engine(), Outbox(wake=False)
         for start in range(0, messages, _CHUNK):
             numbers = range(start, min(start + _CHUNK, messages))
@@ -42,7 +42,7 @@ class Ours:
         engine.dispose()
 
     def consume(self, messages: int) -> float:
-        """Until the relay finds nothing any more."""
+        """Run until the relay finds no more messages."""
         engine, publisher = self._engine(), Counting()
         gc.collect()
         begun = time.perf_counter()
@@ -82,7 +82,7 @@ class Ours:
 
 
 class _Ages:
-    """A publisher that takes everything, writes down how old it is, and stops its relay at the end."""
+    """A publisher that accepts all messages, records their ages, and stops its relay after the last one."""
 
     relay: Relay
 

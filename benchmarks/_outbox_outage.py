@@ -1,7 +1,7 @@
-"""A broker that is away for a while: what is sent in the meantime, and how long the outbox takes to drain.
+"""A broker outage: the sends during it, and the time the outbox takes to drain afterwards.
 
 Millions of messages wait, and a producer goes on until the broker is back. The broker then checks that each
-message comes once, and those of a key in their order.
+message arrives once, and in order for each key.
 """
 
 import multiprocessing
@@ -24,16 +24,16 @@ from ._outbox_rows import ACCEPTED, TOPIC, fill_keys, key_of, number_of, numbere
 
 _KEYS = 10_000
 _PER_SECOND, _TOGETHER = 2_000, 20
-"""Messages that the producer publishes, and how many of them in one transaction."""
+"""Messages that the producer publishes per second, and in one transaction."""
 _LIMIT = 3_600
-"""Seconds for the drain."""
+"""The most seconds for the drain."""
 _START = 60
-"""Seconds for a process to start, and to end."""
+"""The most seconds for a process to start, and to end."""
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
 def outage(lab: OutboxLab) -> Report:
-    """Sends while the broker is away, time to drain, and what came out of order or not at all."""
+    """Sends during the outage, time to drain, and messages that came out of order or not at all."""
     pending, seconds = lab.sizes.outage_pending, lab.sizes.outage_seconds
     with lab.outbox("outage", connections=6) as engine:
         with lab.lab.step(f"filling an outbox with {pending:,} messages"):
@@ -67,7 +67,7 @@ def outage(lab: OutboxLab) -> Report:
 
 
 class _Broker:
-    """A publisher whose broker is away at first; it knows the last message of each key."""
+    """A publisher whose broker is down at first; it remembers the last message of each key."""
 
     def __init__(self) -> None:
         self.refused = 0
@@ -79,7 +79,7 @@ class _Broker:
         self._done = threading.Event()
 
     def drain(self, messages: int) -> float:
-        """Be back; seconds until so many messages have come."""
+        """End the outage; return the seconds until this many messages have come."""
         self._wanted = messages
         begun = time.perf_counter()
         self._is_back = True
@@ -88,7 +88,7 @@ class _Broker:
         return time.perf_counter() - begun
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Take all or nothing."""
+        """Accept all messages or none."""
         if not self._is_back:
             self.refused += len(batch)
             return [Unavailable("the broker is away")] * len(batch)
@@ -110,14 +110,14 @@ class _Producer:
         self.published: Any = _CONTEXT.Queue()
 
     def end(self) -> int:
-        """Let it publish no more; how many messages it has."""
+        """Stop publishing; return the number of messages published."""
         self.ended.set()
         return int(self.published.get(timeout=_START))
 
 
 @contextmanager
 def _producing(url: URL, first: int) -> Iterator[_Producer]:
-    """From the first message on, until it is ended or the block is left."""
+    """A producer that publishes from message `first` on, until it is ended or the block is left."""
     producer = _Producer()
     arguments = (url, first, producer.begun, producer.ended, producer.published)
     process = _CONTEXT.Process(target=_produce, args=arguments, daemon=True)
@@ -132,7 +132,7 @@ def _producing(url: URL, first: int) -> Iterator[_Producer]:
 
 
 def _produce(url: URL, first: int, begun: Event, ended: Event, published: Any) -> None:
-    """Publish messages from number `first` on until it is ended; then tell how many there were."""
+    """Publish messages from number `first` on until ended; then report how many there were."""
     engine, outbox = create_engine(url), Outbox()
     number = first
 

@@ -1,4 +1,4 @@
-"""What a library has to show to be measured beside the others, and what all of them use for it."""
+"""The interface of the libraries that are measured side by side, and the functions they share."""
 
 import asyncio
 import gc
@@ -13,55 +13,55 @@ T = TypeVar("T")
 
 
 class Peer(Protocol):
-    """One library on one database; made anew in each process, from the database's address.
+    """One library on one database; each process makes its own from the database's URL.
 
-    Every message is one of 300 bytes, and every handler does nothing with it.
+    Every message has 300 bytes, and every handler does nothing.
     """
 
     def __init__(self, url: URL) -> None: ...
 
     def create(self) -> None:
-        """Make the tables, and set what the documentation recommends for them."""
+        """Create the tables, with the settings that the documentation recommends."""
 
     def load(self, messages: int) -> None:
-        """Enqueue so many, by the library's own way of enqueueing many."""
+        """Enqueue this many, with the library's function for many messages."""
 
     def consume(self, messages: int) -> float:
-        """Consume what is there, in this process; seconds until all of it is settled in the database."""
+        """Consume all messages in this process; return the seconds until all are settled in the database."""
 
     def produce(self, rate: float, messages: int) -> float:
-        """Enqueue one message in a transaction of its own, so many a second, that tell when they were
-        begun; messages per second that were reached."""
+        """Enqueue messages that carry their start time, one per transaction, at this rate per second; return
+        the rate reached."""
 
     def receive(self, messages: int, ready: Callable[[], object]) -> list[float]:
-        """Consume so many while they are produced, in the library's usual way of waiting; seconds between
-        when each was begun and its handler."""
+        """Consume this many while they are produced, with the library's usual way of waiting; return the
+        seconds from the start of each to its handler."""
 
 
 def driver_url(url: URL) -> str:
-    """The address as PostgreSQL's own clients take it."""
+    """The URL in the form of PostgreSQL's own clients."""
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run on uvloop, which is the fastest loop for all of them alike, with no garbage of others."""
+    """Run on uvloop, the fastest loop for all of them, after collecting the garbage of others."""
     gc.collect()
     result: T = uvloop.run(work)
     return result
 
 
 def stamp() -> bytes:
-    """A payload that tells when it was made."""
+    """A payload that contains the current time."""
     return f"{time.time():.6f} ".encode().ljust(300, b"x")
 
 
 def age(payload: bytes) -> float:
-    """Seconds since it was made."""
+    """Seconds since the payload was made."""
     return time.time() - float(payload.split(b" ", 1)[0])
 
 
 def pace(rate: float, messages: int, work: Callable[[], object]) -> float:
-    """Do it so often a second, as evenly as can be; times per second that were reached."""
+    """Call `work` at this rate per second, as evenly as possible; return the rate reached."""
     begun = time.perf_counter()
     for number in range(messages):
         time.sleep(max(0.0, begun + number / rate - time.perf_counter()))

@@ -1,9 +1,9 @@
-"""pgqueuer beside the outbox.
+"""pgqueuer, measured beside the outbox.
 
-As its documentation has it for throughput: asyncpg, several queue managers in one process with a connection
-each, its recommended autovacuum settings, and tables that are "balanced": its log of finished jobs, which no
-other library here writes, is not kept through a crash. What it does more: jobs have priorities, and every
-job that is done is logged.
+Configured as its documentation recommends for throughput: asyncpg, several queue managers in one process with
+a connection each, its recommended autovacuum settings, and "balanced" durability: its log of finished jobs,
+which no other library here has, is not crash-safe. Beyond the outbox it has job priorities, and logs every
+finished job.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class PgQueuer:
         self._url = driver_url(url)
 
     def create(self) -> None:
-        """As `pgq install --durability balanced` and `pgq autovac`."""
+        """Create the tables, as `pgq install --durability balanced` and `pgq autovac` do."""
         db_settings().durability = Durability.balanced
         run(self._create())
 
@@ -45,7 +45,7 @@ class PgQueuer:
             await queries.optimize_autovacuum()
 
     def load(self, messages: int) -> None:
-        """Enqueue by lists."""
+        """Enqueue in lists."""
         run(self._load(messages))
 
     async def _load(self, messages: int) -> None:
@@ -55,7 +55,7 @@ class PgQueuer:
                 await queries.enqueue([TOPIC] * many, [PAYLOAD] * many, [0] * many)
 
     def consume(self, messages: int) -> float:
-        """Until all jobs are done and their rows are gone."""
+        """Run until all jobs are done and their rows deleted."""
         return run(self._consume(messages))
 
     async def _consume(self, messages: int) -> float:
@@ -80,7 +80,7 @@ class PgQueuer:
             return await pace_async(rate, messages, lambda: queries.enqueue(TOPIC, stamp()))
 
     def receive(self, messages: int, ready: Callable[[], object]) -> list[float]:
-        """One queue manager, woken by NOTIFY, with its defaults."""
+        """One queue manager with its defaults, woken by NOTIFY."""
         return run(self._receive(messages, ready))
 
     async def _receive(self, messages: int, ready: Callable[[], object]) -> list[float]:

@@ -1,9 +1,9 @@
-"""procrastinate beside the outbox.
+"""procrastinate, measured beside the outbox.
 
-One worker with many jobs at once over a pool of psycopg connections, that deletes jobs which are done: kept
-ones would only slow it down. Its arguments are JSON, so the payload is text. What it does more: priorities,
-locks, a history of each job's events, which a trigger writes. It takes one job at a time, whatever its
-concurrency.
+One worker runs many jobs concurrently over a pool of psycopg connections, and deletes finished jobs: keeping
+them would only slow it down. Its arguments are JSON, so the payload is text. Beyond the outbox it has
+priorities, locks, and a history of each job's events, written by a trigger. It fetches one job at a time,
+whatever its concurrency.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Procrastinate:
         self._url = driver_url(url)
 
     def create(self) -> None:
-        """As `procrastinate schema --apply`."""
+        """Create the schema, as `procrastinate schema --apply` does."""
         run(self._create())
 
     async def _create(self) -> None:
@@ -47,7 +47,7 @@ class Procrastinate:
                 await task.batch_defer_async(*({"payload": PAYLOAD.decode()} for _ in range(many)))
 
     def consume(self, messages: int) -> float:
-        """Until the worker finds no job any more, and all that it has begun are done."""
+        """Run until the worker finds no more jobs and has finished those it began."""
         return run(self._consume(messages))
 
     async def _consume(self, messages: int) -> float:

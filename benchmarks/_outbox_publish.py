@@ -1,4 +1,4 @@
-"""What it costs a transaction to publish, and what is gained by publishing many at once."""
+"""The cost of publishing in a transaction, and the gain of publishing many messages in one call."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ _RAISE = update(account).values(balance=account.c.balance + 1)
 
 
 def publish(lab: OutboxLab) -> Report:
-    """A transaction of three business statements, with and without a message, or a row as large elsewhere."""
+    """A transaction of three business statements: alone, with a message, or with an equally large row."""
     with lab.outbox("publish") as engine:
         metadata.create_all(engine)
         with engine.begin() as connection:
@@ -70,7 +70,7 @@ def publish(lab: OutboxLab) -> Report:
 
 
 def many(lab: OutboxLab) -> Report:
-    """`publish_many` of a thousand, against as many single ones: in one transaction, and in one each."""
+    """`publish_many` of a thousand against a thousand single calls, in one transaction and in one each."""
     with lab.outbox("many") as engine:
         variants = {
             "many": _many(engine, Outbox()),

@@ -1,4 +1,4 @@
-"""How fast a relay is without a broker: against a bare loop on the same table, and beside other libraries."""
+"""A relay's rate without a broker, against a bare loop on the same table and beside other libraries."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ _AIMS = {"pgqueuer": 2.0, "procrastinate": 5.0, "faststream-outbox": 5.0}
 
 
 def bare(lab: OutboxLab) -> Report:
-    """Against the least that can be: one loop of SELECT, batched DELETE and COMMIT in psycopg, which has no
-    lease, keeps nothing of what goes wrong, and could not run twice."""
+    """Against the minimum: a loop of SELECT, batched DELETE and COMMIT in psycopg, without a lease, without
+    records of failures, and unable to run twice at the same time."""
     messages = lab.sizes.relayed
     with lab.outbox("bare") as engine:
         ours = Ours(engine.url)
@@ -42,7 +42,7 @@ def bare(lab: OutboxLab) -> Report:
 
 
 def peers(lab: OutboxLab) -> Report:
-    """Beside other libraries, each on a database of its own, and loaded in its own way."""
+    """Beside other libraries, each on its own database and loaded in its own way."""
     messages = lab.sizes.beside
     with databases(lab, "beside") as engines:
         libraries = {name: made(engines[name].url) for name, made in LIBRARIES.items()}
@@ -72,7 +72,7 @@ def _take_turns(
     messages: int,
     often: tuple[int, int],
 ) -> dict[str, list[float]]:
-    """Messages per second in each round; only the turns are timed, not what is prepared for them."""
+    """Messages per second in each round; only the turns are timed, not their preparation."""
     rounds = lab.rounds(*often)
     rates: dict[str, list[float]] = {name: [] for name in turns}
     tick = lab.lab.task(title, rounds)

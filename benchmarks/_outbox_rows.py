@@ -1,4 +1,4 @@
-"""Outboxes that are full at once: rows as `Outbox.publish` writes them, made by the server."""
+"""Fills outboxes quickly: rows as `Outbox.publish` writes them, made by the server."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ _COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type")
 
 
 class Counting:
-    """A publisher that takes everything, and counts it."""
+    """A publisher that accepts and counts all messages."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,7 +50,7 @@ class Counting:
 
 
 def fill(connection: Connection, rows: int) -> None:
-    """So many messages, each with a key of its own, spread over all buckets."""
+    """Insert `rows` messages, each with its own key, spread over all buckets."""
     number = func.generate_series(1, bindparam("rows")).column_valued("number")
     values = select(
         number % BUCKETS,
@@ -64,7 +64,7 @@ def fill(connection: Connection, rows: int) -> None:
 
 
 def fill_keys(connection: Connection, keys: int, rows: int) -> None:
-    """Messages 0 to `rows - 1`, written in this order: their keys take turns, and a payload tells its
+    """Insert messages 0 to `rows - 1` in this order: their keys take turns, and a payload contains its
     number."""
     _keys.create(connection)
     names = [key_of(number, keys) for number in range(keys)]
@@ -100,7 +100,7 @@ def numbered(number: int) -> bytes:
 
 
 def number_of(payload: bytes) -> int:
-    """Which message it is."""
+    """The number of the message with this payload."""
     return int(payload.split(b" ", 1)[0])
 
 

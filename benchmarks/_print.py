@@ -1,4 +1,4 @@
-"""What was measured, as tables on a terminal."""
+"""Prints the results as tables."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from ._measure import Figure, Grid, Report
 
 
 def show(console: Console, reports: Sequence[Report], title: str) -> None:
-    """All figures in one table, then the grids."""
+    """Print all figures in one table, then the grids."""
     console.print(_figures_table([figure for report in reports for figure in report.figures], title))
     for report in reports:
         for grid in report.grids:

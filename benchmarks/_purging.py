@@ -1,4 +1,4 @@
-"""How long an `accept` takes while old rows are being purged from the same table."""
+"""The time of an `accept` while old rows are purged from the same table."""
 
 import multiprocessing
 import time
@@ -19,15 +19,15 @@ from ._lab import Lab, run_alone
 from ._measure import Report, figure
 
 _PER_SECOND = 200
-"""Accepts."""
+"""Accepts per second."""
 _SECONDS = 2.5
-"""How long accepts are timed without a purge, and then beside one."""
+"""How long accepts are timed without a purge, and then during one."""
 _SCHEMA = "purged"
 _RETENTION = timedelta(days=1)
 
 
 def latency(lab: Lab) -> Report:
-    """The 99th percentile of `accept` during a purge against without one, at a steady rate."""
+    """The 99th percentile of `accept` during a purge and without one, at a steady rate."""
     rows, windows = (1_000_000, 8) if lab.quick else (3_000_000, 24)
     quiet: list[list[float]] = []
     busy: list[list[float]] = []
@@ -61,8 +61,8 @@ def _fill_with_old(engine: Engine, rows: int) -> Table:
 
 
 def _latencies(engine: Engine) -> list[float]:
-    """Seconds for each accept, until committed; one that had to wait for a stalled one counts from when it
-    was due."""
+    """Seconds for each accept, until committed; one that waited for a stalled one counts from when it was
+    due."""
     box = Inbox(CONSUMER, retention=_RETENTION, schema=_SCHEMA)
     found = []
     ended = start = time.perf_counter()
@@ -84,7 +84,7 @@ def _p99(latencies: list[float]) -> float:
 
 @contextmanager
 def _purging(engine: Engine) -> Iterator[None]:
-    """A purge in a process of its own, for about as long as the block runs."""
+    """A purge in another process, for about as long as the block runs."""
     context = multiprocessing.get_context("spawn")
     started = context.Event()
     address = engine.url.render_as_string(hide_password=False)
@@ -99,7 +99,7 @@ def _purging(engine: Engine) -> Iterator[None]:
 
 def _purge(address: str, started: Event) -> None:
     engine = create_engine(address)
-    with engine.connect():  # so that what is measured is a purge, not the start of a process
+    with engine.connect():  # so that the purge is measured, not the start of a process
         started.set()
     purge(engine, consumer=CONSUMER, retention=_RETENTION, schema=_SCHEMA, budget=_SECONDS)
     engine.dispose()

@@ -1,4 +1,4 @@
-"""A Redis of our own, that keeps everything it has acknowledged."""
+"""A private Redis that loses nothing it has acknowledged."""
 
 import shutil
 import signal
@@ -12,7 +12,7 @@ from examples.embedded_postgres import ServerProcess, free_port, private_folder
 
 @contextmanager
 def running_redis() -> Iterator["redis.Redis"]:
-    """A client of a Redis that ends with the block.
+    """A client of a Redis that runs as long as the block.
 
     Raises:
         FileNotFoundError: redis-server is not installed.

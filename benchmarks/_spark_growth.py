@@ -1,4 +1,4 @@
-"""How the time of a job grows with its rows, and with what is in the inbox already."""
+"""The time of a job as a function of its rows, and of the inbox's size."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from ._spark_rows import KINDS, TARGET
 _SIZES = (0.1, 0.5, 1, 2, 5)
 """Times the number of rows."""
 _TIMES_LARGER = 10
-"""The large inbox holds so many times the rows of a job."""
+"""The large inbox holds this many times the rows of a job."""
 _EMPTY, _LARGE = "empty", "large"
-"""Schemas with an inbox each."""
+"""Two schemas, each with an inbox."""
 
 
 def growth(lab: SparkLab) -> Report:
-    """Seconds against rows, for both kinds of keys, into an empty inbox."""
+    """Seconds by number of rows, for both kinds of keys, with an empty inbox."""
     counts = [round(size * lab.rows) for size in _SIZES]
     found: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
     tick = lab.lab.task("time against rows", len(KINDS) * len(counts))
@@ -53,7 +53,7 @@ def growth(lab: SparkLab) -> Report:
 
 
 def inbox_size(lab: SparkLab) -> Report:
-    """Seconds of a job of fresh rows, for an empty inbox and for a large one."""
+    """Seconds of a job of fresh rows, with an empty inbox and with a large one."""
     large = _TIMES_LARGER * lab.rows
     with lab.bench("inbox_size") as bench:
         _filling.create(bench.engine, _EMPTY)
@@ -84,7 +84,7 @@ def inbox_size(lab: SparkLab) -> Report:
 
 
 def _fresh(bench: Bench, kind: str, name: str, count: int, firsts: Iterator[int]) -> Job:
-    """A job of rows that no job before had; the large inbox grows by them, the empty one is emptied."""
+    """A job of new rows; the large inbox grows by them, the empty one is emptied again."""
 
     def work() -> dict[str, float]:
         emptied = schema.tables(_EMPTY)

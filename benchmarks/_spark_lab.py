@@ -1,4 +1,4 @@
-"""Where the Spark writer is measured: a session on two cores, and a database of its own."""
+"""The environment of the Spark benchmarks: a session on two cores, and a database."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ from ._spark_rows import PARTITIONS, TARGET, TARGET_DDL, rows
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.4"
 
 Job = Callable[[], Mapping[str, float]]
-"""Prepares itself, works, and says how long what took, in seconds."""
+"""Prepares itself, does its work, and returns how long each part took, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class SparkLab:
 
     @property
     def has_jdbc(self) -> bool:
-        """Whether the driver for Spark's own JDBC writer could be had."""
+        """Whether the driver for Spark's own JDBC writer is available."""
         return self.session.conf.get("spark.jars.packages", "") != ""
 
     @property
     def rounds(self) -> int:
-        """How often variants take turns."""
+        """The number of rounds."""
         return 3 if self.lab.quick else 5
 
     @contextmanager
@@ -53,14 +53,14 @@ class SparkLab:
             schema.metadata.create_all(engine)
             with engine.begin() as connection:
                 connection.execute(text(TARGET_DDL))
-                # It would wake up beside whatever variant happens to be running.
+                # It would run beside whichever variant is being measured.
                 connection.execute(text("ALTER TABLE inbox_message SET (autovacuum_enabled = off)"))
             yield Bench(self.session, engine)
 
     def compare(
         self, title: str, jobs: Mapping[str, Job], rounds: int | None = None
     ) -> dict[str, list[float]]:
-        """For each thing that the jobs time, its seconds in each round."""
+        """For each part that the jobs time, its seconds in each round."""
         rounds = rounds or self.rounds
         tick = self.lab.task(title, rounds * len(jobs))
         found: dict[str, list[float]] = {}
@@ -80,18 +80,18 @@ class Bench:
     engine: Engine
 
     def clear(self) -> None:
-        """As empty as at first."""
+        """Empty all tables."""
         with self.engine.begin() as connection:
             connection.execute(text(f"TRUNCATE {TARGET}, inbox_message, inbox_ledger"))
 
     def settle(self) -> None:
-        """Nothing is left to be done by the server later: what comes now starts as all others do."""
+        """Let the server finish its deferred work, so that all jobs start in the same state."""
         run_alone(self.engine, f"VACUUM (ANALYZE) {TARGET}, inbox_message, inbox_ledger", "CHECKPOINT")
 
     def write(
         self, kind: str, count: int, *, first: int = 0, partitions: int = PARTITIONS, **options: Any
     ) -> tuple[float, WriteReport]:
-        """Write rows by the inbox: the seconds, and the report."""
+        """Write rows with the inbox's writer; return the seconds and the report."""
         df = rows(self.session, kind, count, first=first, partitions=partitions)
         writer = InboxWriter(self.engine.url, TARGET, "key", CONSUMER, **options)
         began = time.perf_counter()
@@ -99,7 +99,7 @@ class Bench:
         return time.perf_counter() - began, report
 
     def append_by_jdbc(self, kind: str, count: int, properties: str = "") -> float:
-        """Write rows by Spark's own JDBC writer, with its default settings: the seconds."""
+        """Write rows with Spark's own JDBC writer and its default settings; return the seconds."""
         df = rows(self.session, kind, count)
         url = self.engine.url
         address = f"jdbc:postgresql://{url.host}:{url.port}/{url.database}?user={url.username}{properties}"
@@ -109,20 +109,20 @@ class Bench:
         return time.perf_counter() - began
 
     def count(self) -> int:
-        """Rows in the table for results."""
+        """The number of rows in the table for results."""
         with self.engine.connect() as connection:
             return int(connection.execute(text(f"SELECT count(*) FROM {TARGET}")).scalar_one())
 
 
 def expect(found: int, expected: int) -> None:
-    """What is measured has to have done its work."""
+    """Check that what was measured has done its work."""
     if found != expected:
         raise AssertionError(f"{found} instead of {expected}")
 
 
 @contextmanager
 def spark_session(console: Console) -> Iterator[SparkSession]:
-    """A session with the JDBC driver, or without it if it cannot be fetched."""
+    """A session, with the JDBC driver if it can be fetched."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     project = str(Path(__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([project, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])

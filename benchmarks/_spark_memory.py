@@ -1,4 +1,4 @@
-"""How much memory the Python worker of one task needs, as Linux's own high-water mark."""
+"""The peak memory of a task's Python worker (Linux's high-water mark)."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ _WORKER = "pyspark.daemon"
 
 
 def memory(lab: SparkLab) -> Report:
-    """The peak of a task's worker for partitions of several sizes, and before it has read any."""
+    """The peak of a task's worker for partitions of several sizes, and before it has read a row."""
     points: list[tuple[float, float]] = []
     tick = lab.lab.task("memory of a task", len(_SIZES) + 1)
     with lab.bench("memory") as bench:
@@ -38,13 +38,13 @@ def memory(lab: SparkLab) -> Report:
 
 
 def _workers() -> list[int]:
-    """The Python workers of this process's Spark: forks of a daemon that the JVM has started."""
+    """The Python workers of this process's Spark: forks of a daemon that the JVM started."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             found[int(folder.name)] = parent, _WORKER in (folder / "cmdline").read_text()
-        except OSError:  # ended in between
+        except OSError:  # it has ended in between
             continue
     ours = {os.getpid()}
     while more := {each for each, (parent, _) in found.items() if parent in ours} - ours:
@@ -54,13 +54,13 @@ def _workers() -> list[int]:
 
 
 def _end(workers: list[int]) -> None:
-    """Idle workers would be used again, with what they remember."""
+    """End idle workers, which would otherwise be reused with their memory."""
     for worker in workers:
         os.kill(worker, signal.SIGTERM)
 
 
 def _peak(worker: int) -> float:
-    """Megabytes that a process has had in memory at once, at most."""
+    """The peak memory of a process, in megabytes."""
     lines = Path(f"/proc/{worker}/status").read_text().splitlines()
     line = next(line for line in lines if line.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024

@@ -1,4 +1,4 @@
-"""Fresh rows against Spark's own JDBC writer; finished jobs and duplicates against fresh rows."""
+"""Compares fresh rows with Spark's own JDBC writer, and finished jobs and duplicates with fresh rows."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from ._spark_rows import KINDS, PARTITIONS, write_before
 _TO_BEAT = {"ordered": 1.3, "random": 1.5}
 _RUN = "benchmark"
 _SHARES = {10: 10, 50: 2}
-"""Per cent of duplicates, and every which row is one."""
+"""By percentage of duplicates: every n-th row is one."""
 _REWRITE = "&reWriteBatchedInserts=true"
 
 
 def rates(lab: SparkLab) -> Report:
-    """All of it, for ordered and for random keys."""
+    """All comparisons, for ordered and for random keys."""
     report = Report()
     lines = []
     for kind in KINDS:
@@ -52,7 +52,7 @@ def _figures(kind: str, found: Mapping[str, list[float]]) -> list[Figure]:
 
 
 def _warm_up(bench: Bench, lab: SparkLab, kind: str) -> None:
-    """A tenth of the rows through each way, so that what is compiled at first use has been."""
+    """Write a tenth of the rows in each way, so that everything is compiled before it is measured."""
     count = lab.rows // 10
     with lab.lab.step(f"warming up for {kind} keys"):
         bench.write(kind, count, run=_RUN)

@@ -1,4 +1,4 @@
-"""The rows that Spark makes, about 100 bytes each, and the same keys made by the database itself."""
+"""Rows made by Spark, about 100 bytes each, and rows with the same keys made by the database."""
 
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Connection, text
@@ -17,14 +17,14 @@ _KEYS = {
     "ordered": "concat('order-', lpad({id}, 30, '0'))",
     "random": "concat(md5({id}), '-key')",
 }
-"""Keys of 36 characters out of a number, as Spark and PostgreSQL both understand them."""
+"""Expressions for a key of 36 characters from a number, valid in both Spark and PostgreSQL."""
 KINDS = tuple(_KEYS)
 
 
 def rows(
     session: SparkSession, kind: str, count: int, *, first: int = 0, partitions: int = PARTITIONS
 ) -> DataFrame:
-    """So many rows, the first of them with this number."""
+    """`count` rows, numbered from `first` on."""
     key = _KEYS[kind].format(id="cast(id AS string)")
     return session.range(first, first + count, numPartitions=partitions).selectExpr(
         f"{key} AS key", "id AS number", "id * 0.5D AS amount", "repeat('n', 48) AS note"
@@ -32,7 +32,7 @@ def rows(
 
 
 def write_before(connection: Connection, kind: str, count: int, every: int) -> None:
-    """Every n-th of so many rows, keys and results, as if an earlier job had written it."""
+    """Write every n-th of `count` rows, keys and results, as if an earlier job had written them."""
     key = _KEYS[kind].format(id="cast(id AS text)")
     numbers = {"last": count - 1, "every": every, "consumer": CONSUMER}
     results = f"""

@@ -1,4 +1,4 @@
-"""What an inbox costs a transaction: in rate, and in the client's own CPU time."""
+"""The cost of an inbox for a transaction: in rate, and in the client's CPU time."""
 
 import cProfile
 import pstats
@@ -19,11 +19,11 @@ from ._lab import Lab
 from ._measure import Grid, Operation, Report, figure, ratios
 
 _CALLS = 150
-"""Messages in one reading of the CPU clock."""
+"""Messages between two readings of the CPU clock."""
 
 
 def rate(lab: Lab) -> Report:
-    """`transaction()` against the same INSERT and UPDATE written by hand, and against no inbox at all."""
+    """`transaction()` against the same INSERT and UPDATE written by hand, and against no inbox."""
     report = Report()
     for workers in (1, 8):
         name = "1 connection" if workers == 1 else f"{workers} connections"
@@ -39,7 +39,7 @@ def rate(lab: Lab) -> Report:
 
 
 def cpu(lab: Lab) -> Report:
-    """The client's CPU time for one message, whose code spends it, and how often a statement is compiled."""
+    """The client's CPU time for a message, its share per library, and how often a statement is compiled."""
     with lab.database("cpu") as engine:
         _business.prepare(engine, 1)
         variants = _business.variants(engine)
@@ -57,7 +57,7 @@ def cpu(lab: Lab) -> Report:
 
 
 def _thread_times(lab: Lab, variants: dict[str, Operation]) -> dict[str, list[float]]:
-    """Microseconds of CPU for one message, in and below the client's thread."""
+    """Microseconds of CPU for a message, in the client's thread."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     tick = lab.task("client CPU", lab.rounds + 1)
     for number in range(lab.rounds + 1):
@@ -77,7 +77,7 @@ def _thread_time(operation: Operation) -> float:
 
 
 def _compilations(engine: Engine, operation: Operation) -> int:
-    """How many of the next statements SQLAlchemy has to compile."""
+    """The number of the next statements that SQLAlchemy has to compile."""
     found = 0
 
     def count(*args: Any) -> None:
@@ -91,7 +91,7 @@ def _compilations(engine: Engine, operation: Operation) -> int:
 
 
 def _shares(operation: Operation) -> dict[str, float]:
-    """Which part of its own time each library has; a profiler exaggerates small functions."""
+    """Each library's share of the time; a profiler exaggerates small functions."""
     profile = cProfile.Profile(time.thread_time)
     profile.runcall(_repeat, operation, 10 * _CALLS)
     stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]]

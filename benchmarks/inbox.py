@@ -1,4 +1,4 @@
-"""What the inbox costs, as ratios of variants that ran side by side.
+"""The cost of the inbox, as ratios of variants that ran side by side.
 
     python -m benchmarks.inbox [--quick] [--only NAME] [--png docs/benchmarks-inbox.png]
 
@@ -22,7 +22,7 @@ BENCHMARKS: _command.Benchmarks = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print it, draw it; 1 if a target is missed."""
+    """Run the chosen benchmarks, print and draw the results; return 1 if a target is missed."""
     return _command.run(BENCHMARKS, "Cost of the inbox", __doc__.splitlines()[0], arguments)
 
 

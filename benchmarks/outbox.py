@@ -1,11 +1,11 @@
-"""What the outbox and its relay cost, as ratios of variants that ran side by side.
+"""The cost of the outbox and its relay, as ratios of variants that ran side by side.
 
     python -m benchmarks.outbox [--quick] [--only NAME] [--outage] [--png docs/benchmarks-outbox.png]
                                 [--json FILE] [--rounds N] [--relayed N] [--beside N] [--seconds S]
                                 [--pending N] [--outage-pending N] [--outage-seconds S]
 
 Runs on a private PostgreSQL with fsync on. Three libraries that do similar work are measured beside it; the
-dependency group `benchmarks-outbox` brings them. The exit code is 1 when a target is missed.
+dependency group `benchmarks-outbox` has them. The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -45,12 +45,12 @@ BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
 }
 _UNASKED = [name for name in BENCHMARKS if name != "outage"]
 _BESIDE = ("sqlalchemy", "psycopg", "asyncpg", "uvloop", "pgqueuer", "procrastinate", "faststream-outbox")
-# More rows at once than the other benchmarks have; the log of changes is not to be cut short meanwhile.
+# There are more rows than in the other benchmarks; no checkpoint should interrupt a measurement.
 _SETTINGS = SETTINGS | {"max_wal_size": "16GB"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print it, draw it, and write it down; 1 if a target is missed."""
+    """Run the chosen benchmarks, print, draw and save the results; return 1 if a target is missed."""
     options = _options(arguments)
     sizes = _sizes(options)
     console = Console()
@@ -100,14 +100,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
-    """What was asked for, and the usual sizes for the rest."""
+    """The sizes given on the command line, with the usual ones for the rest."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Sizes)}
     wanted = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(QUICK if options.quick else FULL, **wanted)
 
 
 def _field(name: str) -> str:
-    """The size that an option sets."""
+    """The field of `Sizes` that an option sets."""
     return name.replace("-", "_")
 
 

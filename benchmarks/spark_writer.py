@@ -1,10 +1,9 @@
-"""What the Spark writer costs, as ratios of jobs that ran side by side.
+"""The cost of the Spark writer, as ratios of jobs that ran side by side.
 
     python -m benchmarks.spark_writer [--quick] [--only NAME] [--rows N] [--png docs/benchmarks-spark.png]
 
-Runs on a private PostgreSQL with fsync on and a Spark of two cores. Spark's own JDBC writer, which gives no
-guarantee, is what fresh rows are held against; its driver is fetched by Spark. The exit code is 1 when a
-target is missed.
+Runs on a private PostgreSQL with fsync on and a Spark of two cores. Fresh rows are compared with Spark's own
+JDBC writer, which gives no guarantee; Spark fetches its driver. The exit code is 1 if a target is missed.
 """
 
 import argparse
@@ -33,7 +32,7 @@ _ROWS, _FEW_ROWS = 1_000_000, 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print it, draw it; 1 if a target is missed."""
+    """Run the chosen benchmarks, print and draw the results; return 1 if a target is missed."""
     options = _options(arguments)
     console = Console()
     rows = options.rows or (_FEW_ROWS if options.quick else _ROWS)

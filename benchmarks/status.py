@@ -1,9 +1,9 @@
-"""What status-table mode costs, as ratios of variants that ran side by side.
+"""The cost of status-table mode, as ratios of variants that ran side by side.
 
     python -m benchmarks.status [--quick] [--only NAME] [--png docs/benchmarks-status.png]
 
 Runs on a private PostgreSQL with fsync on, and a private Redis. Two libraries that do the same work are
-measured beside it; the dependency group `benchmarks` brings them. The exit code is 1 when a target is missed.
+measured beside it; the dependency group `benchmarks` has them. The exit code is 1 if a target is missed.
 """
 
 import sys
@@ -20,7 +20,7 @@ BENCHMARKS: _command.Benchmarks = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print it, draw it; 1 if a target is missed."""
+    """Run the chosen benchmarks, print and draw the results; return 1 if a target is missed."""
     return _command.run(BENCHMARKS, "Cost of status-table mode", __doc__.splitlines()[0], arguments)
 
 
