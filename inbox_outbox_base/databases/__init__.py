@@ -1,1 +1,1 @@
-"""What each database does its own way: one folder for each, one contract for each task."""
+"""What differs between databases: one folder for each database, one contract for each task."""

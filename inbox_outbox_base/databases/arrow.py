@@ -1,4 +1,4 @@
-"""Arrow columns in the forms that databases take."""
+"""Arrow columns in the forms that databases accept."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _NESTED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_struct, pa.type
 
 
 def sendable(field: pa.Field) -> tuple[pa.DataType | None, Converter | None]:
-    """The plain type that a column is sent as, and how it becomes that; None for what nothing holds."""
+    """The plain type that a column is sent as, and its conversion; None if no target can hold it."""
     kind = field.type
     if any(is_nested(kind) for is_nested in _NESTED):
         return (None, None) if _is_variant(kind) else (pa.string(), to_json)
@@ -39,7 +39,7 @@ def sendable(field: pa.Field) -> tuple[pa.DataType | None, Converter | None]:
     if pa.types.is_timestamp(kind) and kind.unit != "us":
         return pa.timestamp("us", kind.tz), lambda column: column.cast(pa.timestamp("us", kind.tz))
     if pa.types.is_time(kind) and kind != pa.time64("us"):
-        # Spark counts nanoseconds only where a column was declared with that precision.
+        # Spark uses nanoseconds only if a column was declared with that precision.
         return pa.time64("us"), lambda column: column.cast(pa.time64("us"))
     return (kind, None) if any(fits(kind) for fits in _PLAIN) else (None, None)
 
@@ -59,7 +59,7 @@ def to_json(column: pa.Array) -> pa.Array:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """What JSON can say: decimals and times as text, so that no digit is lost."""
+    """A value that JSON can express: decimals and times as text, so that no digit is lost."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -86,7 +86,7 @@ def _name(value: Any) -> str:
 
 
 def lines(batch: pa.RecordBatch, binary: Converter) -> bytes:
-    """Rows as lines of text with tabs between, as PostgreSQL's COPY and MySQL's LOAD DATA both read them."""
+    """Rows as tab-separated lines of text, as PostgreSQL's COPY and MySQL's LOAD DATA both read them."""
     columns = [_field(column, binary) for column in batch.columns]
     joined = pc.binary_join_element_wise(*columns, "\t", null_handling="replace", null_replacement="\\N")
     ended = pc.binary_join_element_wise(joined, "\n", "", null_handling="emit_null")
@@ -103,7 +103,7 @@ def _field(column: pa.Array, binary: Converter) -> pa.Array:
     if pa.types.is_duration(column.type):
         return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), " microseconds", "")
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        # Text has no seconds in an offset, as zones had before there was standard time.
+        # As text, an offset has no seconds, which zones had before standard time.
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
     text = column if pa.types.is_string(column.type) else column.cast(pa.string())
     if pa.types.is_string(column.type):

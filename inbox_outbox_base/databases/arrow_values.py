@@ -1,4 +1,5 @@
-"""Conversions of Arrow columns that refuse, by the column's name, what a database would change silently."""
+"""Conversions of Arrow columns that refuse values a database would change silently; errors name the
+column."""
 
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
@@ -34,7 +35,7 @@ def refuse(name: str, wrong: Callable[[pa.Array], pa.Array], because: str) -> Co
     """The column as it is, unless a value is wrong.
 
     Raises (when it converts):
-        InvalidRow: one is.
+        InvalidRow: a value is wrong.
     """
 
     def check(column: pa.Array) -> pa.Array:
@@ -46,7 +47,7 @@ def refuse(name: str, wrong: Callable[[pa.Array], pa.Array], because: str) -> Co
 
 
 def present(name: str) -> Converter:
-    """No NULL: some columns put a value of their own in its place."""
+    """No NULL: some columns replace it with a value of their own."""
     return refuse(name, pc.is_null, "NULL, where the target takes none")
 
 
@@ -65,7 +66,7 @@ def not_nan(name: str) -> Converter:
 
 
 def four_digit_years(name: str, kind: pa.DataType) -> Converter:
-    """Years 1 to 9999: others have no text that a database reads."""
+    """Years 1 to 9999: other years have no text that a database reads."""
     first, last = (
         (date.min, date.max) if pa.types.is_date(kind) else (datetime.min, datetime.max)  # noqa: DTZ901
     )
@@ -78,7 +79,7 @@ def four_digit_years(name: str, kind: pa.DataType) -> Converter:
 
 
 def whole(name: str, digits: int) -> Converter | None:
-    """No more digits of a second than the target keeps; it would round."""
+    """At most as many fractional digits of a second as the target keeps; it would round more."""
     if digits >= 6:
         return None
     step = 10 ** (6 - digits)
@@ -91,7 +92,7 @@ def whole(name: str, digits: int) -> Converter | None:
 
 
 def at_most(name: str, longest: int, length: Callable[[pa.Array], pa.Array], unit: str) -> Converter:
-    """No text that is longer, be it by spaces only, which would be cut off silently."""
+    """No longer text, not even by trailing spaces, which would be cut off silently."""
     return refuse(
         name,
         lambda column: pc.greater(length(column), longest),
@@ -100,7 +101,7 @@ def at_most(name: str, longest: int, length: Callable[[pa.Array], pa.Array], uni
 
 
 def exactly(name: str, length: int) -> Converter:
-    """Byte strings of this length only: shorter ones would be filled up."""
+    """Byte strings of exactly this length: shorter ones would be padded."""
     return refuse(
         name,
         lambda column: pc.not_equal(pc.binary_length(column), length),
@@ -109,7 +110,7 @@ def exactly(name: str, length: int) -> Converter:
 
 
 def one_of(name: str, labels: Sequence[str]) -> Converter:
-    """Only these texts, letter by letter."""
+    """Only these texts, compared exactly."""
     known = pa.array([*labels, None], pa.string())
     return refuse(
         name,

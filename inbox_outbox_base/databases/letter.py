@@ -1,4 +1,4 @@
-"""Messages as a relay has read them."""
+"""Messages as a relay reads them."""
 
 import json
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from inbox_outbox_base.words.outgoing import Envelope
 
 
 class Unreadable(ValueError):
-    """A row that is no message: somebody else has written it, or has changed it."""
+    """A row that is not a message: somebody else has written or changed it."""
 
 
 _COUNTS = ("attempts", "unanswered")
-_decode = json.JSONDecoder().decode  # what json.loads() calls, once it knows that it may
+_decode = json.JSONDecoder().decode  # what json.loads() calls after its checks
 
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """One message of the table `outbox_message`, and how far it is."""
+    """One message of the table `outbox_message`, and its progress."""
 
     envelope: Envelope
-    """What the publisher is given in the next attempt."""
+    """The publisher's argument in the next attempt."""
     size: int
-    """Bytes of payload, also while the envelope is without it."""
+    """Bytes of payload, even while the envelope lacks it."""
     bucket: int
     sequence: int
     unanswered: int
@@ -32,9 +32,9 @@ class Letter:
     state: str
     retry_at: datetime | None
     has_own_id: bool = False
-    """Whether the producer gave it its id."""
+    """Whether the producer chose its id."""
     failing_since: datetime | None = None
-    """When its first failed send was written down."""
+    """When its first failed send was recorded."""
     failing_for: float = 0.0
     """Seconds since then, when it was chosen for this send."""
     damage: str | None = None
@@ -47,12 +47,12 @@ class Letter:
 
     @property
     def name(self) -> str:
-        """What waits if it waits: its key, or else it alone, under its id."""
+        """The name under which it waits: its key, or its id if it has no key."""
         return self.envelope.key or self.envelope.id
 
 
 def read(row: Any) -> Letter:
-    """A row of what `fetched` says."""
+    """Read a row with the columns of `fetched`."""
     (
         message_id,
         bucket,
@@ -77,9 +77,9 @@ def read(row: Any) -> Letter:
             named = headers_of(headers)
         except Unreadable as error:
             damage = str(error)
-    body = (payload or b"") if content_type else None  # as `Draft` says it of tombstones
+    body = (payload or b"") if content_type else None  # see `Draft.row` for tombstones
     envelope = Envelope(message_id, topic, key, body, content_type, named, attempts + 1, created_at)
-    # Before the first attempt it is when a delayed message was due.
+    # Before the first attempt, it is the due time of a delayed message.
     waits = retry_at if attempts else None
     is_own = own_id is not None
     return Letter(
@@ -88,7 +88,7 @@ def read(row: Any) -> Letter:
 
 
 def read_loose(row: Any) -> Letter:
-    """The same where a column may hold something else than its type says."""
+    """The same if a column may hold a value of another type than declared."""
     if not (type(row.attempts) is int and type(row.unanswered) is int):
         letter = read(0 if name in _COUNTS else each for name, each in row._asdict().items())
         letter.damage = "its attempts are not numbers"
@@ -112,7 +112,7 @@ def read_loose(row: Any) -> Letter:
 
 
 def headers_of(text: Any) -> dict[str, str]:
-    """Headers as they are stored.
+    """Stored headers, parsed.
 
     Raises:
         Unreadable: somebody else has written them.
@@ -131,10 +131,10 @@ def headers_of(text: Any) -> dict[str, str]:
 
 
 def check_payload(payload: Any) -> None:
-    """Refuse what is not bytes; None has not been read.
+    """Refuse a payload that is not bytes; None has not been read.
 
     Raises:
-        Unreadable: somebody else has written it; SQLite stores whatever it is given.
+        Unreadable: somebody else has written it; SQLite stores values of any type.
     """
     if not isinstance(payload, bytes | None):
         raise Unreadable(f"its payload is not bytes, but {type(payload).__name__}")

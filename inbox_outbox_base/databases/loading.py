@@ -1,4 +1,4 @@
-"""What the writer needs of a database, with the portable way of doing it."""
+"""The contract between the Spark writer and a database, with portable defaults."""
 
 import os
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from .results import Results, Upsert
 
 
 class Write(Protocol):
-    """What a database has to know of a write; the writer's options say it."""
+    """The writer's options that a database needs to know."""
 
     @property
     def table(self) -> str | None: ...
@@ -41,7 +41,7 @@ class Write(Protocol):
 
 
 class Type(UserDefinedType[Any]):
-    """A type by the name that the database itself gives it."""
+    """A type by the database's own name for it."""
 
     cache_ok = True
 
@@ -49,43 +49,43 @@ class Type(UserDefinedType[Any]):
         self.name = name
 
     def get_col_spec(self, **kw: Any) -> str:
-        """As it stands in a CREATE TABLE or a CAST."""
+        """The type's text in a CREATE TABLE or a CAST."""
         return self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A column of the table that results go to."""
+    """A column of the target table."""
 
     name: str
     kind: str
-    """The type's bare name, lower case, of a domain the one beneath it."""
+    """The type's bare name in lower case; for a domain, the type beneath it."""
     full: str
-    """The type as it stands in a CAST, without a length that the CAST would silently cut to."""
+    """The type's text in a CAST, without a length that the CAST would silently cut to."""
     scale: int | None
-    """Of an exact number: digits behind the point, if these are limited."""
+    """For an exact number: digits after the decimal point, if limited."""
     required: bool
     """Whether a row must have a value for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How one column of the DataFrame travels."""
+    """How one column of the DataFrame is transferred."""
 
     name: str
     staged: str
-    """The type in the temporary table: it holds whatever Arrow holds."""
+    """The type in the temporary table: it holds every value of the Arrow type."""
     cast: str | None
-    """The type to CAST to on the way to the target; None where assignment is exact, or complains."""
+    """The type to CAST to on the way to the target; None where assignment is exact or raises an error."""
     same: bool
-    """Whether staged and target types are one and the same."""
+    """Whether staged and target types are the same."""
     convert: Callable[[pa.Array], pa.Array] | None = None
-    """To what is sent, where Arrow's own form is not."""
+    """The conversion to the form that is sent, if it is not Arrow's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who takes keys: 6 bytes that the whole job shares, 4 for the partition, 6 for the attempt."""
+    """Who takes keys: 6 bytes shared by the whole job, 4 for the partition, 6 for the attempt."""
 
     tables: Tables
     consumer: str
@@ -101,60 +101,61 @@ class Claim:
 
     @property
     def partition(self) -> bytes:
-        """What every attempt at this partition shares."""
+        """The bytes that every attempt at this partition shares."""
         return self.job + self.part.to_bytes(4, "big")
 
     @property
     def id(self) -> bytes:
-        """As it is stored."""
+        """The claim as it is stored."""
         return self.partition + self.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Which of some keys are ours now, and who had the others."""
+    """Which keys are ours now, and who had the others."""
 
     fresh: pa.BooleanArray
     """Key by key."""
     others: list[bytes]
-    """The claims of those that had been taken before, in any order."""
+    """The claims of the keys taken before, in any order."""
 
 
 def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Whether a row's version is newer than the stored one; none is older than any."""
+    """Whether a row's version is newer than the stored one; a missing version is older than any."""
     return (stored < given) | (stored.is_(None) & given.is_not(None))
 
 
 class Loading(ABC):
-    """One subclass for each database; what is here holds for all."""
+    """One subclass for each database; this class holds the portable defaults."""
 
     isolation = "READ COMMITTED"
-    """What a transaction runs at, unless an option says more."""
+    """The minimum isolation level of a transaction, unless an option asks for more."""
 
     transport = "insert"
     """How `load` sends rows; see `WriteReport.transport`."""
 
     connect_args: Mapping[str, Any] = {}
-    """What the driver is told when it connects."""
+    """The driver's arguments when it connects."""
 
     temporary: Mapping[str, Any] = {}
     """Options of a temporary table."""
 
     def isolation_level(self, wanted: str | None) -> str:
-        """What a transaction runs at when this much is wanted."""
+        """The isolation level of a transaction for which this one is wanted."""
         return wanted or self.isolation
 
     @abstractmethod
     def guard(self, connection: Connection, write: Write) -> None:
-        """Begin the transaction, with limits on waiting that the server keeps even if this process dies."""
+        """Begin the transaction, with limits on waiting that the server enforces even if this process
+        dies."""
 
     @abstractmethod
     def targets(self, connection: Connection, write: Write) -> list[Target]:
-        """The columns of the target table, none if it is not there."""
+        """The columns of the target table; none if it does not exist."""
 
     @abstractmethod
     def column(self, field: pa.Field, target: Target | None) -> Column:
-        """How a column travels; without a target, to a table of Arrow's own types.
+        """How a column is transferred; without a target, to a table of Arrow's own types.
 
         Raises:
             ColumnMismatch: the target cannot hold every value exactly, or the type is not known.
@@ -162,15 +163,16 @@ class Loading(ABC):
 
     @abstractmethod
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
-        """Begin a row of the ledger; waits for whoever is writing it, False if that one has committed."""
+        """Begin a row of the ledger. Waits for another transaction that is writing it; False if that one
+        committed."""
 
     @abstractmethod
     def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
-        """Insert inbox rows in the order of the keys: distinct, and in byte order."""
+        """Insert inbox rows in the order of the keys, which are distinct and in byte order."""
 
     @abstractmethod
     def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> Any:
-        """Which of the keys are in the inbox, as key -> claim."""
+        """The keys that are in the inbox, as key -> claim."""
 
     @abstractmethod
     def load(
@@ -182,23 +184,23 @@ class Loading(ABC):
     def upsert(
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
     ) -> None:
-        """Insert rows, of which no two have the same key, or update those that are older."""
+        """Insert rows, no two with the same key, or update older ones."""
 
-    def announce(self, connection: Connection, claim: Claim) -> None:  # noqa: B027 - not all have to
-        """Say that keys of this consumer are going to be taken in bulk."""
+    def announce(self, connection: Connection, claim: Claim) -> None:  # noqa: B027 - optional
+        """Announce that keys of this consumer are about to be taken in bulk."""
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
-        """Whether `load` may go to the target itself when every column is the same there."""
+        """Whether `load` can write to the target itself when every column is the same there."""
         return False
 
     def slot(self, connection: Connection, write: Write) -> bool:
-        """One of `max_connections` places, for this transaction at least; False if all are taken."""
+        """Take one of `max_connections` places, at least for this transaction; False if all are taken."""
         return True
 
 
 @contextmanager
 def driver_errors(connection: Connection) -> Iterator[None]:
-    """What the driver raises in a call past SQLAlchemy, raised as SQLAlchemy raises it."""
+    """Raise the driver's errors in a call that bypasses SQLAlchemy as SQLAlchemy raises them."""
     dialect = connection.dialect
     try:
         yield

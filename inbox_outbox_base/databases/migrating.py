@@ -1,4 +1,4 @@
-"""What a migration needs of a database."""
+"""The contract between a migration and a database."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -10,20 +10,20 @@ class Migrating(ABC):
     """One subclass for each database."""
 
     isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
-    """A snapshot that was taken before the wait would hide what the migration before has made."""
+    """A snapshot taken before the wait would hide the changes of the migration before."""
 
     has_schemas = False
     """Whether the tables can be in a schema inside the database."""
 
     starts_over = False
-    """Whether a migration that has waited too long for a table starts over, until a minute has passed."""
+    """Whether a migration that waited too long for a table starts over, until a minute has passed."""
 
     @abstractmethod
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
-        """Keep everybody else from migrating until this transaction, or this session, is over.
+        """Prevent other migrations until this transaction, or this session, is over.
 
         Args:
-            seconds: how long to wait for somebody else's migration; a driver error or False says that it took
+            seconds: how long to wait for another migration; a driver error or False means that it took
                 longer.
             table_seconds: how long each statement after this may wait for a table, where that can be limited.
         """

@@ -1,4 +1,4 @@
-"""A clear error where our tables are not there."""
+"""A clear error if our tables do not exist."""
 
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ from inbox_outbox_base.errors.inbox import TablesMissing
 
 
 def raise_clearer(connection: Connection, table: Table, error: DBAPIError) -> NoReturn:
-    """Raise the error, or a clearer one when our tables, of which this is one, are simply not there."""
+    """Raise the error, or a clearer one if our tables, such as this one, do not exist."""
     missing = codes.is_table_missing(error)
     if connection.dialect.name == "sqlite" and not codes.is_transient(error):
         missing = not inspect(connection).has_table(table.name)
@@ -20,5 +20,5 @@ def raise_clearer(connection: Connection, table: Table, error: DBAPIError) -> No
 
 
 def missing_table(table: Table) -> str:
-    """What to tell who has not made the tables."""
+    """The error text for a missing table."""
     return f"table {table.fullname} is not in this database; `inbox-outbox migrate --url URL` makes it"

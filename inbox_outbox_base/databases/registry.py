@@ -1,4 +1,4 @@
-"""Which folder speaks to which database, for each contract; it is imported when it is asked for."""
+"""Which folder serves which database, for each contract; it is imported on first use."""
 
 from functools import cache
 from importlib import import_module
@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from inbox_outbox_base.errors import outbox as outbox_errors
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 
-if TYPE_CHECKING:  # at run time only what is asked for
+if TYPE_CHECKING:  # at run time imported on first use
     from .loading import Loading
     from .migrating import Migrating
     from .relaying import Relaying
@@ -21,7 +21,7 @@ _FOLDERS = {
     "mariadb": ("mysql", "MySQL"),
     "sqlite": ("sqlite", "SQLite"),
 }
-"""By SQLAlchemy's name of the dialect: the folder, and how the names of its classes begin."""
+"""By SQLAlchemy's name of the dialect: the folder, and the prefix of its classes."""
 
 
 @cache
@@ -29,8 +29,8 @@ def taking(dialect: str) -> "Taking":
     """How to take messages on a database.
 
     Raises:
-        UnsupportedDatabase: a dialect that is not proven. Compiling is not meaning the same: some
-            dialects silently drop the lock clauses that a guarantee stands on.
+        UnsupportedDatabase: a dialect that is not proven. A statement that compiles need not mean the same:
+            some dialects silently drop lock clauses on which a guarantee depends.
     """
     return _class("taking", dialect)()  # type: ignore[no-any-return]
 
@@ -42,11 +42,11 @@ def database_of(connection: Connection) -> "Taking":
 
 @cache
 def relaying(dialect: str, schema: str | None = None) -> "Relaying":
-    """How to relay messages of a database, whose tables may be in a schema of it.
+    """How to relay messages of a database, whose tables may be in a schema.
 
     Raises:
         UnsupportedDatabase: a dialect that is not proven.
-        InvalidOption: a schema, where there are none inside a database.
+        InvalidOption: a schema was given, but this database has none.
     """
     found = _class("relaying", dialect)
     if schema is not None and dialect != "postgresql":
@@ -55,7 +55,7 @@ def relaying(dialect: str, schema: str | None = None) -> "Relaying":
 
 
 def loading(dialect: str) -> "Loading":
-    """How to load many rows into a database: one object for each write, which remembers what it has found.
+    """How to load many rows into a database: one object for each write, which remembers its findings.
 
     Raises:
         UnsupportedDatabase: a dialect that is not proven.

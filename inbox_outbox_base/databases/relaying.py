@@ -1,4 +1,4 @@
-"""What the outbox needs of a database, with the portable way of doing it."""
+"""The contract between the outbox and a database, with portable defaults."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,83 +17,82 @@ _MOST_PARAMETERS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Which messages a relay wants."""
+    """The messages that a relay wants."""
 
     places: Sequence[tuple[int, int]]
-    """Buckets in the order in which to look, each with the sequence above which to begin."""
+    """Buckets in the order of the scan, each with the sequence above which it begins."""
     limit: int
     each: int
-    """Of one bucket, at most so many: messages of many keys can leave side by side, those of one key
-    cannot."""
+    """The most messages of one bucket: those of many keys can leave together, those of one key cannot."""
     blocked: Mapping[int, Sequence[str]]
-    """Keys, and ids of messages without a key, that wait, by their bucket."""
+    """Blocked keys, and ids of blocked messages without a key, by bucket."""
     paused: Sequence[str]
-    """Topics that wait."""
+    """Topics whose messages wait."""
     light: int
-    """Bytes of payload up to which it is read along."""
+    """Bytes of payload up to which the scan reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a scan has found."""
+    """The result of a scan."""
 
     letters: list[Letter]
     seen: set[int]
-    """Buckets of which all that could leave is among them."""
+    """Buckets whose sendable messages are all in the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """Who may yet commit a message with a low sequence."""
+    """Transactions that may still commit a message with a low sequence."""
 
     highest: int
     """The highest sequence that has been drawn."""
     transactions: frozenset[str]
-    """Transactions that may have drawn one up to that."""
+    """Transactions that may have drawn a sequence up to that."""
     server: str
-    """Which server says so: one that was started again, or another one, may draw numbers again."""
+    """The server that reports this: a restarted one, or another one, may draw numbers again."""
     are_prepared: bool
-    """Whether one of them is prepared for a two-phase commit, after which it is not known by its former
+    """Whether one of them is prepared for a two-phase commit; after that it is not known by its former
     name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Below what a relay does not look for messages any more."""
+    """The marks below which a relay no longer looks for messages."""
 
     places: Sequence[tuple[int, int, int]]
-    """Buckets, each with the sequence up to which it is empty, and the one up to which it has no message but
-    those that wait."""
+    """Buckets, each with the sequence up to which it is empty, and the one up to which all its messages are
+    blocked."""
     blocked: Sequence[str]
-    """Keys, and ids of messages without a key, that wait."""
+    """Blocked keys, and ids of blocked messages without a key."""
     paused: Sequence[str]
-    """Topics that wait."""
+    """Topics whose messages wait."""
 
 
 class Relaying:
-    """One subclass for each database; what is here holds for all."""
+    """One subclass for each database; this class holds the portable defaults."""
 
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
-    """What a relay's transactions run at: what others have committed has to be seen at once."""
+    """The isolation level of a relay's transactions: commits of others must be visible immediately."""
 
     def check_savepoint(self, connection: Connection) -> None:
-        """Refuse a savepoint whose end would commit messages by itself."""
+        """Refuse a savepoint whose release would itself commit messages."""
 
     def add(self, connection: Connection, tables: OutboxTables, rows: list[dict[str, Any]]) -> None:
-        """Insert messages, numbered in their order."""
+        """Insert messages, numbered in order."""
         names = relaying_statements.columns(rows)
         connection.execute(relaying_statements.add(tables, names), completed(rows, names))
 
     def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
-        """Which of some ids, in byte order, nobody uses; from now on they are in use. It waits for open
-        transactions that use one of them."""
+        """Reserve ids, given in byte order; return those that nobody used. Waits for open transactions that
+        use one of them."""
         raise NotImplementedError
 
     def prepare(self, connection: Connection) -> None:
-        """Before a scan in a transaction that has not renewed the lease."""
+        """Prepare a scan in a transaction that has not renewed the lease."""
 
     def renew(self, connection: Connection, tables: OutboxTables, epoch: int, lease: float) -> bool:
-        """Let the lease begin anew, and lock it until the transaction ends; False if it is lost."""
+        """Renew the lease, and lock it until the transaction ends; False if it is lost."""
         parameters = {"epoch_": epoch, "lease": lease}
         return connection.execute(relaying_statements.renew(tables), parameters).rowcount == 1
 
@@ -118,8 +117,8 @@ class Relaying:
     def progress(
         self, connection: Connection, tables: OutboxTables, places: Sequence[tuple[int, int]]
     ) -> dict[int, float]:
-        """By sequence, how many seconds the messages in these places, bucket and sequence, have yet to wait;
-        infinite if they are held. Those that are gone are left out."""
+        """By sequence, how many seconds the messages in these places (bucket and sequence) still have to
+        wait; infinite if they are held. Missing messages are left out."""
         statement = relaying_statements.progress(tables)
         found: dict[int, float] = {}
         for part in parts([sequence for _, sequence in places]):
@@ -137,7 +136,7 @@ class Relaying:
         return found
 
     def left(self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]) -> list[str]:
-        """Ids of those of some messages that are still in their places."""
+        """Ids of those messages that are still in their places."""
         statement = relaying_statements.ids(tables)
         names = {(letter.sequence, letter.envelope.id) for letter in letters}
         found: list[str] = []
@@ -149,35 +148,35 @@ class Relaying:
     def forget(
         self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
     ) -> None:
-        """Delete messages that have left, and keep a record of them if that is wanted."""
+        """Delete messages that have left, and record them if that is wanted."""
         for part in parts([letter.sequence for letter in letters]):
             if keep_sent:
                 connection.execute(relaying_statements.keep_sent(tables), {"these": part})
             connection.execute(relaying_statements.forget(tables), {"these": part})
 
     def free_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
-        """Let producers use ids again, those of messages that are gone."""
+        """Let producers reuse the ids of messages that are gone."""
         for part in parts(ids):
             connection.execute(relaying_statements.free_ids(tables), {"these": part})
 
     def due(
         self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], limit: int
     ) -> list[str]:
-        """Ids of delayed messages of these buckets whose time has come, in the order in which they leave."""
+        """Ids of due delayed messages of these buckets, in the order in which they leave."""
         given = {"these": buckets, "limit": limit}
         return list(connection.execute(relaying_statements.due(tables), given).scalars())
 
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
-        """Who may yet commit a low sequence; None where nobody can tell, so that every scan begins at the
+        """Who may still commit a low sequence; None if that cannot be known, so that every scan begins at the
         oldest message.
 
         Raises:
-            UnsafeSequence: that cannot be told of the numbers that a session keeps for itself.
+            UnsafeSequence: each session caches numbers, so that it cannot be known.
         """
         return None
 
     def pages(self, connection: Connection, tables: OutboxTables) -> int:
-        """How many pages of messages there are; 0 where every scan begins at the oldest message."""
+        """How many pages of messages there are; 0 if every scan begins at the oldest message."""
         return 0
 
     def overlooked(
@@ -187,7 +186,7 @@ class Relaying:
         return {}
 
     def estimate(self, connection: Connection, table: Table) -> int:
-        """About how many rows a table has; where an index can be counted, exactly so many."""
+        """Estimated row count; exact where counting an index is cheap."""
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
@@ -199,7 +198,7 @@ def completed(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[s
 
 
 def waits(rows: Iterable[Any]) -> dict[int, float]:
-    """How long messages have yet to wait, in seconds, by their sequence."""
+    """How long messages still have to wait, in seconds, by sequence."""
     left: dict[int, float] = {}
     for sequence, state, retry_at, now in rows:
         waits_for_time = 0.0 if retry_at is None else (retry_at - now).total_seconds()
@@ -208,5 +207,5 @@ def waits(rows: Iterable[Any]) -> dict[int, float]:
 
 
 def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """As many at a time as a statement may have parameters."""
+    """Slices as long as a statement's parameters allow."""
     return (values[start : start + _MOST_PARAMETERS] for start in range(0, len(values), _MOST_PARAMETERS))

@@ -34,17 +34,17 @@ from inbox_outbox_base.tables.outbox import OutboxTables
 from inbox_outbox_base.tables.times import movable, readable
 
 COLUMNS = ("bucket", "id", "topic", "key", "payload", "content_type", "headers")
-"""What a new message's row is made of; the rest are the database's defaults."""
+"""The columns of a new message's row; the rest are the database's defaults."""
 
 OWN_COLUMNS = (*COLUMNS, "own_id")
-"""The same where ids are the producer's own."""
+"""The same where producers choose the ids."""
 
 CONTENT = ("id", "bucket", "topic", "key", "payload", "content_type", "headers", "created_at", "own_id")
-"""What a message keeps wherever it is moved to."""
+"""The columns that a message keeps in every table."""
 
 
 SENT = ("id", "topic", "key", "created_at", "own_id")
-"""What is kept of a message that has left."""
+"""The columns kept of a message that has left."""
 
 
 def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
@@ -56,7 +56,7 @@ def _seconds(name: str) -> from_now:
 
 
 def _now() -> ColumnElement[Any]:
-    """The database's clock, asked once: compared with a function that changes, no index would be of use."""
+    """The database's clock, read once: comparing with a volatile function could not use an index."""
     return select(utcnow()).scalar_subquery()
 
 
@@ -65,33 +65,34 @@ def _these(table: Table, column: str = "sequence") -> ColumnElement[bool]:
 
 
 def _this(tables: OutboxTables) -> ColumnElement[bool]:
-    """One message, by its place and its id: after a failover that has lost the last commits, another one may
-    have its place."""
+    """One message, by its place and its id: after a failover that lost the last commits, another one may have
+    its place."""
     c = tables.message.c
     place = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
     return and_(place, c.id == bindparam("id_", type_=c.id.type))
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """What some new rows are made of."""
+    """The columns of some new rows."""
     return OWN_COLUMNS if any("own_id" in row for row in rows) else COLUMNS
 
 
 def content(table: Table, *but: str) -> list[ColumnElement[Any]]:
-    """The columns of `CONTENT`, to be moved; without some."""
+    """The columns of `CONTENT`, for moving a message, except some."""
     names = (name for name in CONTENT if name not in but)
     return [movable(table.c[name]) if name == "created_at" else table.c[name] for name in names]
 
 
 @cache
 def add(tables: OutboxTables, names: tuple[str, ...] = COLUMNS) -> Insert:
-    """A message, in the caller's transaction."""
+    """Insert a message, in the caller's transaction."""
     return insert(tables.message).inline().values(_bound(tables.message, *names))
 
 
 @cache
 def add_delayed(tables: OutboxTables, names: tuple[str, ...], *, from_clock: bool) -> Insert:
-    """A message for later: so many seconds from now by the database's clock, or at a point in time."""
+    """Insert a message for later: this many seconds from now by the database's clock, or at a point in
+    time."""
     due = _seconds("due") if from_clock else bindparam("due", type_=tables.delayed.c.available_at.type)
     values = _bound(tables.delayed, *names) | {"available_at": due}
     return insert(tables.delayed).inline().values(values)
@@ -99,7 +100,7 @@ def add_delayed(tables: OutboxTables, names: tuple[str, ...], *, from_clock: boo
 
 @cache
 def free_ids(tables: OutboxTables) -> Delete:
-    """Ids of the producers' own that may be used again."""
+    """Release producers' own ids for reuse."""
     return delete(tables.ids).where(_these(tables.ids, "id"))
 
 
@@ -110,10 +111,11 @@ def count_buckets(tables: OutboxTables) -> Select[Any]:
 
 
 def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
-    """What a relay reads of a message; the payload only up to some bytes: it may not leave yet."""
+    """The columns that a relay reads of a message; the payload only up to a size, because the message may
+    have to wait."""
     c = tables.message.c
     size = func.length(c.payload, type_=Integer)
-    # As the driver has it: SQLAlchemy would stumble over what is not bytes, and with it over the whole scan.
+    # The driver's own value: SQLAlchemy would raise for one that is not bytes, and so stop the whole scan.
     payload = type_coerce(c.payload, NullType())
     light = case((size <= bindparam("light", type_=Integer), payload), else_=null()).label("payload")
     return [
@@ -133,14 +135,14 @@ def _time(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
-    """What says how long a message has yet to wait."""
+    """The columns that say how long a message still has to wait."""
     c = tables.message.c
     return [c.sequence, c.state, _time(c.retry_at), _now().label("now")]
 
 
 @cache
 def progress(tables: OutboxTables) -> Select[Any]:
-    """How long some messages have yet to wait."""
+    """How long some messages still have to wait."""
     return select(*progressed(tables)).where(_these(tables.message))
 
 
@@ -162,7 +164,7 @@ def ids(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
-    """The oldest messages of one bucket above a sequence, but not of keys and topics that wait."""
+    """The oldest messages of one bucket above a sequence, without blocked keys and topics."""
     c = tables.message.c
     found = (
         select(*fetched(tables))
@@ -180,20 +182,20 @@ def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[
 
 @cache
 def forget(tables: OutboxTables) -> Delete:
-    """Messages that the broker has, or that have been moved."""
+    """Delete messages that the broker has, or that have been moved."""
     return delete(tables.message).where(_these(tables.message))
 
 
 @cache
 def keep_sent(tables: OutboxTables) -> Insert:
-    """A record of messages that the broker has, taken from their rows."""
+    """Record messages that the broker has, from their rows."""
     rows = select(*(tables.message.c[name] for name in SENT)).where(_these(tables.message))
     return insert(tables.sent).from_select(SENT, rows)
 
 
 @cache
 def wait(tables: OutboxTables) -> Update:
-    """A message that was sent and not taken: when it is sent again, and why."""
+    """Record that a message was sent and not taken: when it is sent again, and why."""
     names = ("attempts", "unanswered", "state", "error")
     changed: dict[str, ColumnElement[Any]] = {
         name: bindparam(f"{name}_", type_=tables.message.c[name].type) for name in names
@@ -209,7 +211,7 @@ def _since_first(tables: OutboxTables) -> ColumnElement[Any]:
 
 @cache
 def bury(tables: OutboxTables) -> Insert:
-    """A dead letter, made from the message's row."""
+    """Make a dead letter from the message's row."""
     given = [bindparam(name, type_=tables.dead.c[name].type) for name in ("attempts", "outcome", "error")]
     row = select(*content(tables.message), *given).where(_this(tables))
     return insert(tables.dead).from_select((*CONTENT, "attempts", "outcome", "error"), row)
@@ -217,7 +219,7 @@ def bury(tables: OutboxTables) -> Insert:
 
 @cache
 def hold(tables: OutboxTables) -> Update:
-    """A dead letter that stays in its place, so that its key waits for an operator."""
+    """Mark a dead letter that stays in its place, so that its key waits for an operator."""
     c = tables.message.c
     names = ("attempts", "unanswered", "error")
     given: dict[str, Any] = {name: bindparam(f"{name}_", type_=c[name].type) for name in names}
@@ -227,21 +229,21 @@ def hold(tables: OutboxTables) -> Update:
 
 @cache
 def join(tables: OutboxTables) -> Insert:
-    """A relay begins; the database draws its epoch."""
+    """Insert a new relay; the database draws its epoch."""
     values = {"name": bindparam("name"), "lease_until": _seconds("lease")}
     return insert(tables.relay).values(values)
 
 
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """A relay's lease begins anew, if it is still the relay's."""
+    """Renew a relay's lease, if the relay still has it."""
     mine = tables.relay.c.epoch == bindparam("epoch_")
     return update(tables.relay).where(mine).values(lease_until=_seconds("lease"))
 
 
 @cache
 def note(tables: OutboxTables) -> Update:
-    """What a relay is about to send."""
+    """Record the messages that a relay is about to send."""
     mine = tables.relay.c.epoch == bindparam("epoch_")
     sending: BindParameter[Any] = bindparam("sending", type_=tables.relay.c.sending.type)
     return update(tables.relay).where(mine).values(sending=sending)
@@ -249,13 +251,13 @@ def note(tables: OutboxTables) -> Update:
 
 @cache
 def leave(tables: OutboxTables) -> Delete:
-    """A relay is gone."""
+    """Delete a relay."""
     return delete(tables.relay).where(tables.relay.c.epoch == bindparam("epoch_"))
 
 
 @cache
 def expired(tables: OutboxTables) -> Select[Any]:
-    """Relays whose lease is over, locked, but for those that somebody else is retiring."""
+    """Lock relays whose lease is over, skipping those that somebody else is retiring."""
     c = tables.relay.c
     return (
         select(c.epoch, c.name, c.sending)
@@ -267,7 +269,7 @@ def expired(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def suspect(tables: OutboxTables) -> Update:
-    """A message that a relay was sending when it was lost: it may have been taken."""
+    """Mark a message that a relay was sending when it was lost: the broker may have it."""
     c = tables.message.c
     this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
     return (
@@ -299,7 +301,7 @@ def owned(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def free(tables: OutboxTables) -> Select[Any]:
-    """Buckets that are nobody's, locked, but for those that somebody else is taking."""
+    """Lock free buckets, skipping those that somebody else is taking."""
     c = tables.bucket.c
     return (
         select(c.bucket)
@@ -312,14 +314,14 @@ def free(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def take(tables: OutboxTables) -> Update:
-    """Buckets change hands: to a relay, or with no epoch to nobody."""
+    """Give buckets to a relay or, without an epoch, to nobody."""
     epoch: BindParameter[Any] = bindparam("epoch", type_=tables.bucket.c.epoch.type)
     return update(tables.bucket).where(_these(tables.bucket, "bucket")).values(epoch=epoch)
 
 
 @cache
 def free_all(tables: OutboxTables) -> Update:
-    """All buckets of a relay become nobody's."""
+    """Free all buckets of a relay."""
     return update(tables.bucket).where(tables.bucket.c.epoch == bindparam("epoch_")).values(epoch=null())
 
 
@@ -331,8 +333,8 @@ def paused(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def due(tables: OutboxTables) -> Select[Any]:
-    """Delayed messages of some buckets whose time has come, in the order in which they leave. Without locks:
-    some databases lock a row before they know its bucket, and so another relay's."""
+    """Due delayed messages of some buckets, in the order in which they leave. It takes no locks: some
+    databases lock a row before they know its bucket, and so lock another relay's."""
     c = tables.delayed.c
     return (
         select(c.id)
@@ -353,8 +355,7 @@ def next_due(tables: OutboxTables) -> Select[Any, Any]:
 
 @cache
 def add_due(tables: OutboxTables) -> Insert:
-    """Messages that were delayed join the others, in the order in which they leave; they keep when they were
-    due."""
+    """Add delayed messages to the others, in the order in which they leave; they keep their due times."""
     c = tables.delayed.c
     rows = select(*content(tables.delayed), movable(c.available_at))
     rows = rows.where(_these(tables.delayed, "id")).order_by(c.available_at, c.id)
@@ -363,13 +364,14 @@ def add_due(tables: OutboxTables) -> Insert:
 
 @cache
 def forget_delayed(tables: OutboxTables) -> Delete:
-    """A message that joins the others; by its key alone, so that nobody else's row is waited for."""
+    """Delete a delayed message that has been added to the others; by its key alone, so as not to wait for
+    others' rows."""
     return delete(tables.delayed).where(tables.delayed.c.id == bindparam("id_"))
 
 
 @cache
 def old_sent(tables: OutboxTables) -> Select[Any]:
-    """Some of the oldest records of what was sent before so many seconds."""
+    """Some of the oldest records of messages sent more than a number of seconds ago."""
     c = tables.sent.c
     old = c.sent_at < select(_seconds("age")).scalar_subquery()
     return select(c.id, c.own_id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
@@ -377,5 +379,5 @@ def old_sent(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def forget_sent(tables: OutboxTables) -> Delete:
-    """Records of what was sent."""
+    """Delete records of sent messages."""
     return delete(tables.sent).where(_these(tables.sent, "id"))

@@ -1,4 +1,4 @@
-"""What a partition does with its new rows, in the transaction that takes their keys."""
+"""Actions on a partition's new rows, in the transaction that takes their keys."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """Insert each new row into the table, or update the one that is there if the new one is newer.
+    """Insert each new row into the table, or update the existing one if the new one is newer.
 
-    Of several new rows for one row of the table the newest wins; the key that rows are taken by may be
-    another (an event's id) than the one that is updated (an account's number).
+    Of several new rows for one row of the table the newest wins. Rows can be taken by one key (an event's id)
+    and updated by another (an account's number).
 
     Args:
         key: the columns of a unique or primary key of the table.
-        version: the column that says which of two is newer; equal ones leave the row as it is, and NULL is
-            older than anything.
+        version: the column that says which of two rows is newer; equal versions leave the row unchanged, and
+            NULL is older than anything.
     """
 
     key: Sequence[str]
@@ -47,16 +47,16 @@ class Upsert:
 
 @dataclass(frozen=True, init=False)
 class Statements:
-    """Run SQL of your own, which sees the new rows as the temporary table ``new_rows``.
+    """Run your own SQL, which sees the new rows as the temporary table ``new_rows``.
 
-    Each key is in it once in all its life, so that sums are exact::
+    Each key appears in it only once ever, so that sums are exact::
 
         Statements(
             "UPDATE account SET balance = balance + s.total FROM (SELECT account_id, sum(amount) AS total "
             "FROM new_rows GROUP BY account_id) AS s WHERE account.id = s.account_id"
         )
 
-    Colons and percent signs stand for themselves: there are no parameters.
+    Colons and percent signs are literal: there are no parameters.
     """
 
     texts: tuple[str, ...]
@@ -68,7 +68,7 @@ class Statements:
 
 
 ResultFunction = Callable[[Connection, "Iterator[pa.RecordBatch]"], object]
-"""Called once in a partition's transaction, with its new rows; may write whatever that database holds. It
-must neither commit nor roll back. Rows that it does not read count as taken all the same."""
+"""Called once in a partition's transaction, with its new rows; it can write anything in that database, but
+must neither commit nor roll back. Rows that it does not read count as taken, too."""
 
 Results = Append | Upsert | Statements | ResultFunction

@@ -1,4 +1,4 @@
-"""What the inbox needs of a database, with the portable way of doing it."""
+"""The contract between the inbox and a database, with portable defaults."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -80,41 +80,41 @@ class Found(NamedTuple):
 
 
 class Taking(ABC):
-    """One subclass for each database; what is here holds for all."""
+    """One subclass for each database; this class holds the portable defaults."""
 
     locks_rows = True
-    """Whether two transactions that write different keys leave each other alone."""
+    """Whether transactions that write different keys do not block each other."""
 
     has_server = True
-    """Whether there is a server, which may not answer."""
+    """Whether there is a server, which may fail to answer."""
 
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
-    """What our own transactions run at: above it, a look after a wait would not see what was waited for, and
-    on MySQL a purge would keep others from inserting next to old rows."""
+    """The isolation level of our own transactions. At a higher one, a look after a wait would not see what
+    was waited for, and on MySQL a purge would block inserts next to old rows."""
 
     @abstractmethod
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
-        """Insert the row: True if it is ours now, the stored row if the key was taken before, None if it
-        is still being taken elsewhere after `wait` seconds. The transaction stays usable in each case."""
+        """Insert the row: True if it is ours now, the stored row if the key was taken before, None if it is
+        still being taken elsewhere after `wait` seconds. The transaction stays usable in every case."""
 
     @abstractmethod
     def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
-        """Insert the rows in one statement: the keys that are ours now, or None if one of them is still
-        being taken elsewhere after `wait` seconds: ask again for fewer."""
+        """Insert the rows in one statement. Returns the keys that are ours now, or None if one of them is
+        still being taken elsewhere after `wait` seconds: ask again for fewer."""
 
     @abstractmethod
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
-        """The key's row once no other transaction is writing it any more, asked on a new connection."""
+        """The key's row once no other transaction is writing it, asked on a new connection."""
 
     @abstractmethod
     def is_autocommit(self, connection: Connection) -> bool:
-        """Whether statements on this connection commit by themselves."""
+        """Whether each statement on this connection commits."""
 
     @abstractmethod
     def delete_oldest(
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
-        """Delete one batch of old rows that nobody has locked: what their times were."""
+        """Delete one batch of old rows that nobody has locked; return their times."""
 
     @abstractmethod
     def size(self, connection: Connection, tables: Tables) -> int:
@@ -122,33 +122,33 @@ class Taking(ABC):
 
     @abstractmethod
     def risks(self, connection: Connection) -> list[str]:
-        """Settings, with their values, by which the database may forget in a crash what it has committed."""
+        """Settings, with their values, that let the database lose committed data in a crash."""
 
     @abstractmethod
     def is_ended(self, connection: Connection) -> bool:
         """Whether the transaction on this connection is over already."""
 
     def may_have_written(self, connection: Connection) -> bool:
-        """Whether the transaction on this connection may have changed something; True where that cannot be
+        """Whether the transaction on this connection may have changed something; True if that cannot be
         known."""
         return not self.is_ended(connection)
 
     def protected(self, connection: Connection) -> AbstractContextManager[object]:
-        """Statements inside may fail without an end to the caller's transaction, and wait for no lock where a
+        """Statements inside can fail without ending the caller's transaction, and wait for no lock where a
         plain SELECT would."""
         return nullcontext()
 
     def committing_each(self, engine: Engine) -> Engine:
-        """The engine for statements that commit one by one, inside `briefly`."""
+        """The engine for statements that each commit, inside `briefly`."""
         return engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def briefly(self, connection: Connection, wait: float) -> AbstractContextManager[None]:
-        """Around statements that commit one by one: they wait for locks for `wait` seconds at most, unless
-        they say so themselves."""
+        """Around statements that each commit: they wait for locks at most `wait` seconds, unless they set
+        their own limit."""
         return nullcontext()
 
     def cancel(self, driver: Any) -> None:  # noqa: B027 - most servers end it themselves
-        """From another thread: let the server end this connection's wait for a lock."""
+        """From another thread: have the server end this connection's wait for a lock."""
 
     def socket_of(self, driver: Any) -> int:
         """The file descriptor of the connection's socket."""
@@ -156,8 +156,8 @@ class Taking(ABC):
 
     def is_aborted(self, connection: Connection, written: Attempt | None) -> bool:
         """Whether COMMIT would silently keep nothing, or only a part, of the transaction in which (unless
-        None) this attempt wrote its row. Some errors undo a transaction and let the session go on: only a
-        look at the row tells."""
+        None) this attempt wrote its row. Some errors undo a transaction but not the session: only the row
+        tells."""
         if written is None:
             return False
         stored = self.find(connection, written)
@@ -169,7 +169,7 @@ class Taking(ABC):
         return None if row is None else Stored(*row)
 
     def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
-        """Which of the keys are there."""
+        """Which of the keys exist."""
         rows = connection.execute(taking_statements.find_many(batch.tables), batch.where())
         return {key: Found(claim, digest) for key, claim, digest in rows}
 

@@ -35,7 +35,7 @@ class Aging:
 
     Attributes:
         time: the column that says how old a row is.
-        status: the only one to look at, in status-table mode.
+        status: in status-table mode, the only status to purge.
         lease: whether a row is only as old as its lease.
     """
 
@@ -58,13 +58,13 @@ def find(tables: Tables) -> Select[Any]:
 
 @cache
 def find_locked(tables: Tables) -> Select[Any]:
-    """One key's row, after waiting for whoever is writing it."""
+    """One key's row, after waiting for a transaction that is writing it."""
     return find(tables).with_for_update(read=True)
 
 
 @cache
 def find_many(tables: Tables) -> Select[Any]:
-    """Which of some keys are there, whose claim wrote them, and their digests."""
+    """Which of some keys exist, whose claim wrote them, and their digests."""
     c = tables.message.c
     keys: BindParameter[Any] = bindparam("keys", expanding=True)
     return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key.in_(keys))
@@ -72,14 +72,14 @@ def find_many(tables: Tables) -> Select[Any]:
 
 @cache
 def store_result(tables: Tables) -> Update:
-    """The result, into the row that this very attempt wrote."""
+    """Store the result in the row that this same attempt wrote."""
     own = tables.message.c.claim == bindparam("claim_")
     return update(tables.message).where(_this(tables.message), own).values(result=bindparam("result_"))
 
 
 @cache
 def give_back(tables: Tables) -> Delete:
-    """Keys that this very attempt has taken."""
+    """Delete keys that this same attempt has taken."""
     c = tables.message.c
     keys: BindParameter[Any] = bindparam("keys", expanding=True)
     own = (c.consumer == bindparam("consumer_")) & (c.claim == bindparam("claim_"))
@@ -88,20 +88,20 @@ def give_back(tables: Tables) -> Delete:
 
 @cache
 def policies(tables: Tables, *, of_one: bool) -> Select[Any]:
-    """What consumers have declared: one's rows, or everybody's."""
+    """Stored policies: of one consumer, or of all."""
     chosen = select(tables.consumer)
     return chosen.where(tables.consumer.c.consumer == bindparam("consumer_")) if of_one else chosen
 
 
 @cache
 def declare(tables: Tables) -> Insert:
-    """One more row of a consumer's policy."""
+    """Add a row to a consumer's policy."""
     return insert(tables.consumer)
 
 
 @cache
 def withdraw(tables: Tables, *, one_row: bool) -> Delete:
-    """What a consumer has declared: one row of it, or all."""
+    """Delete a consumer's policy: one row of it, or all."""
     c = tables.consumer.c
     its = c.consumer == bindparam("consumer_")
     return delete(tables.consumer).where(its & (c.id == bindparam("id_")) if one_row else its)
@@ -115,14 +115,14 @@ def clock() -> Select[Any]:
 
 @cache
 def next_consumer(table: Table) -> Select[Any]:
-    """The first consumer after one, from the index's next entry."""
+    """The first consumer after a given one, from the index's next entry."""
     c = table.c.consumer
     return select(func.min(c, type_=c.type)).where(c > bindparam("consumer_"))
 
 
 @cache
 def oldest(aging: Aging) -> Select[Any]:
-    """A batch of one consumer's oldest rows, between where the last batch ended and the horizon."""
+    """A batch of one consumer's oldest rows, between the end of the last batch and the horizon."""
     c = aging.table.c
     time = c[aging.time]
     chosen = (
@@ -140,7 +140,7 @@ def oldest(aging: Aging) -> Select[Any]:
 
 @cache
 def forget_partitions(tables: Tables) -> Delete:
-    """What one consumer's bulk writers committed before the horizon."""
+    """Delete what one consumer's bulk writers committed before the horizon."""
     c = tables.ledger.c
     its = c.consumer == bindparam("consumer_")
     return delete(tables.ledger).where(its, c.committed_at < bindparam("horizon"))
@@ -148,5 +148,5 @@ def forget_partitions(tables: Tables) -> Delete:
 
 @cache
 def forget(table: Table) -> Delete:
-    """One key."""
+    """Delete one key."""
     return delete(table).where(_this(table))

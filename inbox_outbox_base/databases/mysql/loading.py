@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: rows come by LOAD DATA LOCAL where the server lets them, else by INSERTs of many rows,
-always into a temporary table: LOCAL turns errors into warnings, so the table must hold whatever comes.
+"""MySQL and MariaDB: rows are sent by LOAD DATA LOCAL if the server allows it, else by INSERTs of many rows.
+They always go to a temporary table: LOCAL turns errors into warnings, so the table must hold any value.
 
-A key that was taken keeps its row through ON DUPLICATE KEY UPDATE, which locks that row exclusively; IGNORE
-would share the lock, and of several that wait for one key all but one would end in a deadlock.
+A taken key keeps its row through ON DUPLICATE KEY UPDATE, which locks that row exclusively. IGNORE would
+share the lock, and of several waiters for one key all but one would deadlock.
 """
 
 import math
@@ -31,11 +31,11 @@ _LOCAL_FILES = 128
 """The protocol's flag CLIENT_LOCAL_FILES."""
 
 _SAMPLE = 500
-"""Keys that are looked at before all are: when none of them is there, hardly any is."""
+"""Keys to look up first: if none of them exists, hardly any of the others does."""
 
 
 class MySQLLoading(Loading):
-    """LOAD DATA into temporary tables, and from there on in SQL."""
+    """LOAD DATA into temporary tables, then SQL."""
 
     connect_args = MappingProxyType(
         {"program_name": "inbox-outbox spark", "connect_timeout": 10, "local_infile": True}
@@ -58,7 +58,7 @@ class MySQLLoading(Loading):
         driver: Any = connection.connection.driver_connection
         self._loads = bool(server.loads and driver.client_flag & _LOCAL_FILES)
         self.transport = "load data" if self._loads else "insert"
-        # There a SELECT locks what it finds and what it does not: more to wait for than it saves.
+        # There a SELECT also locks gaps: more to wait for than it saves.
         self._probes = write.isolation_level != "SERIALIZABLE"
         is_utf8 = server.collation.startswith("utf8mb4_")
         self._server = types.Server(38 if is_mariadb else 30, server.collation if is_utf8 else "utf8mb4_bin")
@@ -103,7 +103,7 @@ class MySQLLoading(Loading):
         return Taken(pc.invert(_among(keys, known)), list(known.values()))
 
     def _known(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> dict[str, bytes]:
-        """Some of the keys that were taken before, and had better not be locked; all, if there are many."""
+        """Some of the keys taken before, which are better not locked; all of them, if there are many."""
         if not self._probes:
             return {}
         step = max(1, len(keys) // _SAMPLE)
@@ -151,7 +151,7 @@ class MySQLLoading(Loading):
     ) -> None:
         added = Insert(target).from_select(list(names), rows)
         newer = is_newer(added.inserted[how.version], target.c[how.version])
-        # Assignments see what those before them have assigned, so the version goes last.
+        # Assignments see earlier assignments, so the version goes last.
         changed = [name for name in names if name not in (*how.key, how.version)]
         values = [
             (name, case((newer, added.inserted[name]), else_=target.c[name]))
@@ -160,7 +160,7 @@ class MySQLLoading(Loading):
         connection.execute(added.on_duplicate_key_update(values))
 
     def slot(self, connection: Connection, write: Write) -> bool:
-        # Such locks are the server's, not the database's, and their names have 64 characters at most.
+        # Such locks belong to the server, not the database, and their names have at most 64 characters.
         scope = f"{connection.engine.url.database}\0{write.consumer}".encode()
         name = f"inbox-outbox {blake2b(scope, digest_size=12).hexdigest()}"
         slots = range(write.max_connections or 0)
@@ -168,11 +168,11 @@ class MySQLLoading(Loading):
 
 
 def _check_unique(how: Upsert, parts: Sequence[Any], counted: set[str]) -> None:
-    """ON DUPLICATE KEY UPDATE names no key: it would take any other for the one that is meant, and without
-    one insert the same row again and again.
+    """ON DUPLICATE KEY UPDATE names no key: it would react to any other unique key, and without one insert
+    the same row repeatedly.
 
     Raises:
-        ColumnMismatch: the key is not unique in the table, or something else is, too.
+        ColumnMismatch: the key is not unique in the table, or other columns are, too.
     """
     indexes: dict[str, set[str]] = {}
     for part in parts:
@@ -202,7 +202,7 @@ def _load_data(
     schema: pa.Schema,
     batches: list[pa.RecordBatch],
 ) -> None:
-    """LOAD DATA LOCAL, of which every row and no warning has come in."""
+    """Run LOAD DATA LOCAL, and check that every row arrived and that there was no warning."""
     places, unpacked = list(columns), []
     for number, field in enumerate(schema):
         if pa.types.is_binary(field.type):
@@ -213,7 +213,7 @@ def _load_data(
         for batch in batches:
             file.write(arrow.lines(batch, arrow.hexadecimal))
         file.flush()
-        # The signs in hexadecimal mean the same in every sql_mode.
+        # In hexadecimal, the characters mean the same in every sql_mode.
         answer = connection.exec_driver_sql(
             f"LOAD DATA LOCAL INFILE %s INTO TABLE {relation} CHARACTER SET utf8mb4 "
             "FIELDS TERMINATED BY X'09' ESCAPED BY X'5C' LINES TERMINATED BY X'0A' "
@@ -230,7 +230,8 @@ def _load_data(
 
 
 def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Rows as parameters: whatever is no plain number or text travels as text, so that no digit is lost."""
+    """Rows as parameters: every value except plain numbers and text is sent as text, so that no digit is
+    lost."""
     plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_binary)
     columns = [
         column if any(fits(column.type) for fits in plain) else column.cast(pa.string())

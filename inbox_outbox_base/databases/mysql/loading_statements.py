@@ -1,4 +1,4 @@
-"""What MySQL and MariaDB are told, as SQLAlchemy says it."""
+"""MySQL's and MariaDB's statements, in SQLAlchemy's terms."""
 
 from functools import cache
 from typing import Any
@@ -36,7 +36,7 @@ LIMITS = text("""
         SESSION sql_mode = concat(replace(@@sql_mode, 'EMPTY_STRING_IS_NULL', ''),
             ',STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO')
 """)
-# All statements on MariaDB; on MySQL only SELECTs, so that there a write is bounded by its locks alone.
+# Limits all statements on MariaDB, but only SELECTs on MySQL, where writes have only the lock limit.
 STATEMENT_LIMIT = {
     True: text("SET SESSION max_statement_time = :milliseconds / 1000"),
     False: text("SET SESSION max_execution_time = :milliseconds"),
@@ -60,21 +60,22 @@ SLOT = text("SELECT get_lock(:name, 0)")
 
 
 def _unchanged(column: Column[Any]) -> Any:
-    """The value that is there, while the answer's insert id becomes 1 instead of 0: its count of rows tells
-    nothing, because SQLAlchemy has the server count rows that it has found, not changed."""
+    """The existing value, while the answer's insert id becomes 1 instead of 0. The count of rows says
+    nothing, because SQLAlchemy has the server count rows found, not changed."""
     return getattr(func, "if")(func.last_insert_id(literal_column("1")), column, column)
 
 
 @cache
 def begin(tables: Tables) -> Insert:
-    """The ledger's row, unless it is there."""
+    """Insert the ledger's row, unless it exists."""
     c = tables.ledger.c
     return Insert(tables.ledger).on_duplicate_key_update(rows_read=_unchanged(c.rows_read))
 
 
 @cache
 def add(tables: Tables) -> Insert:
-    """The given keys go in, in their order; one that is there, or that somebody else commits first, stays."""
+    """Insert the given keys, in order; a key that exists, or that another transaction commits first,
+    stays."""
     c = tables.message.c
     rows = select(
         bindparam("consumer", type_=c.consumer.type), GIVEN.c.key, bindparam("claim", type_=LargeBinary)
@@ -90,20 +91,20 @@ def _find(tables: Tables) -> Select[Any]:
 
 @cache
 def find_few(tables: Tables) -> Select[Any]:
-    """Which of a few keys are there."""
+    """Which of a few keys exist."""
     return _find(tables).where(tables.message.c.key.in_(bindparam("keys", expanding=True)))
 
 
 @cache
 def find_given(tables: Tables) -> Select[Any]:
-    """Which of the given keys are there: the index beside the sorted keys, not the other way round."""
+    """Which of the given keys exist: walks the index beside the sorted keys, not the other way round."""
     joined = GIVEN.join(tables.message, tables.message.c.key == GIVEN.c.key)
     return _find(tables).select_from(joined).prefix_with("STRAIGHT_JOIN")
 
 
 @cache
 def others(tables: Tables) -> Select[Any]:
-    """Those of the given keys that others have. Locks what is locked already, and so sees the newest rows,
-    which an older snapshot does not."""
+    """The given keys that others have. It locks only rows that are locked already, and so sees the newest
+    rows, which an older snapshot does not."""
     claim = tables.message.c.claim
     return find_given(tables).where(claim != bindparam("claim", type_=LargeBinary)).with_for_update()

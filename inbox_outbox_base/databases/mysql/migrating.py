@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: DDL commits, so a lock of the transaction would not hold."""
+"""MySQL and MariaDB: DDL commits, so a lock of the transaction would not last."""
 
 from sqlalchemy import Connection, func, select, text
 
@@ -10,6 +10,6 @@ class MySQLMigrating(Migrating):
     """A named lock of the session."""
 
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
-        connection.detach()  # the pool must not get the session back, which has the lock
+        connection.detach()  # the session holds the lock, so it must not return to the pool
         connection.execute(text("SET SESSION lock_wait_timeout = :wait"), {"wait": seconds})
         return bool(connection.execute(select(func.get_lock(VERSION_TABLE, seconds))).scalar_one() == 1)

@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: messages are deleted by their keys, one look-up each; and only buckets that are not
-empty are asked for their oldest messages, since every question is a round trip.
+"""MySQL and MariaDB: messages are deleted by their keys, one look-up each. Only non-empty buckets are asked
+for their oldest messages, since every query is a round trip.
 
-With a list of keys the optimizer may read a small table from end to end, and a DELETE waits for whatever it
-reads: then the relay would stand still for as long as some transaction that has published is open.
+With a list of keys the optimizer may scan all of a small table, and a DELETE waits for every row that it
+reads: then the relay would stall as long as some transaction that has published is open.
 """
 
 import json
@@ -34,20 +34,20 @@ _FREE_IDS = text(
 
 @cache
 def used_ids(tables: OutboxTables) -> Select[Any]:
-    """Which of some ids are in use, as far as the transaction sees it: this locks nothing."""
+    """Which ids are in use, as far as the transaction sees; locks nothing."""
     c = tables.ids.c
     return select(c.id).where(c.id.in_(bindparam("ids", expanding=True)))
 
 
 @cache
 def filled(tables: OutboxTables) -> Select[Any]:
-    """Of some buckets, those that are not empty: by a loose index scan, one jump for each."""
+    """The non-empty ones of some buckets: a loose index scan, one jump for each."""
     c = tables.message.c
     return select(c.bucket).where(c.bucket.in_(bindparam("buckets", expanding=True))).distinct()
 
 
 class MySQLRelaying(Relaying):
-    """The portable way, but for what would wait."""
+    """The portable way, except where it would wait."""
 
     def scan(self, connection: Connection, tables: OutboxTables, wanted: Scan) -> Found:
         buckets = [bucket for bucket, _ in wanted.places]
@@ -66,8 +66,8 @@ class MySQLRelaying(Relaying):
             connection.execute(_FORGET, {"these": json.dumps(these)})
 
     def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
-        # An INSERT that finds an id keeps its row locked until the transaction ends, and a relay that is to
-        # delete it has to wait. So only ids that are not seen are inserted.
+        # An INSERT that finds an id locks its row until the transaction ends, and a relay that wants to
+        # delete it must wait. So only ids that are not visible are inserted.
         taken: set[str] = set()
         for part in parts(ids):
             used = set(connection.execute(used_ids(tables), {"ids": part}).scalars())
@@ -75,7 +75,7 @@ class MySQLRelaying(Relaying):
         return taken
 
     def _take_unused(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
-        """In halves, down to those that somebody has taken in the meantime: one statement inserts all or
+        """Bisect down to the ids that somebody has taken in the meantime: one statement inserts all or
         none."""
         if not ids:
             return set()

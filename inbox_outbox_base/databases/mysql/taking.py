@@ -1,9 +1,9 @@
-"""MySQL and MariaDB: a lock timeout undoes one statement, not the transaction, so one INSERT waits and
-answers by itself. A deadlock undoes the whole transaction while the session goes on, so the commit guard has
-to look at the row.
+"""MySQL and MariaDB: a lock timeout undoes one statement, not the transaction, so a single INSERT waits and
+answers. A deadlock undoes the whole transaction while the session goes on, so the commit guard must look at
+the row.
 
-MariaDB bounds the wait inside the statement; MySQL has no clause for it, so there the session's own setting
-is put aside for a moment. Both count in whole seconds, and only MariaDB knows 0.
+MariaDB limits the wait inside the statement; MySQL has no clause for it, so there the session's own setting
+is changed for a moment. Both count in whole seconds, and only MariaDB accepts 0.
 """
 
 import math
@@ -37,7 +37,7 @@ _FLUSHES = text("SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_b
 _FLUSHED = (1, 3)
 """With each COMMIT; 3 is MariaDB's, and flushes more often."""
 _IS_READ_ONLY = text("SELECT @@global.read_only")
-# Under names of their own, because other settings may be put aside inside.
+# Unique names, because other settings may be saved inside.
 _BEGIN_BRIEFLY = text(
     "SET @inbox_own_autocommit = @@autocommit, @inbox_own_lock_wait = @@innodb_lock_wait_timeout, "
     "@inbox_own_table_wait = @@lock_wait_timeout, SESSION autocommit = 1, "
@@ -59,7 +59,7 @@ class BoundedInsert(Insert):
     """An INSERT that waits for locks at most `lock_wait` seconds (MariaDB's SET STATEMENT)."""
 
     inherit_cache = True
-    # The wait is part of the SQL, so it has to be part of the key that compiled statements are cached by.
+    # The wait is part of the SQL, so it must be part of the cache key of compiled statements.
     _traverse_internals = [  # noqa: RUF012 - nor is it mutable in the base class
         *Insert._traverse_internals,  # noqa: SLF001 - SQLAlchemy documents it for exactly this
         ("lock_wait", InternalTraversal.dp_plain_obj),
@@ -75,23 +75,23 @@ def _bounded_insert(element: BoundedInsert, compiler: SQLCompiler, **kw: Any) ->
 
 @cache
 def add(tables: Tables) -> Insert:
-    """The row goes in unless its key was taken."""
+    """Insert the row unless its key was taken."""
     return or_tell(Insert(tables.message))
 
 
 @cache
 def add_bounded(tables: Tables, lock_wait: int) -> BoundedInsert:
-    """The same, waiting at most so many seconds for a transaction that is taking the key."""
+    """The same, waiting at most this many seconds for a transaction that is taking the key."""
     statement = or_tell(BoundedInsert(tables.message))
     statement.lock_wait = lock_wait
     return statement
 
 
 def or_tell(statement: AnyInsert) -> AnyInsert:
-    """A key that was taken keeps its row, and the answer's insert id is 1 instead of 0.
+    """A taken key keeps its row, and the answer's insert id is 1 instead of 0.
 
-    INSERT IGNORE would take a shared lock on that row: of several who waited for a row that is then deleted,
-    all but one would end in a deadlock. ON DUPLICATE KEY UPDATE takes an exclusive one, so they queue.
+    INSERT IGNORE would take a shared lock on that row: of several waiters for a row that is then deleted, all
+    but one would deadlock. ON DUPLICATE KEY UPDATE takes an exclusive one, so they queue.
     """
     claim = statement.table.c.claim
     unchanged = getattr(func, "if")(func.last_insert_id(literal_column("1")), claim, claim)
@@ -99,7 +99,7 @@ def or_tell(statement: AnyInsert) -> AnyInsert:
 
 
 class MySQLTaking(Taking):
-    """One INSERT that waits; a row that it refused but nobody can see means an old snapshot."""
+    """One INSERT that waits; a refused row that nobody can see means an old snapshot."""
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
         try:
@@ -137,7 +137,7 @@ class MySQLTaking(Taking):
         return self._without_waiting(connection, lambda: find_many(connection, batch)) or {}
 
     def _without_waiting(self, connection: Connection, look: Callable[[], T]) -> T | None:
-        """What can be seen at once: at SERIALIZABLE even a plain SELECT waits for locks."""
+        """The rows visible without waiting: at SERIALIZABLE even a plain SELECT waits for locks."""
         if connection.get_isolation_level() == "READ UNCOMMITTED":
             raise UnusableConnection(
                 "at READ UNCOMMITTED, what can be seen of a key in flight may never be committed"
@@ -169,7 +169,7 @@ class MySQLTaking(Taking):
         chosen = taking_statements.oldest(aging).with_for_update(skip_locked=True)
         rows = connection.execute(chosen, parameters).all()
         if rows:
-            # One by one: given a list, the optimizer may scan past it, and wait for rows of others.
+            # One by one: with a list, the optimizer may scan beyond it and wait for others' rows.
             keys = [{"consumer_": parameters["consumer_"], "key_": row.key} for row in rows]
             connection.execute(taking_statements.forget(aging.table), keys)
         return [time for _, time in rows]
@@ -190,7 +190,7 @@ class MySQLTaking(Taking):
         return bool(_driver(connection).get_autocommit())
 
     def committing_each(self, engine: Engine) -> Engine:
-        # `briefly` switches AUTOCOMMIT on and off, in the statements that it needs anyway.
+        # `briefly` switches AUTOCOMMIT on and off, in statements that it sends anyway.
         return engine
 
     @contextmanager
@@ -207,12 +207,12 @@ class MySQLTaking(Taking):
                 is_as_before = True
             raise
         finally:
-            if not is_as_before:  # whoever gets it next would write without transactions
+            if not is_as_before:  # its next user would write without transactions
                 connection.invalidate()
 
     def socket_of(self, driver: Any) -> int:
         own = getattr(driver, "_sock", None)  # PyMySQL's; it has no other name
-        if own is None:  # asyncmy; before 0.2.18 by its stream
+        if own is None:  # asyncmy; before 0.2.18 through its stream
             transport = getattr(driver, "_transport", None) or driver._writer.transport  # noqa: SLF001
             own = transport.get_extra_info("socket")
         return int(own.fileno())
@@ -225,14 +225,14 @@ class MySQLTaking(Taking):
     def is_ended(self, connection: Connection) -> bool:
         driver = _driver(connection)
         if connection.dialect.is_async:
-            # asyncmy's connection keeps the last status that was not zero, and after COMMIT it is zero.
+            # asyncmy's connection keeps the last non-zero status, and after COMMIT the status is zero.
             # A result that is still being read has no status yet.
             result = driver._result  # noqa: SLF001
             driver = driver if result is None or result.unbuffered_active else result
         return not driver.server_status & _IN_TRANSACTION
 
     def may_have_written(self, connection: Connection) -> bool:
-        # It does not say what a transaction wrote, but a replica is read-only.
+        # The status does not say whether a transaction wrote, but a replica is read-only.
         return not self.is_ended(connection) and not connection.execute(_IS_READ_ONLY).scalar_one()
 
 
@@ -252,7 +252,7 @@ def _no_time_limit(connection: Connection) -> AbstractContextManager[None]:
 
 @contextmanager
 def _setting(connection: Connection, name: str, value: int) -> Iterator[None]:
-    """The session's own setting is put aside inside the block."""
+    """Change the session's own setting inside the block."""
     connection.execute(_put_aside(name), {"value": value})
     try:
         yield

@@ -1,7 +1,7 @@
 """Which Arrow types go into which types of MySQL and MariaDB.
 
-Strict mode raises an error for a number that is out of range and for text that is too long; what it
-changes without one (it rounds, pads, cuts spaces off, takes a text for the number of an enum's label) is
+In strict mode, a number out of range and text that is too long are errors. Values that it would change
+without an error (it rounds, pads, cuts spaces off, takes a text for the number of an enum's label) are
 refused here.
 """
 
@@ -18,7 +18,7 @@ from inbox_outbox_base.databases.loading import Column, Target, unfit, unknown
 _INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
 _TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "json"}
 _PARSED = {"uuid", "inet4", "inet6"}
-"""MariaDB's own: they take text, and complain about what they cannot read."""
+"""MariaDB's own types: they accept text, and raise an error for text they cannot read."""
 
 _FITS: dict[str, set[str]] = {
     "boolean": {"tinyint", "bit"},
@@ -35,7 +35,7 @@ _FITS: dict[str, set[str]] = {
     "instant": {"datetime", "timestamp"},
     "time": {"time"},
 }
-"""Where a type may go: every value is kept, or there is an error."""
+"""The targets of each type: every value is kept, or there is an error."""
 
 _NAMES: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
     (pa.types.is_boolean, "boolean", "tinyint(1)"),
@@ -56,28 +56,28 @@ _NAMES: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
 
 @dataclass(frozen=True, slots=True)
 class MySQLTarget(Target):
-    """A column, with what MySQL would adjust to without a word."""
+    """A column, and the limits that MySQL would silently adjust values to."""
 
     nullable: bool
     length: int | None
-    """Of text and byte strings: characters, or bytes."""
+    """Of text: characters. Of byte strings: bytes."""
     digits: int | None
-    """Of a time: digits of a second."""
+    """Of a time: fractional digits of a second."""
     collation: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is not the same on all servers."""
+    """Differences between servers."""
 
     largest_scale: int
-    """Digits behind the point that a DECIMAL may have."""
+    """The most digits after the decimal point of a DECIMAL."""
     collation: str
-    """Of text that has no target."""
+    """The collation of text without a target."""
 
 
 def column(field: pa.Field, target: MySQLTarget | None, server: Server) -> Column:
-    """How a column travels.
+    """How a column is transferred.
 
     Raises: as `Database.column`.
     """
@@ -88,7 +88,7 @@ def column(field: pa.Field, target: MySQLTarget | None, server: Server) -> Colum
     if name == "":
         raise unknown(field)
     if name == "decimal":
-        # A scale that only the target's column can have is given to no temporary table either.
+        # A temporary table gets no scale that only the target's column can have.
         if kind.scale > server.largest_scale:
             raise unknown(field)
         staged = f"decimal({kind.precision},{kind.scale})"
@@ -127,12 +127,13 @@ def _fits(name: str, kind: pa.DataType, target: MySQLTarget) -> bool:
 def _sent(
     field: str, name: str, kind: pa.DataType, target: MySQLTarget | None
 ) -> arrow_values.Converter | None:
-    """To what the server reads. An instant becomes what a clock shows in the session's time zone, but for a
-    TIMESTAMP, which is one itself, and where nobody has said: there it shows UTC, as the connection does."""
+    """The conversion to a form that the server reads. For a DATETIME, an instant becomes local time in the
+    session's time zone. For a TIMESTAMP, which is an instant itself, and without a target, it becomes UTC,
+    the connection's time zone."""
     if name == "boolean":
         return arrow_values.to(pa.int8())
     if name in ("float", "double"):
-        # All digits of a double, because the server reads numbers as doubles before it makes a FLOAT of them.
+        # All digits of a double, because the server reads numbers as doubles before converting to FLOAT.
         return arrow_values.chained(arrow_values.finite(field), arrow_values.to(pa.float64()))
     if name == "instant":
         to_wall_clock = target is not None and target.kind == "datetime"
@@ -144,7 +145,7 @@ def _sent(
 
 
 def _kept(field: str, name: str, target: MySQLTarget) -> arrow_values.Converter | None:
-    """What the target would change silently."""
+    """Refuse values that the target would change silently."""
     if name in ("instant", "datetime", "time"):
         return arrow_values.whole(field, target.digits or 0)
     if target.kind == "enum":

@@ -1,7 +1,7 @@
-"""PostgreSQL: rows come by COPY, and keys that a probe did not find go in by COPY as well, in a savepoint;
-only if somebody else was faster the slower ON CONFLICT takes over.
+"""PostgreSQL: rows are sent by COPY. Keys that a probe did not find are inserted by COPY as well, in a
+savepoint; only if somebody else was faster is the slower ON CONFLICT used.
 
-Binary COPY into a column of another type of the same width stores wrong values without a word, so what is
+Binary COPY into a column of another type of the same width silently stores wrong values. So a column that is
 not of exactly the same type goes through a temporary table and a CAST.
 """
 
@@ -52,7 +52,7 @@ from .types import PostgreSQLTarget, column, quoted, relation, targets
 
 try:
     import pgpq
-except ImportError:  # the extra is not installed whole: psycopg's own COPY does it, more slowly
+except ImportError:  # the extra is not fully installed: psycopg's own COPY works, more slowly
     pgpq = None  # type: ignore[assignment]
 
 _OTHER_SCANS = ("enable_seqscan", "enable_bitmapscan")
@@ -80,7 +80,7 @@ class PostgreSQLLoading(Loading):
         {
             "application_name": "inbox-outbox spark",
             "connect_timeout": 10,
-            # A server that has gone without a word is noticed within a minute.
+            # A server that vanishes silently is noticed within a minute.
             "keepalives_idle": 30,
             "keepalives_interval": 10,
             "keepalives_count": 3,
@@ -108,7 +108,7 @@ class PostgreSQLLoading(Loading):
         return column(field, target)
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
-        # COPY knows neither views' rules nor row-level security.
+        # COPY ignores views' rules and row-level security.
         return bool(connection.execute(_PLAIN, {"name": relation(write.table_schema, write.table)}).scalar())
 
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
@@ -131,7 +131,7 @@ class PostgreSQLLoading(Loading):
         return Taken(fresh, list(known.values()))
 
     def _copy_keys(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> bool:
-        """Whether nobody was faster."""
+        """Copy the keys; False if somebody else was faster."""
         if len(keys) == 0:
             return True
         now: datetime = connection.execute(select(utcnow())).scalar_one()
@@ -190,8 +190,8 @@ class PostgreSQLLoading(Loading):
 
 @contextmanager
 def _only_by_index(connection: Connection) -> Iterator[None]:
-    """The probe is worth having only as a walk through the index beside the sorted keys; the planner takes
-    the array for a short one."""
+    """The probe is only worthwhile as a walk through the index beside the sorted keys; the planner assumes a
+    short array."""
     for setting in _OTHER_SCANS:
         connection.execute(text(f"SET LOCAL {setting} = off"))
     yield
@@ -223,7 +223,7 @@ def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:
 
 
 def _literal(keys: pa.StringArray) -> str:
-    """The keys as PostgreSQL writes an array: sent as one text, they cost a tenth of a list of parameters."""
+    """The keys as a PostgreSQL array literal: sent as one text, they cost a tenth of a parameter list."""
     escaped = pc.replace_substring(pc.replace_substring(keys, "\\", "\\\\"), '"', '\\"')
     joined: str = pc.binary_join(pa.ListArray.from_arrays([0, len(escaped)], escaped), '","')[0].as_py()
     return f'{{"{joined}"}}'
@@ -231,8 +231,8 @@ def _literal(keys: pa.StringArray) -> str:
 
 @cache
 def _probe(tables: Tables) -> Select[Any]:
-    """Which of the keys are there. The array stands in a subquery, because the planner would else look at
-    each of its elements."""
+    """Which of the keys exist. The array is in a subquery, because otherwise the planner would look at each
+    of its elements."""
     c = tables.message.c
     given = select(cast(bindparam("keys", type_=Text), ARRAY(Text))).scalar_subquery()
     keys = cast(given, ARRAY(Text))  # without it, ANY would take the subquery for a list of rows
@@ -243,7 +243,7 @@ def _probe(tables: Tables) -> Select[Any]:
 
 @cache
 def _add_unless_there(tables: Tables) -> ReturningInsert[Any]:
-    """The keys go in, in their order, except those that are there or that somebody else commits first."""
+    """Insert the keys, in order, except those that exist or that another transaction commits first."""
     c = tables.message.c
     given = (
         func.unnest(cast(bindparam("keys", type_=Text), ARRAY(Text)))

@@ -1,10 +1,10 @@
-"""PostgreSQL: whoever comes after a statement that waits for a table waits behind it, so it gives up soon."""
+"""PostgreSQL: statements queue behind one that waits for a table, so that one gives up soon."""
 
 from sqlalchemy import Connection, func, select
 
 from inbox_outbox_base.databases.migrating import Migrating
 
-_LOCK = 112_589_990_684  # an arbitrary number, the same for everybody who migrates
+_LOCK = 112_589_990_684  # an arbitrary number, the same in every migration
 
 
 class PostgreSQLMigrating(Migrating):

@@ -1,4 +1,4 @@
-"""PostgreSQL: who draws the numbers of messages, and which messages a relay has overlooked."""
+"""PostgreSQL: who draws message numbers, and which messages a relay has overlooked."""
 
 from functools import cache
 from typing import Any
@@ -38,7 +38,7 @@ class _Tid(UserDefinedType[str]):
 
 
 def name_of(table: Table) -> str:
-    """The table, as PostgreSQL's own functions want to have it named."""
+    """The table's name, as PostgreSQL's own functions expect it."""
     schema, name = table.schema, table.name
     if schema is None:
         return name
@@ -57,7 +57,7 @@ def _sequence(tables: OutboxTables) -> ColumnElement[Any]:
 
 @cache
 def highest(tables: OutboxTables) -> Select[Any, Any, Any]:
-    """The highest sequence that any transaction has drawn, which server says so, and how many numbers a
+    """The highest sequence drawn by any transaction, the server that reports it, and how many numbers a
     session draws at a time."""
     of_sequence = _sequence(tables)
     drawn = func.pg_sequence_last_value(of_sequence, type_=BigInteger)
@@ -72,7 +72,7 @@ def highest(tables: OutboxTables) -> Select[Any, Any, Any]:
 
 
 def refusal(tables: OutboxTables, cached: int) -> str:
-    """Why a sequence that keeps numbers for each session is of no use."""
+    """Why a sequence that caches numbers for each session cannot be used."""
     return (
         f"the sequence of {tables.message.fullname}.sequence has CACHE {cached}: messages would lose their "
         "order, and relays could overlook some; ALTER SEQUENCE ... CACHE 1, and let the programs that "
@@ -82,7 +82,7 @@ def refusal(tables: OutboxTables, cached: int) -> str:
 
 @cache
 def transactions(tables: OutboxTables) -> Select[Any]:
-    """Whoever has inserted messages holds this lock until the end of the transaction."""
+    """A transaction that has inserted messages holds this lock until it ends."""
     names = ("virtualtransaction", "database", "relation", "mode", "pid")
     here = table("pg_database", column("oid"), column("datname"))
     locks = table("pg_locks", *(column(name) for name in names))
@@ -91,7 +91,7 @@ def transactions(tables: OutboxTables) -> Select[Any]:
         == select(here.c.oid).where(here.c.datname == func.current_database()).scalar_subquery(),
         locks.c.relation == cast(name_of(tables.message), REGCLASS),
         locks.c.mode == "RowExclusiveLock",
-        locks.c.pid.is_distinct_from(func.pg_backend_pid()),  # it is NULL where a transaction is prepared
+        locks.c.pid.is_distinct_from(func.pg_backend_pid()),  # it is NULL for a prepared transaction
     )
 
 
@@ -107,7 +107,7 @@ def _block_size() -> ColumnElement[Any]:
 
 @cache
 def density(name: str) -> Select[Any]:
-    """The rows that ANALYZE or VACUUM last found, in proportion to the pages that there are now."""
+    """The rows at the last ANALYZE or VACUUM, in proportion to the current number of pages."""
     names = ("oid", "reltuples", "relpages")
     statistics = table("pg_class", *(column(each) for each in names)).c
     now = func.pg_relation_size(cast(name, REGCLASS)) / _block_size()
@@ -117,10 +117,10 @@ def density(name: str) -> Select[Any]:
 
 @cache
 def overlooked(tables: OutboxTables) -> Select[Any, Any]:
-    """By bucket, how many messages lie below its marks, in some pages of the table.
+    """By bucket, how many messages in some pages of the table lie below its marks.
 
-    By page and not by index: the rows that are dead, and that an old transaction keeps from being cleaned
-    away, are then read once and in one piece, whatever bucket they are of.
+    By page and not by index: dead rows that an old transaction keeps from being cleaned up are then read once
+    and sequentially, for all buckets.
     """
     message = tables.message.alias("message")
     c = message.c

@@ -1,8 +1,8 @@
-"""PostgreSQL: all buckets in one statement, and a low-water mark that keeps a scan off rows that are dead but
-cannot be cleaned away while some transaction is old.
+"""PostgreSQL: all buckets in one statement, and a low-water mark that keeps scans away from dead rows that an
+old transaction keeps from being cleaned up.
 
-Plans are made by hand as far as that goes: a plan made while the table was empty is cached, and one that
-reads the table from end to end would be fatal once millions of messages wait.
+The plans are forced as far as possible: a plan made while the table was empty is cached, and a sequential
+scan would be fatal once millions of messages wait.
 """
 
 import json
@@ -51,11 +51,11 @@ from . import numbers
 from .numbers import array_of, name_of
 
 _MANY, _MOST = 10, 5_000
-"""Messages from which on, and up to which, one statement inserts all."""
+"""The least and the most messages that one statement inserts together."""
 _NOT_TEXT: dict[str, type[TypeEngine[Any]]] = {"bucket": SmallInteger, "own_id": Boolean}
 _OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _SCANNING = dict.fromkeys(_OFF, "off") | {"TimeZone": "UTC"}
-"""The planner reads tables by their indexes; and psycopg has nothing to convert."""
+"""The planner reads tables by their indexes, and psycopg has nothing to convert."""
 _LIMITS = ("idle_in_transaction_session_timeout", "tcp_user_timeout")
 
 
@@ -74,10 +74,10 @@ def prepare() -> Select[Any]:
 
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """The lease begins anew, and the settings for a scan hold in the same statement. So do limits that are
-    as long as the lease: the transaction of a relay that stands still, or whose machine is gone, would keep
-    the relay's row locked, and nobody could take its buckets. One is for a server that waits for the relay,
-    one for a server that is sending rows to it."""
+    """Renew the lease, and apply the settings for a scan in the same statement. It also sets limits as long
+    as the lease: otherwise the transaction of a relay that hangs, or whose machine is gone, would keep the
+    relay's row locked, and nobody could take its buckets. One limit is for a server waiting for the relay,
+    one for a server sending rows to it."""
     limit = bindparam("milliseconds", type_=Text)
     limits = (func.set_config(name, limit, literal(True)).label(name) for name in _LIMITS)
     return relaying_statements.renew(tables).returning(*_scanning(), *limits)
@@ -85,8 +85,8 @@ def renew(tables: OutboxTables) -> Update:
 
 @cache
 def add_many(tables: OutboxTables, names: tuple[str, ...]) -> Insert:
-    """Many messages, numbered in their order: the payloads in one piece, cut by the server, and the rest as
-    JSON, which both ends handle many times faster than an array for each column."""
+    """Many messages, numbered in order: the payloads in one piece, cut by the server, and the rest as JSON.
+    Both ends handle that many times faster than an array for each column."""
     given = (
         func.json_to_recordset(cast(bindparam("rows", type_=Text), JSON))
         .table_valued(
@@ -126,8 +126,8 @@ def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any
         .limit(bindparam("each", type_=Integer))
     )
     if unblocked:
-        # A sub-select of which no number of rows is known is hashed: with an array, each row would be
-        # compared with each key that waits.
+        # A sub-select with an unknown number of rows is hashed: with an array, each row would be
+        # compared with each blocked key.
         blocked = func.json_array_elements_text(cast(bindparam("blocked", type_=Text), JSON), type_=Text)
         of_bucket = of_bucket.where(func.coalesce(c.key, c.id).not_in(select(blocked)))
     if unpaused:
@@ -151,13 +151,12 @@ def _in_pieces(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, 
 
 
 def _array(values: Iterable[int | str]) -> str:
-    """An array as the server reads it, of numbers or ids: many times faster than to hand each to the
-    driver."""
+    """An array literal of numbers or ids: many times faster than passing each to the driver."""
     return f"{{{','.join(map(str, values))}}}"
 
 
 def _ids(letters: Sequence[Letter]) -> str:
-    """An array of ids; a producer may have given them any characters."""
+    """An array of ids; ids chosen by producers may contain any characters."""
     ids = [letter.envelope.id for letter in letters]
     text = '","'.join(ids)
     if "\\" in text or text.count('"') > 2 * len(ids) - 2:
@@ -170,7 +169,7 @@ def _of(letters: Sequence[Letter]) -> list[tuple[int, int]]:
 
 
 def _places(places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """The parameters of `_given`, but for the ids."""
+    """The parameters of `_given`, except the ids."""
     return {
         "buckets": _array(bucket for bucket, _ in places),
         "sequences": _array(sequence for _, sequence in places),
@@ -178,12 +177,12 @@ def _places(places: Sequence[tuple[int, int]]) -> dict[str, Any]:
 
 
 def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
-    """The messages of which buckets and sequences are given, and the ids: after a failover that has lost
-    the last commits, others may have their numbers.
+    """The messages with the given buckets and sequences, and ids: after a failover that lost the last
+    commits, other messages may have their numbers.
 
-    Each place is an array of one, so that the planner can look them up in the index, and do nothing else: a
-    table that it believes to be empty, since it was when it was analysed, would be read as a whole and each
-    row be compared with all that is given.
+    Each place is an array of one, so that the planner can only look it up in the index. If it believed the
+    table to be empty, as it was when analysed, it would otherwise scan it and compare each row with
+    everything given.
     """
     c = tables.message.c
     arrays = [array_of("buckets", SmallInteger), array_of("sequences", BigInteger)]
@@ -197,7 +196,7 @@ def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
 
 @cache
 def progress(tables: OutboxTables) -> Select[Any]:
-    """How long some messages have yet to wait."""
+    """How long some messages still have to wait."""
     return select(*relaying_statements.progressed(tables)).where(_given(tables))
 
 
@@ -210,19 +209,19 @@ def payloads(tables: OutboxTables) -> Select[Any, Any]:
 
 @cache
 def left(tables: OutboxTables) -> Select[Any]:
-    """Those of some messages that are there."""
+    """The messages among these that still exist."""
     return select(tables.message.c.id).where(_given(tables, by_id=True))
 
 
 @cache
 def forget(tables: OutboxTables) -> Delete:
-    """Messages that have left."""
+    """Delete messages that have left."""
     return delete(tables.message).where(_given(tables, by_id=True))
 
 
 @cache
 def record_sent(tables: OutboxTables) -> Insert:
-    """Messages that have left, and a record of them."""
+    """Delete messages that have left, and record them."""
     gone = (
         forget(tables).returning(*(tables.message.c[name] for name in relaying_statements.SENT)).cte("gone")
     )
@@ -230,7 +229,7 @@ def record_sent(tables: OutboxTables) -> Insert:
 
 
 class PostgreSQLRelaying(Relaying):
-    """One statement for all buckets; arrays in place of long lists of parameters."""
+    """One statement for all buckets; arrays instead of long parameter lists."""
 
     def add(self, connection: Connection, tables: OutboxTables, rows: list[dict[str, Any]]) -> None:
         if len(rows) < _MANY:
@@ -265,10 +264,10 @@ class PostgreSQLRelaying(Relaying):
             parameters["paused"] = wanted.paused
         statement = scan(tables, unblocked=bool(wanted.blocked), unpaused=bool(wanted.paused))
         with closing(connection.execute(statement, parameters)) as result:
-            rows = result.cursor.fetchall()  # as the driver has them: there is nothing to convert
+            rows = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
         letters = [read(row) for row in rows]
         buckets = [bucket for bucket, _ in wanted.places]
-        if len(letters) >= wanted.limit:  # it stopped at the last one's bucket
+        if len(letters) >= wanted.limit:  # the scan stopped in the last one's bucket
             buckets = buckets[: buckets.index(letters[-1].bucket)]
         cut = Counter(letter.bucket for letter in letters)
         return Found(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
@@ -295,7 +294,7 @@ class PostgreSQLRelaying(Relaying):
         connection.execute(record_sent(tables) if keep_sent else forget(tables), given)
 
     def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
-        # In this order: whoever draws a sequence has taken the lock before.
+        # In this order: a transaction takes the lock before it draws a sequence.
         drawn, server, cached = connection.execute(numbers.highest(tables)).one()
         if cached > 1:
             raise UnsafeSequence(numbers.refusal(tables, cached))

@@ -1,9 +1,9 @@
 """PostgreSQL: an INSERT that meets an uncommitted row waits without limit, and a lock timeout aborts the
-whole transaction. So the hot statement asks for an advisory lock on the key first and inserts only if it
-got it; whoever did not get it takes the patient way, inside a savepoint with a lock timeout of its own.
+whole transaction. So the hot statement first asks for an advisory lock on the key, and inserts only if it
+gets it; otherwise a patient statement runs inside a savepoint with its own lock timeout.
 
-Batches take no lock for each key (the server's lock table is shared by all its databases): they announce
-themselves with one shared lock a consumer, and single messages take the patient way while one is running.
+Batches take no lock for each key (the server's lock table is shared by all its databases). They announce
+themselves with one shared lock per consumer, and single messages use the patient statement meanwhile.
 """
 
 import json
@@ -51,16 +51,16 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
 
-# psycopg.pq.TransactionStatus, whose import fails without libpq, which other databases do not need.
+# From psycopg.pq.TransactionStatus: importing that fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
 _CANCEL = 2
-"""Seconds for a connection by which to cancel what another one waits for."""
+"""Seconds for the connection that cancels another one's wait."""
 _END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
 
 _COLUMNS = tuple(taking_statements.ROW)
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
-"""Lets a COMMIT wait for a synchronous standby, which then has whatever was committed before as well."""
+"""Makes a COMMIT wait for a synchronous standby, which then also has everything committed before."""
 _RISKS = text("""
     SELECT name || '=' || setting FROM pg_settings
     WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 'off'
@@ -74,10 +74,10 @@ _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
 @cache
 def add_at_once(tables: Tables) -> Insert:
-    """The hot statement: the row goes in unless its key, or a batch of its consumer, is in flight."""
+    """The hot statement: inserts the row unless its key, or a batch of its consumer, is in flight."""
     key_lock, batch_lock = _key_lock(tables), _batch_lock(tables)
-    # The batch lock is only asked for, and given back at once; CASE, unlike AND, promises that order. The
-    # key's lock comes last: kept without its row, it would say "in flight" of a key that nobody takes.
+    # The batch lock is only probed, and released immediately; CASE, unlike AND, guarantees that order. The
+    # key's lock comes last: kept without its row, it would report "in flight" for a key that nobody takes.
     given_back, take = func.pg_advisory_unlock(batch_lock), func.pg_try_advisory_xact_lock(key_lock)
     ours = case((given_back, take), else_=false())
     is_free = case((func.pg_try_advisory_lock(batch_lock), ours), else_=false())
@@ -88,9 +88,9 @@ def add_at_once(tables: Tables) -> Insert:
 
 @cache
 def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests: bool = False) -> Select[Any]:
-    """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and
-    answers which keys went in. The ORDER BY makes sure that the guard has run before the first row is
-    written, and that two batches meet their common keys in the same order, so that none deadlocks."""
+    """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and returns
+    the inserted keys. The ORDER BY makes the guard run before the first row is written, and makes two batches
+    meet their common keys in the same order, so that they cannot deadlock."""
     c, row = tables.message.c, _row(tables)
     if lock == "key":
         held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
@@ -122,7 +122,7 @@ def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests:
 
 @cache
 def wait_for_key(tables: Tables) -> Select[Any]:
-    """Wait, at most so long, until no transaction is taking the key any more."""
+    """Wait, for a limited time, until no transaction is taking the key any more."""
     timeout = func.set_config("lock_timeout", bindparam("timeout", type_=Text), literal(True))
     held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
     return select(timeout.label("during"), held.label("held"))
@@ -131,28 +131,28 @@ def wait_for_key(tables: Tables) -> Select[Any]:
 @cache
 def _row(tables: Tables) -> dict[str, BindParameter[Any]]:
     """The parameters of a new row. SQLAlchemy's time for a statement grows with their number, so all places
-    of a statement share them."""
+    in a statement share them."""
     return {name: bindparam(name, type_=tables.message.c[name].type) for name in _COLUMNS}
 
 
 def _key_lock(tables: Tables) -> ColumnElement[int]:
-    """The number of a key's advisory lock: 64 bits, so two keys that share one are rare, and then one of
-    them waits in vain for the other. The server computes it, which costs no parameters."""
+    """The number of a key's advisory lock. It has 64 bits, so two keys rarely share one; then one of them
+    waits for the other needlessly. The server computes it, which costs no parameters."""
     row = _row(tables)
     return func.hashtextextended(row["key"], func.hashtextextended(row["consumer"], row_type(tables.message)))
 
 
 def _batch_lock(tables: Tables) -> ColumnElement[int]:
-    """The number of the advisory lock that all batches of a consumer share."""
+    """The number of the advisory lock shared by all batches of a consumer."""
     seed = row_type(tables.message) + literal_column("4294967296")  # no oid, so no key's lock is this one
     return func.hashtextextended(_row(tables)["consumer"], seed)
 
 
 class row_type(ColumnElement[int]):  # noqa: N801
-    """The oid of a table's row type, which tells the table from those of the same name in other schemas.
+    """The oid of a table's row type, which distinguishes tables of the same name in different schemas.
 
-    The server finds the table as in any other place of the statement: by `search_path`, and by the name that
-    a `schema_translate_map` gives it. (In `'name'::regclass` it would stand in a literal, unquoted.)
+    The server finds the table as elsewhere in the statement: by `search_path`, and by the name that a
+    `schema_translate_map` gives it. (In `'name'::regclass` it would be in a literal, unquoted.)
     """
 
     inherit_cache = True
@@ -170,7 +170,8 @@ def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
 
 @cache
 def delete_batch(aging: Aging) -> Executable:
-    """The oldest rows that nobody has locked, found by index and deleted by their place in the table."""
+    """Delete the oldest rows that nobody has locked, found by index and deleted by their place in the
+    table."""
     place: ColumnElement[Any] = literal_column("ctid")
     chosen = taking_statements.oldest(aging).with_only_columns(place).with_for_update(skip_locked=True)
     places = func.array(chosen.scalar_subquery())
@@ -179,20 +180,20 @@ def delete_batch(aging: Aging) -> Executable:
 
 @cache
 def find_many(tables: Tables) -> Select[Any]:
-    """Which of some keys are there: one parameter, so that the statement is the same for any number."""
+    """Which of some keys exist: one parameter, so that the statement is the same for any number."""
     c = tables.message.c
     keys = func.array(select(_given_keys().c.key).scalar_subquery())
     return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
 
 
 def _given_keys() -> TableValuedAlias:
-    """The keys of a batch as rows. They come as JSON, which both ends handle faster than an array of text."""
+    """The keys of a batch as rows. They are sent as JSON, which both ends handle faster than a text array."""
     keys = cast(bindparam("keys", type_=Text), JSON)
     return func.json_array_elements_text(keys).table_valued("key", name="given").render_derived()
 
 
 def _given_keys_and_digests() -> Subquery:
-    """The same with a digest beside each key, in hexadecimal or null."""
+    """The same with each key's digest, in hexadecimal or null."""
     pairs = func.json_array_elements(cast(bindparam("keys", type_=Text), JSON)).table_valued(
         column("pair", JSON), name="given"
     )
@@ -206,7 +207,7 @@ def _as_json(keys: Sequence[object]) -> str:
 
 
 class PostgreSQLTaking(Taking):
-    """Advisory locks tell "in flight" from "taken"; a savepoint bounds the wait."""
+    """Advisory locks distinguish "in flight" from "taken"; a savepoint limits the wait."""
 
     def take(self, connection: Connection, attempt: Attempt, wait: float) -> Literal[True] | Stored | None:
         if connection.execute(add_at_once(attempt.tables), attempt.row()).rowcount == 1:
@@ -264,7 +265,7 @@ class PostgreSQLTaking(Taking):
     def delete_oldest(
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
-        # Should this process hang before it commits, whoever waits for a row of the batch does not hang, too.
+        # If this process hangs before it commits, those waiting for a row of the batch do not hang as well.
         connection.execute(_PURGE_GUARD)
         return list(connection.execute(delete_batch(aging), parameters).scalars())
 
@@ -283,7 +284,7 @@ class PostgreSQLTaking(Taking):
         return nullcontext() if self.is_autocommit(connection) else connection.begin_nested()
 
     def cancel(self, driver: Any) -> None:
-        # Its backend would wait for a table's lock even without the connection. Not by a cancel request: that
+        # Its backend would wait for a table's lock even without the connection. No cancel request: that
         # would also end a COMMIT's wait for a standby, as if the standby had the transaction.
         import psycopg
 
@@ -316,5 +317,5 @@ def _driver(connection: Connection) -> Any:
 
 
 def _milliseconds(wait: float) -> str:
-    """At least one: to PostgreSQL, a lock timeout of 0 means to wait without limit."""
+    """At least one: in PostgreSQL a lock timeout of 0 means no limit."""
     return str(max(1, round(wait * 1000)))

@@ -1,7 +1,7 @@
 """Which Arrow types go into which columns of PostgreSQL.
 
-What is of exactly the same type may be copied straight into the target. The rest is CAST, but never to a type
-with a length, which a CAST would cut to; assignment then raises an error for what is too long.
+A column of exactly the same type can be copied straight into the target. The rest is CAST, but never to a
+type with a length, which a CAST would cut to; assignment then raises an error for values that are too long.
 """
 
 from collections.abc import Callable
@@ -55,32 +55,32 @@ _WIDER = {
     "float8": set(),
     "date": {"timestamp"},
 }
-"""Where else a type may go: every value is kept, or the server raises an error."""
+"""Other targets of each type: every value is kept, or the server raises an error."""
 
 _PARSED = set("SEIURG")
-"""Categories of types that read text of their own form: strings, enums, addresses, uuid and json and the
-like, ranges, shapes. Numbers and times read text, too, but drop what they have no room for."""
+"""Categories of types that parse text: strings, enums, addresses, uuid and json and the like, ranges, shapes.
+Numbers and times parse text, too, but drop digits that they have no room for."""
 
 _CHANGED = {"name", "char", "bytea", "tsvector", "tsquery"}
-"""Types of these categories that make something else of a text."""
+"""Types of these categories that change a text."""
 
 _CLOCKS = {"timestamp", "timestamptz", "time"}
 
 
 @dataclass(frozen=True, slots=True)
 class PostgreSQLTarget(Target):
-    """A column, with what assignment would cut to without a word."""
+    """A column, and the limits that assignment would silently cut to."""
 
     length: int | None
     """Of text: characters. Spaces beyond are cut off silently."""
     digits: int | None
-    """Of a time: digits of a second. More are rounded."""
+    """Of a time: fractional digits of a second. More are rounded."""
     reads_text: bool
-    """Whether a CAST of text keeps it."""
+    """Whether a CAST of text keeps it unchanged."""
 
 
 def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
-    """The columns of the target table, none if it is not there."""
+    """The columns of the target table; none if it does not exist."""
     rows = connection.execute(_TARGETS, {"name": relation(write.table_schema, write.table)}).all()
     return [_target(row) for row in rows]
 
@@ -91,7 +91,7 @@ def _target(row: Row[Any]) -> PostgreSQLTarget:
         kind = "generated" if row.is_generated else "interval of some fields"
     scale = length = digits = None
     if modifier is not None and kind == "numeric":
-        scale = (((modifier - 4) & 2047) ^ 1024) - 1024  # eleven bits, of which the first is the sign
+        scale = (((modifier - 4) & 2047) ^ 1024) - 1024  # eleven bits; the first is the sign
     elif modifier is not None and kind in ("varchar", "bpchar"):
         length = modifier - 4
     elif kind in _CLOCKS:
@@ -101,17 +101,17 @@ def _target(row: Row[Any]) -> PostgreSQLTarget:
 
 
 def relation(schema: str | None, name: str | None) -> str:
-    """A table's name as SQL has it."""
+    """A table's name in SQL."""
     return ".".join(quoted(part) for part in (schema, name) if part)
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it. SQLAlchemy's own way doubles percent signs, which COPY takes as they are."""
+    """A quoted name in SQL. SQLAlchemy's own quoting doubles percent signs, which COPY takes literally."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
-    """How a column travels to its target, or without one to a table of Arrow's own types.
+    """How a column is transferred to its target or, without one, to a table of Arrow's own types.
 
     Raises:
         ColumnMismatch: the target cannot hold every value exactly, or the type is not known.
@@ -144,7 +144,7 @@ def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
 
 
 def _kept(field: str, name: str, target: PostgreSQLTarget) -> arrow_values.Converter | None:
-    """What the target would change silently."""
+    """Refuse values that the target would change silently."""
     if target.length is not None and name == "text":
         return arrow_values.at_most(field, target.length, pc.utf8_length, "characters")
     if target.digits is not None and name in _CLOCKS:

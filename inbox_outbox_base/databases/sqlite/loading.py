@@ -1,7 +1,7 @@
 """SQLite: one writer for the whole file, on one machine, so partitions are written one after the other.
 
-A transaction that has read something cannot wait for the place to write, because what it has read may be old
-by then; so one that is going to write waits for it first.
+A transaction that has read cannot wait for the write lock, because what it read may be outdated by then; so
+one that is going to write waits for the lock first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ _TARGETS = text("""
 
 
 class SQLiteLoading(Loading):
-    """Rows one by one, in one statement that is prepared once."""
+    """Rows one by one, in one prepared statement."""
 
     isolation = "SERIALIZABLE"
 
@@ -50,11 +50,11 @@ class SQLiteLoading(Loading):
         self._version: str | None = None
 
     def isolation_level(self, wanted: str | None) -> str:
-        return self.isolation  # there is no less
+        return self.isolation  # there is no lower level
 
     def guard(self, connection: Connection, write: Write) -> None:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(write.lock_timeout * 1000):d}")
-        # The driver would begin by itself, but not before a savepoint, whose release would then commit.
+        # The driver sends BEGIN itself, but not before a savepoint, whose release would then commit.
         connection.exec_driver_sql("BEGIN")
         has_begun(connection)
 
@@ -78,7 +78,7 @@ class SQLiteLoading(Loading):
         return types.column(field, target, is_version=field.name == self._version)
 
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
-        # Whatever this transaction has done so far, it has only read: it begins anew, and waits.
+        # This transaction has only read so far: begin again, and wait.
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return connection.execute(_begin(tables), row).rowcount == 1
@@ -135,19 +135,19 @@ def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 @cache
 def _begin(tables: Tables) -> Insert:
-    """The ledger's row, unless it is there."""
+    """Insert the ledger's row, unless it exists."""
     added = insert(tables.ledger).on_conflict_do_nothing()
     return added.execution_options(preserve_rowcount=True)
 
 
 @cache
 def _add(tables: Tables) -> Insert:
-    """The given keys go in, except those that are there."""
+    """Insert the given keys, except those that exist."""
     c = tables.message.c
     rows = select(
         bindparam("consumer", type_=c.consumer.type), _GIVEN.c.key, bindparam("claim", type_=LargeBinary)
     )
-    # Without a WHERE, SQLite takes ON CONFLICT for the condition of a join.
+    # Without a WHERE, SQLite parses ON CONFLICT as the condition of a join.
     rows = rows.where(true()).order_by(_GIVEN.c.key)
     added = insert(tables.message).from_select(["consumer", "key", "claim"], rows)
     return added.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
@@ -155,7 +155,7 @@ def _add(tables: Tables) -> Insert:
 
 @cache
 def _find(tables: Tables) -> Select[Any]:
-    """Which of the given keys are there."""
+    """Which of the given keys exist."""
     c = tables.message.c
     joined = _GIVEN.join(tables.message, c.key == _GIVEN.c.key)
     of_consumer = c.consumer == bindparam("consumer", type_=c.consumer.type)
@@ -164,5 +164,5 @@ def _find(tables: Tables) -> Select[Any]:
 
 @cache
 def _others(tables: Tables) -> Select[Any]:
-    """Those of the given keys that others have."""
+    """The given keys that others have."""
     return _find(tables).where(tables.message.c.claim != bindparam("claim", type_=LargeBinary))

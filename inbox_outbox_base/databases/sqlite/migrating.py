@@ -1,4 +1,4 @@
-"""SQLite: the write lock of the file is the turn."""
+"""SQLite: a migration's turn is the write lock of the file."""
 
 from sqlalchemy import Connection
 
@@ -11,7 +11,7 @@ class SQLiteMigrating(Migrating):
     isolation = "SERIALIZABLE"
 
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
-        connection.begin()  # which may do more than nothing: applications listen to it
+        connection.begin()  # not a no-op: applications may listen for it
         if not getattr(connection.connection.driver_connection, "in_transaction", False):
             _begin_immediately(connection, seconds)
         return True

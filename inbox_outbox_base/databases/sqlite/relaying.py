@@ -22,14 +22,15 @@ def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
 
 @cache
 def never_due(tables: OutboxTables) -> Select[Any]:
-    """Delayed messages whose time is none, and larger than all times: text or bytes of somebody else's."""
+    """Delayed messages whose time is invalid and compares as larger than all times: text or bytes that others
+    have written."""
     c = tables.delayed.c
     mine = c.bucket.in_(bindparam("these", expanding=True))
     return select(c.id).where(mine, c.available_at > literal_column("'9999-12-31 24'"))
 
 
 class SQLiteRelaying(Relaying):
-    """The portable way; it has no READ COMMITTED, and needs none."""
+    """The portable way; SQLite has no READ COMMITTED, and needs none."""
 
     own_isolation = "SERIALIZABLE"
 

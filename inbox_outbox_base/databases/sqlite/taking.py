@@ -1,6 +1,5 @@
-"""SQLite: one writer for the whole file, so "in flight" can only be told of the file: past the wait, a key
-that nobody has taken answers "in flight" while anyone else writes. The wait is the busy timeout.
-"""
+"""SQLite: one writer for the whole file, so "in flight" applies to the whole file. After the wait, a key that
+nobody has taken answers "in flight" while anyone else writes. The wait is the busy timeout."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,27 +20,27 @@ from inbox_outbox_base.errors.inbox import UnusableConnection
 from inbox_outbox_base.tables.inbox import Tables
 
 _LEVELS = ("OFF", "NORMAL")
-"""With which a COMMIT may be answered before it is on disk; by their numbers."""
+"""The levels at which a COMMIT may be answered before it is on disk, by their numbers."""
 _BEGUN = "inbox: the transaction in which a row went in outside any savepoint"
 
 
 @cache
 def add(tables: Tables) -> Insert:
-    """The row goes in unless its key was taken."""
+    """Insert the row unless its key was taken."""
     added = insert(tables.message).values(taking_statements.ROW).on_conflict_do_nothing()
     return added.execution_options(preserve_rowcount=True)
 
 
 @cache
 def delete_batch(aging: Aging) -> Executable:
-    """The oldest rows, in one statement: a read that turns into a write would find the file locked."""
+    """Delete the oldest rows, in one statement: a read that turns into a write would find the file locked."""
     place: ColumnElement[int] = literal_column("rowid")
     chosen = taking_statements.oldest(aging).with_only_columns(place)
     return delete(aging.table).where(place.in_(chosen)).returning(aging.table.c[aging.time])
 
 
 class SQLiteTaking(Taking):
-    """Whoever writes holds the only write lock, so an INSERT answers by itself once it has it."""
+    """A writer holds the only write lock, so an INSERT answers as soon as it has the lock."""
 
     locks_rows = False
     has_server = False
@@ -61,7 +60,7 @@ class SQLiteTaking(Taking):
     def _add(
         self, connection: Connection, tables: Tables, rows: list[dict[str, Any]], wait: float
     ) -> int | None:
-        """How many rows went in; None if another process kept the write lock for longer than the wait."""
+        """How many rows were inserted; None if another process kept the write lock longer than the wait."""
         was_begun = _driver(connection).in_transaction
         check_savepoint(connection)
         try:
@@ -71,8 +70,8 @@ class SQLiteTaking(Taking):
             if not codes.ends_wait(error):
                 raise
             if not was_begun:
-                # The driver's BEGIN came with this INSERT. What is read in it would keep the file locked for
-                # reading, and the other transaction from committing.
+                # The driver's BEGIN came with this INSERT. Reading in it would keep the file locked for
+                # reading, and block the other transaction's commit.
                 connection.connection.rollback()
                 connection.info.pop(_BEGUN, None)
             return None
@@ -111,9 +110,9 @@ def has_begun(connection: Connection) -> None:
 
 
 def check_savepoint(connection: Connection) -> None:
-    """Refuse a savepoint that may be the driver's outermost: its RELEASE would commit the row by itself.
+    """Refuse a savepoint that may be the driver's outermost: its RELEASE would itself commit the row.
 
-    The driver's default is to send BEGIN before the first write only, and none before a SAVEPOINT.
+    By default the driver sends BEGIN only before the first write, and not before a SAVEPOINT.
     """
     root = connection.get_transaction()
     if not connection.in_nested_transaction():
@@ -132,7 +131,7 @@ def _busy_timeout(connection: Connection, wait: float) -> Iterator[None]:
     try:
         yield
     finally:
-        if not connection.invalidated:  # as when a task is cancelled: what it raised is to come through
+        if not connection.invalidated:  # as when a task is cancelled: let its exception propagate
             connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
 
 

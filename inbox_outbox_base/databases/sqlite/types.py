@@ -1,8 +1,8 @@
 """Which Arrow types go into which columns of SQLite.
 
-A column's declared type is hardly more than a hint, its affinity, by which SQLite changes values as they come
-in: text that looks like a number becomes one, a decimal a double. So what a column would change is refused,
-and what SQLite has no type for is text.
+A column's declared type is little more than a hint, its affinity, by which SQLite changes incoming values:
+text that looks like a number becomes one, a decimal becomes a double. So values that a column would change
+are refused, and types that SQLite lacks are stored as text.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _FITS: dict[str, set[str]] = {
     "datetime": {"datetime", "text", "untyped"},
     "time": {"time", "text", "untyped"},
 }
-"""Where a type may go as it is."""
+"""The targets of each type, without conversion."""
 
 _NAMES: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
     (pa.types.is_boolean, "boolean", "INTEGER"),
@@ -45,20 +45,20 @@ _NAMES: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
     (pa.types.is_time64, "time", "TEXT"),
 ]
 _DECLARED = {"DATE": "date", "DATETIME": "datetime", "TIMESTAMP": "datetime", "TIME": "time", "JSON": "json"}
-"""Names that mean nothing to SQLite, whose affinity would be numeric: text of the form that belongs into them
-does not look like a number, so it stays."""
+"""Names that SQLite does not know, so that the affinity is numeric: text in these formats does not look like
+a number, so it stays text."""
 
 _BOOLEANS = {"BOOLEAN", "BOOL", "BIT", "TINYINT", "INTEGER", "INT"}
-"""Names that people give to columns of 0 and 1."""
+"""Usual names of columns of 0 and 1."""
 
 _LIKE_A_NUMBER = r"^\s*[-+.0-9]"
 _LONGEST_INTEGER = 18
-"""Digits of which every number is a 64-bit one."""
+"""All numbers with this many digits fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SQLiteTarget(Target):
-    """A column, and whether it is part of the primary key: an INTEGER one puts a number in place of NULL."""
+    """A column, and whether it is part of the primary key: an INTEGER one replaces NULL by a number."""
 
     is_key: bool
 
@@ -90,7 +90,7 @@ def _bare(declared: str) -> str:
 
 
 def column(field: pa.Field, target: SQLiteTarget | None, *, is_version: bool) -> Column:
-    """How a column travels.
+    """How a column is transferred.
 
     Raises: as `Database.column`; and ColumnMismatch for a version that SQLite would compare as text.
     """
@@ -128,7 +128,7 @@ def _named(field: pa.Field, kind: pa.DataType) -> tuple[str, str]:
 
 
 def _sent(field: str, name: str, kind: pa.DataType) -> arrow_values.Converter | None:
-    """Times as SQLite's own functions write and read them, an instant as what a clock in UTC shows."""
+    """Times in the format of SQLite's own functions, an instant as the time in UTC."""
     if name == "boolean":
         return arrow_values.to(pa.int8())
     if name == "real":
@@ -146,7 +146,7 @@ def _sent(field: str, name: str, kind: pa.DataType) -> arrow_values.Converter | 
 
 
 def _plain_decimals(column: pa.Array) -> pa.Array:
-    """All digits, no exponent: one text for one number."""
+    """All digits, no exponent: one text for each number."""
     values: list[Decimal | None] = column.to_pylist()
     return pa.array([None if value is None else format(value, "f") for value in values], pa.string())
 
