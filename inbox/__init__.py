@@ -12,7 +12,7 @@ and resumable step by step::
     with StatusInbox("orders", store=SqlStore(engine)).claim(key="order-42") as claim:
         claim.is_new and claim.step("lock-stock", lock_stock)
 
-`inbox.schema` declares the tables, `inbox.migration` makes them, `inbox.errors` is what can go wrong.
+`inbox.schema` declares the tables, `inbox.migration` makes them, `inbox.errors` has the exceptions.
 """
 
 from inbox._exactly_once.async_inbox import AsyncInbox

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of the inbox.
 
 ::
 
@@ -6,18 +6,18 @@
     ├── InvalidOption        (ValueError)           an option's value is not usable
     │   └── InvalidKey                              a business key breaks the key rules
     ├── InvalidResult        (TypeError)            a result cannot be stored as JSON
-    ├── UnsupportedDatabase  (NotImplementedError)  a dialect that nobody has proven
+    ├── UnsupportedDatabase  (NotImplementedError)  a dialect that has not been proven
     ├── UnusableConnection   (InvalidRequestError)  no transaction to join, or one in two databases
     ├── TablesMissing        (LookupError)          the inbox tables are not in this database
-    ├── PolicyConflict                              an inbox disagrees with what is stored of its consumer
+    ├── PolicyConflict                              an inbox disagrees with its consumer's stored policy
     ├── TransactionAborted                          the body swallowed a database error
-    ├── TransactionEnded                            the body committed or rolled back by itself
+    ├── TransactionEnded                            the body committed or rolled back
     ├── NotTaken                                    the message was not taken: do not acknowledge it
     │   ├── MessageInFlight  (TransientError)       another worker is handling it: deliver it again later
     │   ├── PayloadMismatch                         the same key came with another payload
     │   ├── MessageTooOld                           older than the retention: perhaps taken before
     │   ├── MessageDead                             its attempts are used up
-    │   └── MessageHalted                           a step's outcome is unknown, and may not be repeated
+    │   └── MessageHalted                           a step's outcome is unknown, and it must not run again
     ├── LeaseLost                                   somebody else may hold the message by now
     ├── MessageNotFound      (LookupError)          there is no such message in status-table mode
     ├── WrongStatus                                 the message is not in a status in which this can be done
@@ -27,8 +27,8 @@
         ├── CommitLost                              the connection broke during COMMIT, which did not happen
         └── StoreUnreachable                        the store of status-table mode does not answer
 
-`InvalidRequestError` is SQLAlchemy's. Errors of the database driver come through as SQLAlchemy raises
-them; `inbox.is_transient` says of any error whether the same work may simply be tried again.
+`InvalidRequestError` is SQLAlchemy's. Errors of the database driver propagate as SQLAlchemy raises
+them; `inbox.is_transient` says whether the same work can be retried after an error.
 """
 
 from inbox_outbox_base.errors.inbox import (

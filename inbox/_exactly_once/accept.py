@@ -71,11 +71,13 @@ def accept(
         return _judge(attempt, Stored(b"", known.digest, known.result))
     try:
         if message_time is not None and _is_too_old(database, connection, policy, message_time):
+            # A key that is still stored keeps its verdict, however old the message is.
             found = database.find(connection, attempt)
             return (Verdict.TOO_OLD, None) if found is None else _judge(attempt, found)
         taken = database.take(connection, attempt, wait)
     except DBAPIError as error:
         raise_clearer(connection, attempt.tables.message, error)
+    # Only after the take: a read before it would fix what the transaction can see.
     if policy.known(connection) is None:
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
@@ -116,7 +118,7 @@ def _differs(given: bytes | None, stored: bytes | None) -> bool:
 def _agree(
     connection: Connection, policy: Declaration, attempt: Attempt | Batch, taken: Collection[str]
 ) -> None:
-    """Call this after the first message: a read before it would fix what the transaction can see."""
+    """Compare the policies after the first message; on a conflict, give back the keys just taken."""
     try:
         policy.agree(connection, is_new=bool(taken))
     except (PolicyConflict, TablesMissing):

@@ -127,6 +127,7 @@ class Transaction:
         """
         forked.check(self._process)
         self._check_not_ended()
+        # Pending ORM writes come first: the checks below must see their errors.
         if isinstance(self._handle, Session):
             self._handle.flush()
         self._check_not_aborted()
@@ -211,6 +212,7 @@ class Transaction:
     def _resolve(self, error: DBAPIError) -> None:
         """Finish normally if the COMMIT did happen: the row with our claim proves it."""
         if self.verdict is not Verdict.NEW:
+            # A duplicate wrote no row that could prove the COMMIT.
             raise CommitLost("the connection broke during COMMIT") from error
         stored = self._look(self.connection.engine)
         if stored is None or stored.claim != self._attempt.claim:

@@ -34,7 +34,7 @@ def _set_back(record: Any, set_back: Callable[[Any], object], driver_connection:
     driver's error, although the transaction has ended, and lose the connection's place in the pool."""
     try:
         set_back(driver_connection)
-    except Exception as error:  # noqa: BLE001 - whatever the driver raises
+    except Exception as error:  # noqa: BLE001 - any error of the driver
         record.invalidate(error)
 
 

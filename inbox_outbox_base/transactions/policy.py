@@ -164,6 +164,7 @@ class Declaration:
                 return self.asked or Retention()
             if not codes.is_denied(error):
                 raise_clearer(connection, self._tables.consumer, error)
+            # The role has no right to the table: go on without it, and warn once.
             kept = memo.known[place] = self.asked or Retention()
             self._warn(kept, error)
             return kept
@@ -175,6 +176,7 @@ class Declaration:
         kept = self.asked or (stored.kept if stored else Retention())
         transaction = connection.get_transaction()
         if stored is None or self._asks_for_more(stored):
+            # Only a new message declares, and only one open transaction of this process at a time.
             if not is_new or (memo.is_under_way(place) and not memo.is_declared_in(place, transaction)):
                 return kept
             connection.execute(taking_statements.declare(self._tables), self._row(stored))

@@ -67,8 +67,8 @@ class Call:
 class Watchdog:
     """Cuts connections whose call takes too long: one thread for all calls of a store.
 
-    It takes no locks, which would cost every call: whoever removes a call from the dictionary, in one
-    operation, decides whether it has ended or is cut.
+    It takes no locks, which would cost every call: the side that removes a call from the dictionary, in
+    one operation, decides whether it has ended or is cut.
     """
 
     def __init__(self, database: Taking) -> None:

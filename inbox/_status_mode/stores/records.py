@@ -213,8 +213,10 @@ def judge(record: Record, now: datetime, request: Request) -> Judgement:
         return Judgement(_SETTLED[record.status])
     if record.lease_until is not None and record.lease_until > now:
         return Judgement(Verdict.IN_FLIGHT)
+    # The holder vanished inside a step that must not be repeated.
     if record.pending_step is not None:
         return Judgement(Verdict.HALTED, bury=Status.HALTED)
+    # Attempts beyond the last one can only undo finished steps.
     extra = UNDO_ATTEMPTS if record.undos else 0
     if record.attempts_started >= request.max_attempts + extra:
         return Judgement(Verdict.DEAD, bury=Status.DEAD)

@@ -95,6 +95,7 @@ class KafkaPublisher:
         """A producer that has reached a broker; raises KafkaException if none answers."""
         producer = self._open()
         if not self._has_answered:
+            # Without a broker nothing is sent yet, so the outcome is Unavailable instead of Unknown.
             producer.list_topics(topic, timeout=self.timeout / 2)
             self._has_answered = True
         return producer
@@ -170,7 +171,7 @@ def _note(
 
 
 def _produce(producer: Producer, envelope: Envelope, on_delivery: Any) -> None:
-    # Without a timestamp of its own: a message that waited long would be past the topic's retention at once.
+    # Without a timestamp of its own: a message that waited long would already be past the topic's retention.
     own = {"outbox-id": envelope.id, "outbox-created-at": envelope.created_at.isoformat()}
     if envelope.payload is not None:
         own["content-type"] = envelope.content_type

@@ -1,8 +1,8 @@
 """Which Arrow types go into which types of MySQL and MariaDB.
 
-In strict mode, a number out of range and text that is too long are errors. Values that it would change
-without an error (it rounds, pads, cuts spaces off, takes a text for the number of an enum's label) are
-refused here.
+In strict mode, a number out of range and text that is too long are errors. Values that the server would
+change without an error (it rounds, pads, cuts spaces off, takes a text for the number of an enum's label)
+are refused here.
 """
 
 import re
