@@ -72,7 +72,7 @@ async def _wait_at_most(seconds: float, call: asyncio.Future[Any]) -> None:
 
 
 def _cancel_again(error: asyncio.CancelledError) -> None:
-    """As if it had just arrived."""
+    """Cancel the task again, as if the cancellation had just arrived."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - only a task is cancelled
     task.uncancel()

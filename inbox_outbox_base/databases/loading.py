@@ -115,7 +115,7 @@ class Taken:
     """Which keys are ours now, and who had the others."""
 
     fresh: pa.BooleanArray
-    """Key by key."""
+    """One value for each key: whether it is ours."""
     others: list[bytes]
     """The claims of the keys taken before, in any order."""
 

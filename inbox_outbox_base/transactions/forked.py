@@ -15,7 +15,7 @@ from inbox_outbox_base.errors.inbox import TransactionEnded
 
 
 def is_in(process: int) -> bool:
-    """Whether this is that process."""
+    """Whether this is the given process, and not a fork of it."""
     return os.getpid() == process
 
 

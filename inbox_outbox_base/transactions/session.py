@@ -94,7 +94,7 @@ def connection_of(
 
 
 def check_no_session(bind_arguments: BindArguments | None) -> None:
-    """A Connection is bound already.
+    """Refuse bind arguments for a Connection, which is bound already.
 
     Raises:
         InvalidOption: `bind_arguments` were given.

@@ -26,7 +26,7 @@ _STAMP = """
 local time = redis.call('TIME')
 local stamp = string.format('%d%06d', time[1], time[2])
 """
-"""The clock as it is stored, where nothing is reckoned with it: texts of one length compare as numbers do."""
+"""The clock as it is stored, where it is only compared: texts of one length compare as numbers do."""
 
 ADD_OR_LOOK = _script(
     _STAMP

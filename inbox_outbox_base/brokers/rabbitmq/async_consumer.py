@@ -1,4 +1,4 @@
-"""The consumer for RabbitMQ, for asynchronous code."""
+"""The asynchronous consumer for RabbitMQ."""
 
 import asyncio
 import logging

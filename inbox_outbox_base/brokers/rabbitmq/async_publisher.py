@@ -1,4 +1,4 @@
-"""The publisher for RabbitMQ, for asynchronous code."""
+"""The asynchronous publisher for RabbitMQ."""
 
 import asyncio
 import logging
