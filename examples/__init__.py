@@ -1,1 +1,1 @@
-"""Runnable examples: naive ways and how they fail, inbox and outbox in their forms, a demo on real data."""
+"""Runnable examples: naive ways and how they fail, uses of inbox and outbox, and a demo on real data."""

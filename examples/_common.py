@@ -1,4 +1,4 @@
-"""What the examples share: a database to run on, and a message that arrives twice at once."""
+"""Shared by the examples: a database to run on, and a message delivered twice at the same time."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ PATIENCE = 30
 
 @contextmanager
 def prepared(about: str | None, business: MetaData) -> Iterator[Engine]:
-    """The database that the command line names, with the inbox tables and empty business tables.
+    """The database given on the command line, with the inbox tables and empty business tables.
 
     Without ``--url`` it is an embedded PostgreSQL. The business tables are dropped at the end.
     """
@@ -44,7 +44,7 @@ def prepared(about: str | None, business: MetaData) -> Iterator[Engine]:
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    """Let a program take ``--url``."""
+    """Add the option ``--url`` to a program."""
     about = "database to run on, as an SQLAlchemy URL (default: an embedded PostgreSQL)"
     parser.add_argument("--url", help=about)
 
@@ -59,7 +59,7 @@ def url_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> UR
 
 @contextmanager
 def database(url: URL | None) -> Iterator[URL]:
-    """The given database, or an embedded PostgreSQL for as long as the block runs."""
+    """The given database, or an embedded PostgreSQL while the block runs."""
     with ExitStack() as stack:
         yield url or stack.enter_context(EmbeddedPostgres()).url
 
@@ -73,7 +73,7 @@ def forget(engine: Engine, consumer: str) -> None:
 
 
 def twice_at_once(deliver: Callable[[], T]) -> list[T]:
-    """Call `deliver` in two threads that begin together; what both returned."""
+    """Call `deliver` in two threads that begin together; return both results."""
     begin = Barrier(2, timeout=PATIENCE)
 
     def one(_: int) -> T:

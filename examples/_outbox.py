@@ -1,4 +1,4 @@
-"""What the outbox's examples share: an outbox with no messages in it, and a broker that only prints."""
+"""Shared by the outbox's examples: an empty outbox, and a broker that only prints."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from outbox import Accepted, Envelope, Outcome, schema
 
 
 class Printer:
-    """A `Publisher` for a broker that is nothing but the terminal; it takes everything."""
+    """A `Publisher` that prints to the terminal, and accepts everything."""
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Print what a broker would be given."""
+        """Print what a broker would get."""
         for message in batch:
             print(f"sent to {message.topic}: {message.payload.decode()}, key {message.key}")
         return [Accepted()] * len(batch)
@@ -21,7 +21,7 @@ def clear(engine: Engine, *topics: str) -> None:
     """Delete the messages to these topics that an earlier run has left.
 
     Raises:
-        RuntimeError: there are messages to other topics, which an example's relay would take as well.
+        RuntimeError: there are messages to other topics, which an example's relay would also send.
     """
     tables = schema.tables()
     with engine.begin() as connection:
@@ -34,7 +34,7 @@ def clear(engine: Engine, *topics: str) -> None:
 
 
 def waiting(engine: Engine) -> int:
-    """How many messages have not left yet."""
+    """The number of messages not sent yet."""
     message = schema.tables().message
     with engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(message)) or 0

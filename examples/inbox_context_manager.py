@@ -1,9 +1,9 @@
-"""The inbox as context manager: two deliveries at once, one effect.
+"""The inbox as a context manager: two deliveries at the same time, one effect.
 
-The inbox row goes into the same transaction as the business writes: both commit or neither does. The
-second delivery waits for the first one's transaction, is told `DUPLICATE`, and gets the result that the
-first one stored. A delivery that does not want to wait (``wait=0``) gets `MessageInFlight` instead. When
-`handle` returns, acknowledge the message; when it raises, do not.
+The inbox row is part of the same transaction as the business writes: both commit or neither does. The second
+delivery waits for the first one's transaction, gets `DUPLICATE`, and the result that the first one stored. A
+delivery with ``wait=0`` gets `MessageInFlight` instead. If `handle` returns, acknowledge the message; if it
+raises, do not.
 
     python -m examples.inbox_context_manager [--url URL]
 """

@@ -1,8 +1,8 @@
-"""The inbox as decorator: the function runs once for each key, however often it is called.
+"""The inbox as a decorator: the function runs once for each key, however often it is called.
 
-Transient errors (a deadlock, a lost connection) are retried in a new transaction. With ``payload=`` a
-message that reuses a key for something else is told apart from a duplicate: it is never run, and never
-silently dropped, because the function raises. When it returns, acknowledge the message.
+Transient errors (a deadlock, a lost connection) are retried in a new transaction. With ``payload=``, the
+inbox distinguishes a message that reuses a key for something else from a duplicate: it is never run, and
+never silently dropped, because the function raises. If it returns, acknowledge the message.
 
     python -m examples.inbox_decorator [--url URL]
 """
@@ -25,7 +25,7 @@ account = Table(
 
 
 class Payment(TypedDict):
-    """A message as a broker would bring it."""
+    """A message as a broker would deliver it."""
 
     id: str
     name: str

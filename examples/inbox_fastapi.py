@@ -1,13 +1,13 @@
 """The inbox behind an idempotent POST: a client may repeat a request until it gets an answer.
 
-The client draws an ``Idempotency-Key`` for each thing it wants done and repeats it with each try. The
-same key and body get the stored answer (201, with ``Idempotent-Replayed: true``), the same key with
-another body 422, and a key whose first request is still running 409 with ``Retry-After``. (Status codes
-as in the IETF draft "The Idempotency-Key HTTP Header Field".) Where clients log in, make the client a
-part of the key: ``(client, idempotency_key)``.
+The client generates an ``Idempotency-Key`` for each operation and repeats it with each try. The same key and
+body get the stored answer (201, with ``Idempotent-Replayed: true``), the same key with another body gets 422,
+and a key whose first request is still running gets 409 with ``Retry-After``. (Status codes as in the IETF
+draft "The Idempotency-Key HTTP Header Field".) If clients log in, make the client part of the key:
+``(client, idempotency_key)``.
 
-The endpoint keeps its own session: `take` puts the key into that transaction, and the answer with it. It
-commits before it answers, since a dependency may be closed only after the answer was sent.
+The endpoint keeps its own session: `take` writes the key and the answer in that transaction. It commits
+before it answers, since a dependency may be closed only after the answer was sent.
 
     python -m examples.inbox_fastapi [--url URL]
 """
@@ -88,7 +88,7 @@ def make_app(engine: AsyncEngine, *, wait: float = 5) -> FastAPI:
 
 
 async def requests(engine: AsyncEngine) -> None:
-    """What a client sees: a request sent three times at once, a reused key, and one still running."""
+    """What a client sees: a request sent three times concurrently, a reused key, and one still running."""
     transport = ASGITransport(make_app(engine))
     async with AsyncClient(transport=transport, base_url="http://example") as client:
 

@@ -1,9 +1,9 @@
-"""The listener: a batch of messages in, one decision for each out, as brokers hand messages over.
+"""The listener: it takes a batch of messages from a broker, and returns one decision for each.
 
-The broker of this example is a list which, like Kafka, is told how far messages are acknowledged and goes on
-from there. So the listener works in order: behind a message that failed nothing is run, and the broker brings
-it again. A message that no delivery can heal is put away, and does not hold up the others. On SIGTERM the
-running message finishes, and the rest of its batch is given back.
+The broker of this example is a list. Like Kafka, it stores an offset up to which messages are acknowledged,
+and goes on from there. So the listener works in order: it runs nothing behind a failed message, which the
+broker redelivers. A message that can never succeed becomes a dead letter, and does not block the others. On
+SIGTERM the running message finishes, and the rest of its batch is given back.
 
     python -m examples.inbox_listener [--url URL]
 """
@@ -27,7 +27,7 @@ account = Table(
 
 
 class Payment(TypedDict):
-    """A message as a broker would bring it."""
+    """A message as a broker would deliver it."""
 
     id: str
     name: str
@@ -37,15 +37,15 @@ class Payment(TypedDict):
 Handler = Callable[[Payment], Outcome]
 PAYMENTS = [
     Payment(id="payment-1", name="alice", amount=100),
-    Payment(id="payment-1", name="alice", amount=100),  # the producer was not sure, and sent it again
+    Payment(id="payment-1", name="alice", amount=100),  # the producer got no answer, and sent it again
     Payment(id="payment-2", name="bob", amount=50),  # his account will be opened in a moment
-    Payment(id="payment-1", name="alice", amount=999),  # another payment under a key that was taken
+    Payment(id="payment-1", name="alice", amount=999),  # another payment that reuses a key
     Payment(id="payment-3", name="alice", amount=5),
 ]
 
 
 def main() -> None:
-    logging.getLogger("inbox.listener").setLevel(logging.CRITICAL)  # what it logs, the decisions say as well
+    logging.getLogger("inbox.listener").setLevel(logging.CRITICAL)  # the decisions say the same
     inbox = Inbox(CONSUMER)
     with prepared(__doc__, metadata) as engine:
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def run_batch(listener: Listener, offset: int, pay: Handler) -> int:
-    """Let the listener run what is not acknowledged yet; how far it is now."""
+    """Let the listener run the messages that are not acknowledged yet; return the new offset."""
     messages = PAYMENTS[offset:]
     decisions = listener.decide(messages, pay)
     for message, decision in zip(messages, decisions, strict=True):
@@ -78,7 +78,7 @@ def run_batch(listener: Listener, offset: int, pay: Handler) -> int:
 
 
 def put_away(message: Payment, decision: Decision) -> None:
-    """Here one would publish it to a dead letter topic."""
+    """A real program would publish it to a dead letter topic."""
     print(f"put away: {message['id']} over {message['amount']}, {decision.reason}")
 
 

@@ -1,7 +1,7 @@
 """The inbox with the ORM: give the decorator a sessionmaker, and the handler gets a Session.
 
-The handler reads an object, changes it in Python and leaves: the flush, the inbox row and the COMMIT are
-one transaction. It neither commits nor rolls back by itself.
+The handler reads an object, changes it in Python and returns: the flush, the inbox row and the COMMIT are one
+transaction. The handler itself neither commits nor rolls back.
 
     python -m examples.inbox_orm_session [--url URL]
 """
@@ -18,7 +18,7 @@ from inbox import Inbox
 
 @dataclass(frozen=True)
 class Payment:
-    """A message as a broker would bring it."""
+    """A message as a broker would deliver it."""
 
     id: str
     name: str
@@ -30,7 +30,7 @@ class Base(DeclarativeBase):
 
 
 class Account(Base):
-    """Somebody's money."""
+    """A bank account."""
 
     __tablename__ = "example_account"
 

@@ -1,12 +1,12 @@
-"""The second naive way: lock the business row with SELECT ... FOR UPDATE, then look, then act.
+"""The second naive way: lock the business row with SELECT ... FOR UPDATE, then check, then act.
 
-1. The first message about an order makes its row. There is no row to lock yet, so FOR UPDATE locks
-   nothing: two deliveries both find nothing, both insert, and the customer is charged twice. (MySQL
-   and MariaDB at REPEATABLE READ lock the gap instead, let both do so, and then end one of them with a
-   deadlock error; this example runs at READ COMMITTED.)
-2. Where the row is there already, it does work, if the table has a status column and it is looked at
-   after the lock was granted. But the lock is on business data: an unrelated change of the same order
-   has to wait until the handler is done.
+1. The first message about an order creates its row. There is no row to lock yet, so FOR UPDATE locks nothing:
+   two deliveries both find nothing, both insert, and the customer is charged twice. (MySQL and MariaDB at
+   REPEATABLE READ lock the gap instead, allow both to do so, and then end one of them with a deadlock error;
+   this example runs at READ COMMITTED.)
+2. If the row exists, this works, provided that the table has a status column and it is checked after the lock
+   was granted. But the lock is on business data: an unrelated change of the same order has to wait until the
+   handler is done.
 
     python -m examples.naive_select_for_update [--url URL]
 """
@@ -32,7 +32,7 @@ charge = Table(
 
 
 def charge_new_order(engine: Engine, order: str, both_have_looked: Barrier) -> str:
-    """Insert the charge unless it is there; the barrier only fixes the unlucky moment."""
+    """Insert the charge unless it exists; the barrier only makes the race happen every time."""
     locked = select(charge.c.id).where(charge.c.order_number == order).with_for_update()
     with engine.begin() as connection:
         row = connection.execute(locked).first()
@@ -44,7 +44,7 @@ def charge_new_order(engine: Engine, order: str, both_have_looked: Barrier) -> s
 
 
 def charge_known_order(engine: Engine, order: str, locked: Event, finish: Event) -> str:
-    """Charge an open order; between `locked` and `finish` the handler does its work."""
+    """Charge an open order; the handler works between `locked` and `finish`."""
     this = charge.c.order_number == order
     with engine.begin() as connection:
         status = connection.scalar(select(charge.c.status).where(this).with_for_update())
@@ -57,7 +57,7 @@ def charge_known_order(engine: Engine, order: str, locked: Event, finish: Event)
 
 
 def is_locked(engine: Engine, order: str) -> bool:
-    """Whether someone who wants to change the order would have to wait."""
+    """Whether another transaction would have to wait to change the order."""
     this = charge.c.order_number == order
     with engine.connect() as connection:
         try:

@@ -1,8 +1,8 @@
-"""The first naive way: look whether the message was seen, act if not, note that it was seen.
+"""The first naive way: check whether the message was seen, act if not, record that it was seen.
 
-Two deliveries of the same message look at the same time. Neither finds a note, because neither has
-committed one yet, so both act: one payment of 100 makes the balance 200. Nothing fails, nothing is
-logged. All of it happens inside proper transactions; READ COMMITTED does not help.
+Two deliveries of the same message check at the same time. Neither finds a record, because neither has
+committed one yet, so both act: one payment of 100 makes the balance 200. Nothing fails, and nothing is
+logged. Both deliveries use transactions; READ COMMITTED does not help.
 
     python -m examples.naive_select_then_act [--url URL]
 """
@@ -24,7 +24,7 @@ seen = Table("example_seen", metadata, Column("message", String(20), index=True)
 
 
 def handle(engine: Engine, message: str, both_have_looked: Barrier) -> str:
-    """Add 100 to the account unless the message was seen; the barrier only fixes the unlucky moment."""
+    """Add 100 to the account unless the message was seen; the barrier makes the race happen every time."""
     with engine.begin() as connection:
         is_new = connection.execute(select(seen).where(seen.c.message == message)).first() is None
         both_have_looked.wait()

@@ -1,7 +1,7 @@
-"""An outbox, an inbox and no broker: the relay runs the handlers itself, in the same database.
+"""An outbox and an inbox without a broker: the relay runs the handlers itself, in the same database.
 
 Billing takes an order, writes an invoice and publishes the next message, all in the transaction of its inbox
-row; shipping takes that one. Billing's first attempt fails after it has published: invoice, message and inbox
+row; shipping takes that message. Billing's first attempt fails after publishing: invoice, message and inbox
 row are rolled back together, and the second attempt finds nothing of the first.
 
     python -m examples.outbox_direct [--url URL]

@@ -1,8 +1,8 @@
-"""The outbox with the ORM: publish on the Session, and the message is written when that commits.
+"""The outbox with the ORM: publish on the Session, and the message is written when it commits.
 
-It is written last, after the flush, when the transaction holds the locks of its business rows: of two
-transactions that change the same row, the messages have the order of the changes. A savepoint that is rolled
-back takes its messages with it, a transaction that is rolled back takes all of them.
+The message is written last, after the flush, when the transaction holds the locks of its business rows: if
+two transactions change the same row, their messages have the order of the changes. Rolling back a savepoint
+removes its messages; rolling back the transaction removes all of them.
 
     python -m examples.outbox_orm_session [--url URL]
 """
@@ -22,7 +22,7 @@ class Base(DeclarativeBase):
 
 
 class Order(Base):
-    """What somebody wants."""
+    """A customer's order."""
 
     __tablename__ = "example_order"
 
@@ -31,7 +31,7 @@ class Order(Base):
 
 
 def place(session: Session, number: str, item: str) -> None:
-    """Add an order to the session, and say so: with its commit, or not at all."""
+    """Add an order to the session, and publish a message: both or neither."""
     session.add(Order(number=number, item=item))
     Outbox().publish(session, TOPIC, {"placed": number, "item": item}, key=number)
     if item == "unobtainium":

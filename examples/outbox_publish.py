@@ -1,9 +1,9 @@
-"""The outbox: a message is a row of the business transaction, and leaves if and only if that commits.
+"""The outbox: a message is a row of the business transaction, and is sent if and only if that commits.
 
-Two orders are placed, each with a message in the same transaction; the second one fails after it was
-published. A program that sends to its broker by itself has no right moment for it: before the COMMIT it may
-send what is rolled back, after the COMMIT it may die and never send. Here both are rows, and the relay sends
-what was committed. The broker of this example only prints; see `outbox.rabbitmq` and `outbox.kafka`.
+Two orders are placed, each with a message in the same transaction; the second one fails after publishing. A
+program that sends to its broker itself has no right moment for it: before the COMMIT, it may announce
+something that is then rolled back; after the COMMIT, it may die and never send. Here both are rows, and the
+relay sends what was committed. This example's broker only prints; see `outbox.rabbitmq` and `outbox.kafka`.
 
     python -m examples.outbox_publish [--url URL]
 """

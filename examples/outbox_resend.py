@@ -1,9 +1,9 @@
-"""A producer that is not sure, and publishes the same order again; the consumer's inbox takes it once.
+"""A producer that got no answer and publishes the same order again; the consumer's inbox takes it once.
 
-The service commits the order's message, and then its answer gets lost: for the client the request has timed
-out, so it repeats it. The second message has an id of its own, and nothing that looks at message ids could
-tell that it means the same. The key does: the client drew it, and repeats it. So the consumer's key is the
-message's key (`inbox.message_key`).
+The service commits the order's message, and then its answer gets lost: the client's request times out, so the
+client repeats it. The second message has a new id, so message ids cannot show that it is the same order. The
+key can: the client generated it, and repeats it. So the consumer's key is the message's key
+(`inbox.message_key`).
 
     python -m examples.outbox_resend [--url URL]
 """
@@ -24,7 +24,7 @@ parcel = Table("example_parcel", metadata, Column("order", String(20), nullable=
 
 
 def request(engine: Engine, order: str, *, is_answered: bool) -> str:
-    """What the service does, as its client sees it; the message's id."""
+    """Handle a request of the service, with or without an answer; return the message's id."""
     with engine.begin() as connection:
         message = Outbox().publish(connection, TOPIC, {"order": order}, key=order)
     if not is_answered:
@@ -43,7 +43,7 @@ def order(engine: Engine, number: str) -> None:
 
 
 def shipping(engine: Engine) -> Callable[[Envelope], Outcome]:
-    """The consumer: it sends a parcel for each order that it takes."""
+    """The consumer: it ships a parcel for each order that it takes."""
 
     @Inbox(CONSUMER).handler(engine, key=message_key)
     def ship(connection: Connection, message: Envelope) -> None:

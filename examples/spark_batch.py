@@ -1,9 +1,9 @@
-"""A batch job: a DataFrame in which payments come twice is written, and written again.
+"""A batch job: it writes a DataFrame that contains payments twice, and then writes it again.
 
-Each partition's inbox rows and results commit in one transaction, so a payment counts once: when it stands
-in the DataFrame twice, when Spark tries a task again, and when the whole job is submitted again. What a
-partition does with its new rows is up to you. Here they are appended to a table; then a second consumer
-adds them to balances, which would show any payment that counts twice, or never.
+Each partition's inbox rows and results commit in one transaction, so a payment counts once: if it is in the
+DataFrame twice, if Spark retries a task, and if the whole job is submitted again. You decide what a partition
+does with its new rows. Here they are appended to a table; then a second consumer adds them to balances, which
+would show any payment that counts twice, or never.
 
     python -m examples.spark_batch [--url URL]
 """
@@ -29,7 +29,7 @@ account = Table(
     Column("balance", Integer, nullable=False),
 )
 
-# The statement sees the partition's new rows as the temporary table new_rows.
+# The statement reads the partition's new rows from the temporary table new_rows.
 ADD_TO_BALANCES = """
     UPDATE example_account SET balance = balance + coalesce(
         (SELECT sum(amount) FROM new_rows WHERE new_rows.account = example_account.name), 0)

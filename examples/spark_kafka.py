@@ -1,16 +1,16 @@
-"""A streaming job that reads Kafka: orders that are delivered at least once go into a table once.
+"""A streaming job that reads Kafka: orders are delivered at least once, and written to a table once.
 
-Needs a Kafka, and Spark's package for it, which has to be of Spark's own version:
+Needs Kafka, and Spark's package for it in Spark's own version:
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 examples/spark_kafka.py \\
         --servers localhost:9092 --topic orders --checkpoint /var/lib/orders \\
         --url postgresql://user@host/database
 
-The key is the order's number, out of the message, and not Kafka's topic, partition and offset: a producer
-that sends an order again gives it a new offset. Neither a producer's retries, nor a rebalance, nor a batch
-that Spark repeats, nor a lost checkpoint (then set ``--starting earliest``) writes an order twice.
+The key is the order's number in the message, not Kafka's topic, partition and offset: an order that a
+producer sends again has a new offset. Producer retries, a rebalance, a batch that Spark repeats, and a lost
+checkpoint (then set ``--starting earliest``) do not write an order twice.
 
-The tables are made beforehand: ``inbox-outbox migrate`` for the inbox's, and::
+Create the tables first: ``inbox-outbox migrate`` for the inbox's, and::
 
     CREATE TABLE orders (order_id text, item text, quantity int, sent_at timestamptz)
 """
@@ -33,7 +33,7 @@ def main() -> None:
         "orders",
         key="order_id",
         consumer="orders",
-        null_keys="drop",  # what is no order has no number; it is counted, and stops nothing
+        null_keys="drop",  # a message that is not an order has no number; it is counted and left out
     )
     stream = orders(spark, options.servers, options.topic, options.starting).writeStream
     stream = stream.foreachBatch(writer.foreach_batch).option("checkpointLocation", options.checkpoint)
@@ -41,12 +41,12 @@ def main() -> None:
 
 
 def orders(spark: SparkSession, servers: str, topic: str, starting: str) -> DataFrame:
-    """The topic's messages, which are JSON, as rows."""
+    """The topic's JSON messages as rows."""
     messages = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
         .option("subscribe", topic)
-        .option("startingOffsets", starting)  # only where there is no checkpoint yet
+        .option("startingOffsets", starting)  # used only without a checkpoint
         .option("maxOffsetsPerTrigger", 100_000)
         .load()
     )

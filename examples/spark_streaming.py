@@ -1,9 +1,9 @@
-"""A streaming job that is killed between its COMMIT and Spark's own note of it, and started again.
+"""A streaming job that is killed between its COMMIT and Spark's own record of it, and started again.
 
-Spark notes in the checkpoint which batches are done, after they are. One that is killed in between comes
-again, with the same rows. The inbox finds these taken, so every payment stands in the table once. It does
-so, too, when the whole checkpoint is lost and the stream begins anew: shown here with ``format("inbox")``,
-the other way to write a stream.
+Spark records in the checkpoint which batches are done, after they are. A batch that is killed in between is
+repeated, with the same rows. The inbox knows their keys, so every payment is in the table once. The same
+holds if the whole checkpoint is lost and the stream starts over, shown here with ``format("inbox")``, the
+other way to write a stream.
 
     python -m examples.spark_streaming [--url URL]
 """
@@ -42,12 +42,12 @@ def payments(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def with_foreach_batch(url: str, folder: Path, killed_in: int | None = None) -> None:
-    """The job: all files that are in the folder go into the table."""
+    """The job: write all files in the folder to the table."""
     writer = InboxWriter(url, "example_payment", key="payment_id", consumer=CONSUMER)
 
     def write(batch: DataFrame, number: int) -> None:
         writer.foreach_batch(batch, number)
-        if number == killed_in:  # the worst moment: committed, and not noted in the checkpoint
+        if number == killed_in:  # the worst moment: committed, and not recorded in the checkpoint
             os.kill(os.getpid(), signal.SIGKILL)
 
     with spark_session() as spark:
@@ -57,7 +57,7 @@ def with_foreach_batch(url: str, folder: Path, killed_in: int | None = None) -> 
 
 
 def with_format(url: str, folder: Path) -> None:
-    """The same job in the other form, with a checkpoint of its own: every file comes again."""
+    """The same job in the other form, with a new checkpoint: every file is read again."""
     options = {"url": url, "dbtable": "example_payment", "key": "payment_id", "consumer": CONSUMER}
     with spark_session() as spark:
         spark.dataSource.register(InboxDataSource)
@@ -88,17 +88,17 @@ def deliver(folder: Path) -> None:
         ids = range(max(0, number * PAYMENTS - 100), (number + 1) * PAYMENTS)
         file = folder / f"{number}.csv"
         file.write_text("".join(f"payment-{id_},1\n" for id_ in ids))
-        os.utime(file, (number, number))  # Spark takes the oldest first
+        os.utime(file, (number, number))  # Spark reads the oldest first
 
 
 def in_a_process(engine: Engine, folder: Path, killed_in: int | None = None) -> int:
-    """Run the job in a process of its own, until that and its JVM have ended; its exit code."""
+    """Run the job in another process until that and its JVM have ended; return its exit code."""
     call = f"import examples.spark_streaming as it; it.in_this_process({killed_in})"
     environment = os.environ | {
         "EXAMPLE_URL": engine.url.render_as_string(hide_password=False),
-        "TMPDIR": str(folder),  # what is killed leaves files behind
+        "TMPDIR": str(folder),  # a killed process leaves files behind
     }
-    # The JVM outlives the program a little; the pipe ends when nobody has it open any more.
+    # The JVM ends a little later than the program; the pipe closes when neither has it open.
     done = subprocess.run(
         [sys.executable, "-c", call], cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False
     )
@@ -106,7 +106,7 @@ def in_a_process(engine: Engine, folder: Path, killed_in: int | None = None) -> 
 
 
 def in_this_process(killed_in: int | None) -> None:
-    """What `in_a_process` runs."""
+    """The code that `in_a_process` runs."""
     with_foreach_batch(os.environ["EXAMPLE_URL"], Path(os.environ["TMPDIR"]), killed_in)
 
 

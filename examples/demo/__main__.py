@@ -38,14 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("interrupted")
         return INTERRUPTED
     except SQLAlchemyError as error:
-        # The driver's own words: SQLAlchemy adds the statement and its parameters.
+        # The driver's text only: SQLAlchemy adds the statement and its parameters.
         return _failed(console, str(getattr(error, "orig", None) or error))
     except (ModuleNotFoundError, RuntimeError, InboxError) as error:
         return _failed(console, str(error))
 
 
 def acts(console: Console, url: URL, departures: Sequence[Departure], options: argparse.Namespace) -> int:
-    """Give all acts, or the one that was asked for; the exit code is that of the worst one."""
+    """Run all acts, or the chosen one; the exit code is that of the worst."""
     codes = []
     if options.act in (None, 1):
         codes.append(compare(console, url, departures, options.workers))
@@ -57,7 +57,7 @@ def acts(console: Console, url: URL, departures: Sequence[Departure], options: a
 
 
 def show_key(console: Console, departures: Sequence[Departure]) -> None:
-    """Say which columns identify a departure, and that none of them can be left out."""
+    """Print which columns identify a departure, and that none of them can be left out."""
     total = len(departures)
     console.print(f"Business key: {', '.join(flights.KEY)}")
     console.print(f"  distinct: {flights.distinct(departures):,} of {total:,}")
@@ -95,10 +95,10 @@ def compare(console: Console, url: URL, departures: Sequence[Departure], workers
 
 
 def act_two(console: Console, url: URL, departures: Sequence[Departure], *, required: bool) -> int:
-    """The same departures by Spark; left out where that cannot be, unless it is required."""
+    """Run act two; skip it where Spark cannot run, unless it is required."""
     reason = _spark.missing()
     if reason is None:
-        from examples.demo import second_act  # only now: this takes a moment, and act one needs none of it
+        from examples.demo import second_act  # only now: the import is slow, and act one does not need it
 
         reason = second_act.missing(url)
         if reason is None:
@@ -110,7 +110,7 @@ def act_two(console: Console, url: URL, departures: Sequence[Departure], *, requ
 
 
 def place(url: URL) -> str:
-    """The database in words, without anything of the URL that may be secret."""
+    """A description of the database, without any part of the URL that may be secret."""
     if url.get_backend_name() == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise RuntimeError("workers cannot share an SQLite database in memory; give it a file")
@@ -119,7 +119,7 @@ def place(url: URL) -> str:
 
 
 def verdict(console: Console, is_exact: bool, what: str) -> int:
-    """The last line, and the exit code."""
+    """Print the last line, and return the exit code."""
     if is_exact:
         console.print(f"With {what} every departure counts exactly once.", style="green")
         return EXACT

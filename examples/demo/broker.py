@@ -1,7 +1,7 @@
-"""A small broker that delivers at least once: what is not acknowledged is delivered again.
+"""A small at-least-once broker: it redelivers messages that are not acknowledged.
 
-It hands out chunks ahead of the answers, as brokers do ("prefetch"), so a worker that dies takes several
-chunks with it, and the broker cannot know which of them had been committed.
+Like real brokers, it delivers chunks ahead of the acknowledgements ("prefetch"), so a worker that dies holds
+several chunks, and the broker cannot know which of them were committed.
 """
 
 import time
@@ -18,31 +18,31 @@ from examples.demo.worker import Answer, Chunk
 PREFETCH = 2
 MOST_KILLED = 10
 MOST_RETURNS = 1_000
-"""Chunks given back in a row, after which it is no passing trouble any more."""
+"""Chunks given back in a row before the trouble counts as permanent."""
 
 
 @dataclass(slots=True)
 class Delivered:
-    """What the broker did in one run, in messages unless it says otherwise."""
+    """The broker's counts of one run, in messages unless stated otherwise."""
 
     acknowledged: int = 0
     refused: int = 0
-    """Duplicates, as the workers' answers said."""
+    """Duplicates, according to the workers' answers."""
     shared: int = 0
-    """Handed to one worker while another one had it too."""
+    """Delivered to one worker while another one had it too."""
     killed: int = 0
     """Workers."""
     redelivered: int = 0
-    """Had been handed to a worker that was killed before it acknowledged them."""
+    """Delivered again, because their worker was killed before it acknowledged them."""
     redelivered_committed: int = 0
-    """Of these, at least so many had been committed."""
+    """How many of the redelivered ones had been committed, at least."""
     returned: int = 0
-    """Given back by a worker, because of a passing error or because they were in flight elsewhere."""
+    """Given back by a worker, because of a transient error or because they were in flight elsewhere."""
     seconds: float = 0
 
     @property
     def rate(self) -> float:
-        """Messages acknowledged in a second."""
+        """Messages acknowledged per second."""
         return self.acknowledged / self.seconds
 
 
@@ -68,7 +68,7 @@ class Broker:
         """Deliver everything.
 
         Raises:
-            RuntimeError: a worker ended by itself, or only gives back what it gets.
+            RuntimeError: a worker ended unexpectedly, or gives back everything it gets.
         """
         began = time.monotonic()
         while self.done.acknowledged < self._total:
@@ -120,7 +120,7 @@ class Broker:
         self._progress(self.done.acknowledged)
 
     def _victim(self) -> Worker | None:
-        """Half-way, once, a busy worker; another one only if no acknowledgement was lost with the first."""
+        """A busy worker to kill, once, half-way; another only if the first lost no acknowledgement."""
         if self.done.acknowledged < self._total // 2 or self.done.redelivered_committed:
             return None
         if self.done.killed == MOST_KILLED:

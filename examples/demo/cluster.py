@@ -1,4 +1,4 @@
-"""Spark with executors that are processes of their own, so that one can be killed."""
+"""Spark with executors in separate processes, so that one can be killed."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ T = TypeVar("T")
 EXECUTORS = 2
 SETTINGS = {
     "spark.executor.memory": "512m",
-    # One killed executor is enough for a job to fail. As Spark comes, a task has to fail four times.
+    # One killed executor is enough for a job to fail. By default a task has to fail four times.
     "spark.task.maxFailures": "1",
-    # No task before all executors are there.
+    # No task starts before all executors are there.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     # Each of the demo's files is a partition.
     "spark.sql.files.maxPartitionBytes": "4m",
@@ -26,13 +26,13 @@ SETTINGS = {
 
 
 class JobFailed(RuntimeError):
-    """Spark has given a job up; the message is Spark's."""
+    """Spark has given up a job; the message is Spark's."""
 
 
 class Cluster:
     """A driver, which is this program and a JVM, and executors, which are JVMs with one core each.
 
-    All jobs run in one thread, because for others Spark does not find the classes that were fetched.
+    All jobs run in one thread, because from other threads Spark does not find the fetched classes.
     """
 
     def __init__(self, session: "SparkSession", thread: ThreadPoolExecutor) -> None:
@@ -41,7 +41,7 @@ class Cluster:
         self._name = session.sparkContext.applicationId
 
     def fetch(self, package: str) -> bool:
-        """Add a Java package for the jobs to come, if it can be fetched."""
+        """Add a Java package for later jobs, if it can be fetched; return whether it could."""
         try:
             self.run(lambda: self.session.sql(f"ADD JAR ivy://{package}"))
         except JobFailed:
@@ -49,10 +49,10 @@ class Cluster:
         return True
 
     def run(self, job: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
-        """Run a job, and do something again and again until it has ended.
+        """Run a job, and call `meanwhile` repeatedly until it has ended.
 
         Raises:
-            JobFailed: it did.
+            JobFailed: Spark has given up the job.
         """
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -70,7 +70,7 @@ class Cluster:
             raise JobFailed(str(error)) from error
 
     def kill_executor(self) -> int:
-        """kill -9 of the oldest executor; how many were killed, which is none while a new one is starting."""
+        """Kill the oldest executor with kill -9; return how many were killed: 0 while a new one starts."""
         executors = processes("ExecutorBackend", self._name)
         for pid in executors[:1]:
             with suppress(ProcessLookupError):
@@ -80,7 +80,7 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A cluster for as long as the block runs."""
+    """A cluster that runs as long as the block."""
     with (
         spark_session(f"local-cluster[{EXECUTORS},1,512]", SETTINGS) as session,
         ThreadPoolExecutor(1) as thread,

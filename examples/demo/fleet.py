@@ -15,12 +15,12 @@ from examples.demo.handler import Handler
 from examples.demo.worker import Answer, Chunk
 
 PATIENCE = 60
-"""Seconds that a worker has for starting, and for ending."""
+"""The most seconds for a worker to start, and to end."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """One worker process, and the chunks that it has not answered for."""
+    """A worker process, and the chunks it has not answered yet."""
 
     process: BaseProcess
     pipe: Pipe
@@ -28,15 +28,15 @@ class Worker:
     chunks: dict[int, Chunk] = field(default_factory=dict)
 
     def give(self, chunk: Chunk) -> None:
-        """Hand a chunk over; the worker may still be busy with another."""
+        """Give the worker a chunk; it may still be busy with another."""
         self.chunks[chunk.number] = chunk
         self.pipe.send(chunk)
 
     def hear(self) -> Answer | None:
-        """Wait for the next answer; None when it only says that the worker is ready now.
+        """Wait for the next answer; None if it only says that the worker is ready now.
 
         Raises:
-            RuntimeError: the process ended by itself.
+            RuntimeError: the process ended unexpectedly.
         """
         try:
             answer: Answer | None = self.pipe.recv()
@@ -46,9 +46,9 @@ class Worker:
         return answer
 
     def kill(self) -> list[Answer]:
-        """Wait for an answer, kill the process before reading it, and return the answers that it cost.
+        """Wait for an answer, kill the process before reading it, and return the lost answers.
 
-        An answer is sent after COMMIT: what it speaks of is in the database, and nobody was told.
+        An answer is sent after COMMIT: its messages are in the database, but were never acknowledged.
         """
         self.pipe.poll(PATIENCE)
         self.process.kill()
@@ -63,7 +63,7 @@ class Worker:
 
 
 class Fleet:
-    """Worker processes that all do the same; leaving the ``with`` block ends them."""
+    """Identical worker processes, ended when the ``with`` block is left."""
 
     def __init__(self, url: URL, handler: Handler, size: int) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -80,7 +80,7 @@ class Fleet:
             raise
 
     def replace(self, worker: Worker) -> Worker:
-        """A new worker in the place of one that is gone; it is still starting."""
+        """Replace a dead worker; the new one is still starting."""
         self.workers[self.workers.index(worker)] = new = self._start()
         return new
 
@@ -97,7 +97,7 @@ class Fleet:
         process = self._context.Process(
             target=worker.main, args=(theirs, self._url, self._handler), daemon=True
         )
-        # Ctrl-C is for the broker, which then ends the workers: they are born deaf to it.
+        # Ctrl-C is for the broker, which then ends the workers: they start with SIGINT ignored.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             process.start()

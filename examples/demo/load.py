@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 CONSUMER = "demo-spark"
 JDBC_DRIVER = "org.postgresql.Driver"
 PATIENCE = 3
-"""Seconds that a job has for failing, until another executor is killed."""
+"""Seconds for a job to fail before another executor is killed."""
 
 Write = Callable[["DataFrame", URL], int]
-"""Writes the rows to `table.departure`; returns how many partitions were found to be there already."""
+"""Writes the rows to `table.departure`; returns how many partitions were already there."""
 
 
 def with_jdbc(rows: "DataFrame", url: URL) -> int:
-    """Append with Spark's own writer, as it comes."""
+    """Append with Spark's own writer and its defaults."""
     jdbc = rows.write.format("jdbc").mode("append").option("driver", JDBC_DRIVER)
     jdbc = jdbc.option("url", f"jdbc:postgresql://{url.host}:{url.port or 5432}/{url.database}")
     jdbc = jdbc.option("user", url.username or "").option("password", url.password or "")
@@ -38,26 +38,26 @@ def with_jdbc(rows: "DataFrame", url: URL) -> int:
 
 
 def with_inbox(rows: "DataFrame", url: URL) -> int:
-    """Append what is new; by the name of the run a job that is submitted again is known."""
+    """Append new rows; the name of the run identifies a job that is submitted again."""
     writer = InboxWriter(url, table.departure.name, key=KEY, consumer=CONSUMER, run="departures-2013")
     return writer.write(rows).replayed
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What became of a load."""
+    """The result of a load."""
 
     totals: Totals
     keys: int
-    """Different departures that are in the table."""
+    """Distinct departures in the table."""
     killed: int
-    """Executors."""
+    """Executors killed."""
     failed: int
-    """Jobs: 1, or 0 if the first one was done before it noticed."""
+    """Failed jobs: 1, or 0 if the first one finished before it noticed the kill."""
     committed: int
     """Rows that the first job left in the table."""
     replayed: int
-    """Partitions that the second job found committed."""
+    """Partitions that the second job found already committed."""
 
 
 class Load:
@@ -66,9 +66,9 @@ class Load:
     Args:
         cluster: where jobs run.
         rows: the departures, some of them twice.
-        expected: how many there are, each counted once.
-        engine: of the database that the table is in.
-        bars: show the table's rows.
+        expected: the number of distinct departures.
+        engine: the engine of the table's database.
+        bars: show the number of rows in the table.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Load:
         """Submit a job, kill an executor once half of the departures are there, submit the job again.
 
         Raises:
-            JobFailed: though nothing was killed.
+            JobFailed: a job failed although nothing was killed.
         """
         table.reset(self._engine)
         forget(self._engine, CONSUMER)
@@ -102,7 +102,7 @@ class Load:
         )
 
     def _killed(self, label: str, write: Write) -> tuple[int, int]:
-        """How many executors were killed, one unless that had nothing to do just then, and jobs failed."""
+        """How many executors were killed (more than one only if the first was idle), and jobs failed."""
         half, killed, next_time = max(1, self._expected // 2), 0, 0.0
 
         def kill_in_time() -> None:
@@ -122,7 +122,7 @@ class Load:
 
     @contextmanager
     def _bar(self, label: str) -> Iterator[Callable[[], int]]:
-        """A function that looks how many rows are in the table, and shows it."""
+        """A function that counts the table's rows, and shows the number."""
         bar = self._bars.add_task(label, total=self._expected)
 
         def look() -> int:

@@ -1,4 +1,4 @@
-"""What the demo says: progress while it runs, and a table at the end."""
+"""The demo's output: progress while it runs, and a table at the end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,13 +30,13 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the whole stream, and what the totals were afterwards."""
+    """A run of the whole stream, with the totals afterwards."""
 
     delivered: Delivered
     totals: Totals
 
     def is_exact(self, expected: Totals) -> bool:
-        """Whether every airline and every airport has the totals that it should have."""
+        """Whether every airline and every airport has the expected totals."""
         return self.totals == expected
 
 
@@ -61,7 +61,7 @@ def progress(console: Console) -> Iterator[Progress]:
 
 
 def table(expected: Totals, without: Run, with_inbox: Run) -> Table:
-    """Expected, without and with the inbox, side by side."""
+    """The expected totals, and those without and with the inbox, side by side."""
     runs = (without, with_inbox)
     result = Table(title="Does each departure count once?", caption=CAPTION)
     result.add_column("")

@@ -1,4 +1,4 @@
-"""Act two: the same departures as a DataFrame, by Spark's own JDBC writer and by the inbox's.
+"""Act two: the same departures as a DataFrame, with Spark's own JDBC writer and with the inbox's.
 
 A job writes the DataFrame. Once half of the departures are in the table, one of two executors is killed with
 ``kill -9``, which ends the job, and the same job is submitted again.
@@ -31,16 +31,16 @@ JDBC_PACKAGE = "org.postgresql:postgresql:42.7.4"
 
 
 def missing(url: URL) -> str | None:
-    """Why act two cannot be given on this database; None if it can."""
+    """Why act two cannot run on this database; None if it can."""
     backend = url.get_backend_name()
     return None if backend == "postgresql" else f"it needs PostgreSQL, and this is {backend}"
 
 
 def run(console: Console, url: URL, departures: Sequence[Departure]) -> bool:
-    """Give act two; whether the inbox writer's table has every departure once.
+    """Run act two; return whether the inbox writer's table has every departure once.
 
     Raises:
-        RuntimeError: Spark does not start, or a job fails that nothing was done to.
+        RuntimeError: Spark does not start, or an undisturbed job fails.
     """
     expected, deliveries = totals.of(departures), stream.deliveries(departures, chunk=200)
     engine = create_engine(url)
@@ -65,7 +65,7 @@ def run(console: Console, url: URL, departures: Sequence[Departure]) -> bool:
 
 
 def files(deliveries: Sequence[Departure], folder: Path) -> int:
-    """The departures as a data set; how many files these are."""
+    """Write the departures as a data set; return the number of files."""
     size = -(-len(deliveries) // PARTITIONS)
     types = [pa.string(), pa.string(), pa.int32(), pa.string(), pa.int32()]
     starts = range(0, len(deliveries), size)

@@ -17,7 +17,7 @@ CAPTION = (
 
 
 def table(expected: Totals, rows: int, loads: Mapping[str, Loaded]) -> Table:
-    """Expected, and what each writer left in the table, side by side; `rows` are the DataFrame's."""
+    """The expected result, and each writer's table, side by side; `rows` is the DataFrame's row count."""
     result = Table(title="Is each departure in the table once?", caption=CAPTION)
     result.add_column("")
     for heading in ("expected", *(f"{name} writer" for name in loads)):

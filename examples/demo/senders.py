@@ -1,6 +1,6 @@
 """Three programs that write departures to their database and send a message about each to a broker.
 
-They are processes of their own. Each answers one request after the other, and tells which one it begins.
+Each runs in its own process, answers requests one by one, and reports which request it begins.
 """
 
 import json
@@ -23,7 +23,7 @@ from outbox import Message, Outbox, Relay
 
 TOPIC = "demo.departures"
 LEASE = 1
-"""Seconds after which another relay takes over the messages of one that was killed."""
+"""Seconds after which another relay takes over the messages of a killed relay."""
 
 Request = Sequence[Departure]
 Program = Callable[[Engine, FileBroker, Request], None]
@@ -32,21 +32,21 @@ _outbox = Outbox()
 
 
 def commit_then_send(engine: Engine, broker: FileBroker, departures: Request) -> None:
-    """First the database, then the broker: killed in between, it never sends."""
+    """Commit, then send: if it is killed in between, the messages are never sent."""
     with engine.begin() as connection:
         write(connection, departures)
     send(broker, departures)
 
 
 def send_then_commit(engine: Engine, broker: FileBroker, departures: Request) -> None:
-    """First the broker, then the COMMIT: killed in between, it has spoken of what is rolled back."""
+    """Send, then commit: if it is killed in between, it has announced something that is rolled back."""
     with engine.begin() as connection:
         write(connection, departures)
         send(broker, departures)
 
 
 def with_outbox(engine: Engine, broker: FileBroker, departures: Request) -> None:
-    """The messages are rows of the same transaction; sending them is the relay's business."""
+    """Write the messages as rows in the same transaction; the relay sends them."""
     messages = [Message(TOPIC, body(each), key="/".join(map(str, each.key))) for each in departures]
     with engine.begin() as connection:
         write(connection, departures)
@@ -54,7 +54,7 @@ def with_outbox(engine: Engine, broker: FileBroker, departures: Request) -> None
 
 
 def write(connection: Connection, departures: Request) -> None:
-    """In the caller's transaction, write departures to the table."""
+    """Write departures to the table, in the caller's transaction."""
     rows = [each._asdict() | {"date": date.fromisoformat(each.date)} for each in departures]
     connection.execute(insert(table), rows)
 
@@ -66,13 +66,13 @@ def send(broker: FileBroker, departures: Request) -> None:
 
 
 def body(departure: Departure) -> str:
-    """What a message says."""
+    """The body of a departure's message."""
     return json.dumps(departure)
 
 
 def main(pipe: Pipe, url: URL, file: Path, program: Program, requests: Sequence[Request], first: int) -> None:
-    """Let a program answer requests, of which the first one has this number. Each one's number is said
-    before it begins, and after the last one the next number."""
+    """Let a program answer requests, numbered from `first` on. It reports each request's number before it
+    begins, and the next number after the last."""
     engine = create_engine(url)
     with closing(FileBroker(file)) as broker:
         for number, request in enumerate(requests, first):
@@ -84,8 +84,8 @@ def main(pipe: Pipe, url: URL, file: Path, program: Program, requests: Sequence[
 
 
 def relay(pipe: Pipe, url: URL, file: Path) -> None:
-    """Take the outbox's messages to the broker until the other end of the pipe is closed."""
-    logging.disable()  # what a kill leads to is expected
+    """Send the outbox's messages to the broker until the other end of the pipe is closed."""
+    logging.disable()  # the consequences of a kill are expected
     engine = create_engine(url)
     with closing(FileBroker(file)) as broker:
         sending = Relay(engine, broker, lease=LEASE, backoff=Backoff(first=0.1))

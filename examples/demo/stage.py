@@ -1,4 +1,4 @@
-"""The processes of act three, which are killed at random."""
+"""The processes of act three, killed at random."""
 
 import random
 import time
@@ -22,7 +22,7 @@ SEED = 2013
 class Stage:
     """A program that answers requests, and the relays behind it if it has an outbox.
 
-    What a killed program had in its hands is not repeated: a new one goes on with the next request.
+    A killed program's current request is not repeated: a new program goes on with the next one.
     """
 
     def __init__(self, engine: Engine, file: Path, program: Program, requests: Sequence[Request]) -> None:
@@ -36,10 +36,10 @@ class Stage:
         self.killed = self.relays_killed = 0
 
     def run(self, progress: Callable[[int], object]) -> None:
-        """Until all requests are answered and nothing is left in the outbox.
+        """Run until all requests are answered and the outbox is empty.
 
         Raises:
-            RuntimeError: a process does not start, or ends by itself.
+            RuntimeError: a process does not start, or ends unexpectedly.
         """
         try:
             if self._program is senders.with_outbox:
@@ -78,12 +78,12 @@ class Stage:
             program.kill()
 
     def _moments(self, kills: int) -> deque[int]:
-        """After how many requests somebody is killed; never more often than at every other one."""
+        """The numbers of requests after which a process is killed; at most every other one."""
         kills = min(kills, len(self._requests) // 2)
         return deque(sorted(self._chance.sample(range(len(self._requests)), kills)))
 
     def _wait(self) -> None:
-        """Until any moment of the request that has just begun, if it takes as long as the last one."""
+        """Wait until a random moment of the current request, assuming it takes as long as the last one."""
         time.sleep(self._chance.uniform(0, self._took))
 
     def _start(self, first: int) -> Child:
@@ -94,7 +94,7 @@ class Stage:
         return Child.start(senders.relay, self._engine.url, self._file)
 
     def _hear(self, program: Child) -> int:
-        """Wait until the program begins a request; its number."""
+        """Wait until the program begins a request; return its number."""
         try:
             if program.pipe.poll(PATIENCE):
                 number: int = program.pipe.recv()
@@ -104,7 +104,7 @@ class Stage:
         raise RuntimeError("a program of act three ended by itself")
 
     def _kill(self, program: Child, begun: int) -> int:
-        """kill -9; the number of the first request that it had not begun."""
+        """Kill it with kill -9; return the number of the first request it had not begun."""
         program.process.kill()
         program.process.join()
         self.killed += 1

@@ -1,4 +1,4 @@
-"""What at-least-once delivery makes of the messages: some come again, at once or later."""
+"""At-least-once delivery of the messages: some are delivered again, soon or later."""
 
 import random
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ SEED = 2013
 
 
 def deliveries(departures: Sequence[Departure], chunk: int) -> list[Departure]:
-    """The messages in order, a tenth of them again, the same ones in every run.
+    """The messages in order, with a tenth of them repeated, the same ones in every run.
 
-    Of the copies, half follow within a chunk's length, so that they often are with another worker at
-    the same time as the original; the other half come at any later time.
+    Half of the copies follow within a chunk's length, so that another worker often has them at the same time
+    as the original; the other half come at any later time.
     """
     draw = random.Random(SEED)
     chosen = draw.sample(range(len(departures)), round(REPEATED * len(departures)))

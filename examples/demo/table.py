@@ -1,4 +1,4 @@
-"""The business data of acts two and three: a table of departures, with no unique key on it."""
+"""The business data of acts two and three: a table of departures without a unique key."""
 
 from sqlalchemy import Column, Date, Engine, Integer, MetaData, String, Table, func, select
 
@@ -18,13 +18,13 @@ departure = Table(
 
 
 def reset(engine: Engine) -> None:
-    """Make the table anew."""
+    """Drop and create the table."""
     metadata.drop_all(engine)
     metadata.create_all(engine)
 
 
 def rows(engine: Engine) -> int:
-    """How many rows are in the table."""
+    """The number of rows in the table."""
     with engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(departure)) or 0
 
@@ -38,14 +38,14 @@ def departures(engine: Engine) -> list[Departure]:
 
 
 def keys(engine: Engine) -> int:
-    """How many different departures are in the table."""
+    """The number of distinct departures in the table."""
     distinct = select(*(departure.c[name] for name in KEY)).distinct().subquery()
     with engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(distinct)) or 0
 
 
 def totals(engine: Engine) -> Totals:
-    """What the rows of the table add up to."""
+    """The totals of the table's rows."""
     return Totals(_sums(engine, "carrier"), _sums(engine, "origin"))
 
 

@@ -1,9 +1,9 @@
-"""Act three: the same departures, written to a database and announced to a broker, by three programs.
+"""Act three: three programs write the same departures to a database and announce them to a broker.
 
 A request writes some departures and sends a message about each. The program that answers requests is killed
-with ``kill -9`` at random, and a new one goes on with the next request: the one that was in its hands is not
-repeated, just as nobody repeats a request that has failed. With the outbox the relays are killed as well.
-Afterwards a consumer counts what the broker has, and that is compared with what the database has.
+with ``kill -9`` at random, and a new one goes on with the next request: the interrupted request is not
+repeated, like one that has failed. With the outbox the relays are killed as well. Afterwards a consumer
+counts the broker's messages, and the result is compared with the database.
 """
 
 import json
@@ -28,7 +28,7 @@ from examples.demo.third_report import Announced
 from inbox import migration
 
 MOST = 4_000
-"""Departures, at most: enough to see it, in some seconds."""
+"""The most departures: enough to see the effect within seconds."""
 TOGETHER = 10
 """Departures in a request."""
 CHUNK = 1_000
@@ -47,10 +47,10 @@ PROGRAMS: dict[str, Program] = {
 
 
 def run(console: Console, url: URL, departures: Sequence[Departure]) -> bool:
-    """Give act three; whether with the outbox the consumer has heard of what was committed, and of that only.
+    """Run act three; return whether, with the outbox, the consumer received exactly what was committed.
 
     Raises:
-        RuntimeError: a process ends by itself, or somebody else's messages are in the outbox.
+        RuntimeError: a process ends unexpectedly, or there are foreign messages in the outbox.
     """
     some = departures[:MOST]
     requests = [some[at : at + TOGETHER] for at in range(0, len(some), TOGETHER)]
@@ -71,7 +71,7 @@ def run(console: Console, url: URL, departures: Sequence[Departure]) -> bool:
 
 
 def _perform(engine: Engine, name: str, requests: Sequence[Request], bars: Progress) -> Announced:
-    """Let one program answer all requests, and count what came of it."""
+    """Let one program answer all requests, and count the results."""
     table.reset(engine)
     task = bars.add_task(name, total=sum(map(len, requests)))
     with TemporaryDirectory(prefix="broker-") as folder:
@@ -97,7 +97,7 @@ def _perform(engine: Engine, name: str, requests: Sequence[Request], bars: Progr
 
 
 def _count(engine: Engine, heard: Sequence[Departure]) -> totals.Totals:
-    """What the consumer's totals are, after it has taken all messages through its inbox."""
+    """The consumer's totals, after it has taken all messages through its inbox."""
     totals.reset(engine, totals.of(heard))
     forget(engine, handler.CONSUMER)
     for at in range(0, len(heard), CHUNK):

@@ -18,12 +18,12 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What came of one program's work, in departures unless it says otherwise."""
+    """The results of one program, in departures unless stated otherwise."""
 
     committed: Totals
-    """Of the departures in the program's database."""
+    """The totals in the program's database."""
     counted: Totals
-    """The same, as far as the consumer of its messages knows."""
+    """The totals of the consumer of its messages."""
     lost: int
     """Committed, and never sent."""
     ghosts: int
@@ -31,18 +31,18 @@ class Announced:
     again: int
     """Sent again, with the same id."""
     killed: int
-    """Processes of the program."""
+    """Killed processes of the program."""
     relays_killed: int
     seconds: float
 
     @property
     def is_exact(self) -> bool:
-        """Whether the consumer knows what was committed, and nothing else."""
+        """Whether the consumer received exactly what was committed."""
         return not self.lost and not self.ghosts and self.counted == self.committed
 
 
 def table(found: Mapping[str, Announced]) -> Table:
-    """What is expected, and what each program has left, side by side."""
+    """The expected result, and that of each program, side by side."""
     made = Table(title="Do others hear of what is committed, and of nothing else?", caption=CAPTION)
     made.add_column("")
     for heading in ("expected", *found):

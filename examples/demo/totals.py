@@ -1,6 +1,6 @@
-"""The business data: how often and how late each airline and each airport departs.
+"""The business data: departures and delays of each airline and each airport.
 
-Nothing here would notice a message that is counted twice, or never.
+Nothing here would detect a message that is counted twice, or never.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ from sqlalchemy import (
 from examples.demo.flights import Departure
 
 Sums = dict[str, tuple[int, int]]
-"""By name: departures, and minutes of delay."""
+"""By name: the number of departures, and the minutes of delay."""
 
 metadata = MetaData()
 
@@ -53,17 +53,17 @@ class Totals:
 
     @property
     def departures(self) -> int:
-        """Of all airlines."""
+        """The number of all airlines' departures."""
         return sum(departures for departures, _ in self.airlines.values())
 
     @property
     def delay(self) -> int:
-        """Minutes, of all airports."""
+        """The delay at all airports, in minutes."""
         return sum(delay for _, delay in self.airports.values())
 
 
 def of(departures: Iterable[Departure]) -> Totals:
-    """What the totals are when each of these counts once."""
+    """The totals if each of these counts once."""
     airlines: Sums = defaultdict(lambda: (0, 0))
     airports: Sums = defaultdict(lambda: (0, 0))
     for departure in departures:
@@ -74,17 +74,17 @@ def of(departures: Iterable[Departure]) -> Totals:
 
 
 def add(connection: Connection, departures: Iterable[Departure]) -> None:
-    """In the caller's transaction, add departures to the totals: run twice, it counts twice."""
+    """Add departures to the totals, in the caller's transaction: called twice, it counts twice."""
     more = of(departures)
     for table, sums in ((airline, more.airlines), (airport, more.airports)):
-        # In one order everywhere: these few rows are everybody's, and workers must not deadlock.
+        # Always in the same order: all workers share these few rows, and must not deadlock.
         rows = [{"this": name, "count": sums[name][0], "minutes": sums[name][1]} for name in sorted(sums)]
         if rows:
             connection.execute(_ADD[table.name], rows)
 
 
 def reset(engine: Engine, names: Totals) -> None:
-    """Make the tables anew, with a row of zeros for each airline and airport of `names`."""
+    """Drop and create the tables, with a row of zeros for each airline and airport of `names`."""
     metadata.drop_all(engine)
     metadata.create_all(engine)
     with engine.begin() as connection:
@@ -93,7 +93,7 @@ def reset(engine: Engine, names: Totals) -> None:
 
 
 def read(engine: Engine) -> Totals:
-    """The totals as the database has them."""
+    """The totals in the database."""
     with engine.connect() as connection:
         return Totals(*(_read(connection, table) for table in (airline, airport)))
 
@@ -104,7 +104,7 @@ def _read(connection: Connection, table: Table) -> Sums:
 
 
 def wrong(found: Sums, expected: Sums) -> int:
-    """How many names have other totals than expected."""
+    """The number of names with unexpected totals."""
     return sum(found.get(name) != expected.get(name) for name in found.keys() | expected.keys())
 
 

@@ -16,25 +16,25 @@ from inbox import Verdict, is_transient
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a chunk; sent after its transaction has ended."""
+    """The result of a chunk; sent after its transaction has ended."""
 
     chunk: int
     counted: int = 0
     refused: int = 0
     again: Sequence[Departure] = ()
-    """Not acknowledged: to be delivered again."""
+    """Messages that were not acknowledged: to be redelivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Messages that are delivered together."""
+    """Messages delivered together."""
 
     number: int
     departures: tuple[Departure, ...]
 
 
 def main(pipe: Pipe, url: URL, handler: Handler) -> None:
-    """Work until the broker hangs up. The first answer says that this worker is ready."""
+    """Work until the broker closes the pipe. The first answer says that this worker is ready."""
     engine = create_engine(url)
     try:
         engine.connect().close()
@@ -47,7 +47,7 @@ def main(pipe: Pipe, url: URL, handler: Handler) -> None:
 
 
 def work(engine: Engine, handler: Handler, chunk: Chunk) -> Answer:
-    """Handle one chunk in one transaction; give it back when that fails for a passing reason."""
+    """Handle a chunk in one transaction; give it back after a transient error."""
     try:
         with engine.begin() as connection:
             verdicts = handler(connection, chunk.departures)
