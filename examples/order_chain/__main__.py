@@ -25,7 +25,7 @@ KEPT, BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chain: 0 if every promise was kept, 1 if not, 2 if it could not run."""
+    """Run the chain; return 0 if every promise was kept, 1 if not, 2 if it could not run."""
     parser = _parser()
     options = parser.parse_args(arguments)
     given = url_of(parser, options)
@@ -38,14 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("interrupted")
         return INTERRUPTED
     except SQLAlchemyError as error:
-        # The driver's own words: SQLAlchemy adds the statement and its parameters.
+        # The driver's text only: SQLAlchemy adds the statement and its parameters.
         return _failed(console, str(getattr(error, "orig", None) or error))
     except (ModuleNotFoundError, RuntimeError, InboxError) as error:
         return _failed(console, str(error))
 
 
 def compare(console: Console, url: URL, plan: Plan, transports: Sequence[Transport]) -> int:
-    """Run the chain over one transport after the other, and show all of them."""
+    """Run the chain over one transport after the other, and show all results."""
     refused = sum(status == "refused" for status in plan.statuses.values())
     resent = sum(request.times > 1 for request in plan.requests)
     console.print(f"{plan.orders} orders: {refused} are refused downstream, {resent} are sent twice")
@@ -73,7 +73,7 @@ def compare(console: Console, url: URL, plan: Plan, transports: Sequence[Transpo
 
 
 def one(engine: Engine, transport: Transport, plan: Plan, bars: Progress) -> Result:
-    """Run the chain over one transport, with a bar of its own."""
+    """Run the chain over one transport, with its own progress bar."""
     task = bars.add_task(transport.name, total=plan.orders)
     return trial.run(engine, transport, plan, lambda done: bars.update(task, completed=done))
 
@@ -84,8 +84,8 @@ def _transports(broker: str | None) -> list[Transport]:
     from examples.order_chain.rabbit import Rabbit  # needs the extra `rabbitmq`
     from outbox.rabbitmq import RabbitPublisher
 
-    RabbitPublisher(broker)  # refuses a URL that it does not understand
-    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # what it logs, its exceptions say as well
+    RabbitPublisher(broker)  # rejects an invalid URL
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # its exceptions say the same
     return [Direct(), Rabbit(broker)]
 
 

@@ -1,4 +1,4 @@
-"""The processes of a trial, which are killed at random and started anew."""
+"""The processes of a trial, killed at random and restarted."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ CONTEXT.set_forkserver_preload(["examples.order_flow.services", "examples.order_
 
 @dataclass(slots=True)
 class Heard:
-    """What the workers have said, those that were killed included."""
+    """The reports of all workers, including killed ones."""
 
     sent: set[str] = field(default_factory=set)
     """The orders whose transactions have ended."""
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How often each message came to a step, by topic and id."""
+    """How often each message was delivered to a step, by topic and id."""
     verdicts: Counter[str] = field(default_factory=Counter)
 
     def take(self, kind: str, *what: str) -> None:
-        """Note one thing."""
+        """Record one report."""
         match kind, what:
             case "sent", (number,):
                 self.sent.add(number)
@@ -35,13 +35,13 @@ class Heard:
 
     @property
     def redelivered(self) -> int:
-        """Deliveries of messages that had been delivered before."""
+        """The number of repeated deliveries."""
         return self.deliveries.total() - len(self.deliveries)
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a worker does, and what it is given when it is started, or started anew."""
+    """What a worker does, and its arguments at every start."""
 
     name: str
     main: Callable[..., None]
@@ -53,7 +53,7 @@ class Role:
 
 
 class Crew:
-    """One worker for each role; leaving the ``with`` block ends them."""
+    """One worker for each role, ended when the ``with`` block is left."""
 
     def __init__(self, roles: Sequence[Role], heard: Heard, chance: Random) -> None:
         self._roles = roles
@@ -78,10 +78,10 @@ class Crew:
             child.kill()
 
     def listen(self, patience: float) -> None:
-        """Take in what the workers say within so many seconds.
+        """Collect the workers' reports for `patience` seconds.
 
         Raises:
-            RuntimeError: one of them has ended by itself.
+            RuntimeError: a worker has ended unexpectedly.
         """
         speaking = wait([child.pipe for child in self._children], patience)
         for child in self._children:
@@ -92,7 +92,7 @@ class Crew:
                     raise RuntimeError("a worker ended by itself") from None
 
     def kill_one(self, *spared: str) -> None:
-        """kill -9 any worker whose role is not spared, hear what it had said, and start another."""
+        """Kill a worker whose role is not spared with kill -9, collect its reports, and start another."""
         places = [place for place, role in enumerate(self._roles) if role.name not in spared]
         place = self._chance.choice(places)
         child = self._children[place]

@@ -1,4 +1,4 @@
-"""What a trial is given, and what has to come of it."""
+"""The input of a trial, and the expected outcome."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from examples.order_chain.shop import ITEMS, Order
 from examples.order_flow.services import NOWHERE
 
 REFUSED_EACH, RESENT_EACH, WITHDRAWN_EACH = 6, 4, 5
-"""One order in so many: cannot be shipped, is sent twice, is rolled back after it was published."""
+"""One order in this many: cannot be shipped, is sent twice, is rolled back after publishing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the customer does."""
+    """A request of the customer."""
 
     order: Order
     is_withdrawn: bool
-    """Rolled back after it was published: nobody may ever hear of it."""
+    """Rolled back after publishing: it must never arrive anywhere."""
     times: int
     """How often it is sent, each time with the same key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many orders are to be carried out, how many processes are killed meanwhile, and by which chance."""
+    """The number of orders, the number of processes to kill meanwhile, and the random seed."""
 
     orders: int
     kills: int
@@ -32,7 +32,7 @@ class Plan:
 
     @property
     def requests(self) -> list[Request]:
-        """All that the customer sends, the same for the same seed."""
+        """All requests of the customer, the same for the same seed."""
         chance = Random(self.seed)
         carried_out = [
             Request(
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def statuses(self) -> dict[str, str]:
-        """By order number: what is to become of it."""
+        """By order number: the expected status."""
         return {
             each.order.number: "refused" if each.order.to == NOWHERE else "confirmed"
             for each in self.requests
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def sold(self) -> dict[str, int]:
-        """By item: how much leaves the stock for good."""
+        """By item: the quantity that is sold."""
         statuses = self.statuses
         confirmed = (each.order for each in self.requests if statuses.get(each.order.number) == "confirmed")
         sold: Counter[str] = Counter()
@@ -76,6 +76,6 @@ class Plan:
 
     @property
     def moments(self) -> list[int]:
-        """After how many requests each kill is due."""
+        """The numbers of requests after which a kill is due."""
         chance = Random(self.seed)
         return sorted(chance.randrange(len(self.requests)) for _ in range(self.kills))

@@ -1,4 +1,4 @@
-"""From step to step over RabbitMQ: relays publish, consumers take."""
+"""The transport over RabbitMQ: relays publish, consumers take."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,7 +19,7 @@ from examples.order_flow.remote import Remote
 
 T = TypeVar("T")
 COMPANIONS = ("dead", "retry.1s", "retry.2s")
-"""What the consumer makes beside a queue: for dead letters, and for what comes again within two seconds."""
+"""The queues the consumer creates beside a queue: for dead letters, and for retries within two seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Rabbit:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Makes the queues, and deletes them at the end with all that is in them.
+        """Create the queues, and delete them with their contents at the end.
 
         Raises:
             RuntimeError: RabbitMQ does not answer.
@@ -56,7 +56,7 @@ class Rabbit:
         return [relay, consumer] * EACH
 
     def waiting(self) -> int:
-        """Messages in the queues that no consumer holds, dead letters not counted."""
+        """Messages in the queues that no consumer holds, without dead letters."""
 
         async def count(connection: AbstractConnection) -> int:
             return sum([await _length(connection, name) for name in _names() if not name.endswith(".dead")])
@@ -99,7 +99,7 @@ def _names() -> list[str]:
 
 
 async def _length(connection: AbstractConnection, name: str) -> int:
-    """How many messages are in a queue; 0 if there is none, for which RabbitMQ closes the channel."""
+    """The number of messages in a queue; 0 if it does not exist (then RabbitMQ closes the channel)."""
     channel = await connection.channel()
     try:
         queue = await channel.queue_declare(name, passive=True)

@@ -1,4 +1,4 @@
-"""What the chain has left, in a table."""
+"""The results of the chain, in a table."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ CAPTION = (
 
 
 def table(plan: Plan, results: Mapping[str, Result]) -> Table:
-    """What is expected, and what each transport has left, side by side."""
+    """The expected result, and that of each transport, side by side."""
     made = Table(title="Does each order happen once?", caption=CAPTION)
     made.add_column("")
     for heading in ("expected", *results):
@@ -51,7 +51,7 @@ def table(plan: Plan, results: Mapping[str, Result]) -> Table:
 
 
 def broken(plan: Plan, results: Mapping[str, Result]) -> list[str]:
-    """The promises that were not kept, in words."""
+    """Descriptions of the broken promises."""
     return [
         f"{name}: {promise}"
         for name, result in results.items()

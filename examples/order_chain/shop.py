@@ -1,6 +1,6 @@
-"""The shop: its stock, its orders, and what each step of the chain writes.
+"""The shop: its stock, its orders, and the writes of each step of the chain.
 
-Stock is counted, and there is no unique key on the orders: nothing here would notice a step that runs twice.
+Stock is a counter, and the orders have no unique key: nothing here would detect a step that runs twice.
 """
 
 import json
@@ -15,7 +15,7 @@ INVENTORY, ORDER, DOWNSTREAM, DONE, RELEASE = TOPICS = (
     "order-chain.done",
     "order-chain.release",
 )
-"""Where the messages go; each topic's consumer has the topic's name."""
+"""The topics of the messages; each topic's consumer has the topic's name."""
 
 ITEMS = ("tea", "coffee", "milk")
 
@@ -37,7 +37,7 @@ orders = Table(
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What travels along the chain."""
+    """The order, which every message of the chain carries."""
 
     number: str
     item: str
@@ -47,27 +47,27 @@ class Order:
 
     @classmethod
     def of(cls, payload: bytes) -> "Order":
-        """As a message says it."""
+        """The order in a message's payload."""
         return cls(**json.loads(payload))
 
 
 def take_stock(connection: Connection, order: Order) -> None:
-    """In the caller's transaction, take the order's quantity from the stock."""
+    """Take the order's quantity from the stock, in the caller's transaction."""
     _change_stock(connection, order.item, -order.quantity)
 
 
 def return_stock(connection: Connection, order: Order) -> None:
-    """In the caller's transaction, give it back."""
+    """Return the order's quantity to the stock, in the caller's transaction."""
     _change_stock(connection, order.item, order.quantity)
 
 
 def insert_order(connection: Connection, order: Order) -> None:
-    """In the caller's transaction, write the order down."""
+    """Insert the order, in the caller's transaction."""
     connection.execute(insert(orders).values(number=order.number, status=order.status))
 
 
 def settle(connection: Connection, order: Order) -> None:
-    """In the caller's transaction, write down what became of the order."""
+    """Record the outcome of the order, in the caller's transaction."""
     connection.execute(update(orders).where(orders.c.number == order.number).values(status=order.status))
 
 

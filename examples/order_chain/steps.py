@@ -12,23 +12,23 @@ from inbox import Backoff, Claim, Delivery, Inbox, Outcome, SqlStore, StatusInbo
 from outbox import Envelope, Outbox
 
 Message = Envelope | Delivery
-"""From the outbox itself, or as a broker brings it: the same fields."""
+"""A message from the outbox itself, or as delivered by a broker: the same fields."""
 Step = Callable[[Message], Outcome]
 
 LEASE = 1
-"""Seconds after which the downstream call of a worker that was killed is taken over."""
+"""Seconds after which the downstream call of a killed worker is taken over."""
 
 _outbox = Outbox()
 
 
 def publish(connection: Connection, topic: str, order: Order) -> None:
-    """In the caller's transaction, send the order to a topic. Its number is the key: whoever sends it again,
-    under whatever message id, means the same order."""
+    """Publish the order to a topic, in the caller's transaction. Its number is the key: a message with
+    another id but the same key means the same order."""
     _outbox.publish(connection, topic, order, key=order.number)
 
 
 def steps(engine: Engine, downstream: Remote) -> Mapping[str, Step]:
-    """By topic: the handler of its messages."""
+    """The handlers, by topic."""
     calls = StatusInbox(DOWNSTREAM, store=SqlStore(engine), lease=LEASE, backoff=Backoff(0.1))
 
     @Inbox(INVENTORY).handler(engine, key=message_key)

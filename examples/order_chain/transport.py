@@ -1,4 +1,4 @@
-"""The ways from step to step, and the first of them: no broker at all."""
+"""The interface of the transports between steps, and the transport without a broker."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from examples.order_chain.crew import Role
 from examples.order_flow.remote import Remote
 
 EACH = 2
-"""How many relays there are, and how many consumers."""
+"""The number of relays, and of consumers."""
 
 
 class Transport(Protocol):
@@ -19,11 +19,11 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """In the table's heading."""
+        """The name in the table's heading."""
         ...
 
     def opened(self) -> AbstractContextManager[object]:
-        """Makes what the transport needs, and removes it at the end."""
+        """Create what the transport needs, and remove it at the end."""
         ...
 
     def roles(self, url: URL, downstream: Remote) -> list[Role]:
@@ -31,11 +31,11 @@ class Transport(Protocol):
         ...
 
     def waiting(self) -> int:
-        """Messages that are neither in the outbox nor in a worker's hands."""
+        """Messages that are neither in the outbox nor with a worker."""
         ...
 
     def dead(self) -> int:
-        """Dead letters of the broker."""
+        """The broker's dead letters."""
         ...
 
 
@@ -46,7 +46,7 @@ class Direct:
     name: str = "no broker"
 
     def opened(self) -> AbstractContextManager[object]:
-        """There is nothing to make."""
+        """Nothing to create."""
         return nullcontext()
 
     def roles(self, url: URL, downstream: Remote) -> list[Role]:
@@ -54,9 +54,9 @@ class Direct:
         return [Role("relay", worker.direct_relay, lambda: (url, downstream))] * EACH
 
     def waiting(self) -> int:
-        """There is no other place than the outbox."""
+        """None: all waiting messages are in the outbox."""
         return 0
 
     def dead(self) -> int:
-        """Those are in the outbox."""
+        """None: dead letters are in the outbox."""
         return 0

@@ -1,4 +1,4 @@
-"""The chain over one transport, from the first order to the last message, and what was promised."""
+"""A run of the chain over one transport, from the first order to the last message, and its promises."""
 
 import time
 from collections import Counter, deque
@@ -20,31 +20,31 @@ from inbox.schema import tables
 from outbox.schema import tables as outbox_tables
 
 IN_STOCK = 1_000_000
-"""Of each item, at first."""
+"""The initial quantity of each item."""
 CUSTOMER = "customer"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is found after a trial."""
+    """The result of a trial."""
 
     orders: list[tuple[str, str]]
     """Number and status of every row."""
     sold: dict[str, int]
-    """By item: how much less of it there is than at first."""
+    """By item: how much the stock has decreased."""
     shipments: dict[str, int]
-    """By order number: what the downstream system has made of it."""
+    """By order number: the number of shipments in the downstream system."""
     calls: int
-    """Calls of the downstream system."""
+    """Calls to the downstream system."""
     dead: int
     """Dead letters."""
     heard: Heard
     killed: Counter[str]
-    """Processes, by role."""
+    """Killed processes, by role."""
     seconds: float
 
     def promises(self, plan: Plan) -> dict[str, bool]:
-        """What is promised, and whether it was kept."""
+        """The promises, and whether each was kept."""
         confirmed = {number: 1 for number, status in plan.statuses.items() if status == "confirmed"}
         return {
             "each order is one row with the right status, and no other is": Counter(self.orders)
@@ -56,10 +56,10 @@ class Result:
 
 
 def run(engine: Engine, transport: Transport, plan: Plan, progress: Callable[[int], object]) -> Result:
-    """Send the orders over an opened transport, kill processes on the way, and look what came of it.
+    """Send the orders over an opened transport, kill processes meanwhile, and return the result.
 
     Raises:
-        RuntimeError: a process does not start or ends by itself, or the broker does not answer.
+        RuntimeError: a process does not start or ends unexpectedly, or the broker does not answer.
     """
     reset(engine)
     began = time.monotonic()
@@ -80,7 +80,7 @@ def run(engine: Engine, transport: Transport, plan: Plan, progress: Callable[[in
 
 
 class Trial:
-    """Processes at work until there is nothing left to do, some of them killed on the way."""
+    """Runs the processes until all work is done, and kills some of them meanwhile."""
 
     def __init__(self, engine: Engine, transport: Transport, plan: Plan, downstream: Remote) -> None:
         self._engine = engine
@@ -94,7 +94,7 @@ class Trial:
         self.killed: Counter[str] = Counter()
 
     def run(self, progress: Callable[[int], object]) -> None:
-        """Until every order is sent and no message is anywhere, with nobody left who could hold one."""
+        """Run until every order is sent and no message is left anywhere, not even with a worker."""
         while not self._is_done():
             with Crew(self._roles, self.heard, self._chance) as crew:
                 while not self._is_done():
@@ -119,7 +119,7 @@ class Trial:
 
 
 def reset(engine: Engine) -> None:
-    """An empty shop with full shelves."""
+    """Create a shop with full stock and no orders."""
     clean_up(engine)
     shop.metadata.create_all(engine)
     with engine.begin() as connection:
@@ -127,10 +127,10 @@ def reset(engine: Engine) -> None:
 
 
 def clean_up(engine: Engine) -> None:
-    """Remove everything that a trial has made in the database.
+    """Remove everything that a trial has created in the database.
 
     Raises:
-        RuntimeError: somebody else's messages are in the outbox.
+        RuntimeError: there are foreign messages in the outbox.
     """
     clear(engine, *shop.TOPICS)
     status = tables().status
@@ -149,14 +149,14 @@ def rows(engine: Engine) -> list[tuple[str, str]]:
 
 
 def sold(engine: Engine) -> dict[str, int]:
-    """By item: how much has left the stock."""
+    """By item: the quantity taken from the stock."""
     with engine.connect() as connection:
         found = connection.execute(select(shop.stock.c.item, shop.stock.c.quantity))
         return {item: IN_STOCK - quantity for item, quantity in found}
 
 
 def dead(engine: Engine) -> int:
-    """Dead letters of the outbox."""
+    """The outbox's dead letters."""
     letter = outbox_tables().dead
     count = select(func.count()).where(letter.c.topic.in_(shop.TOPICS))
     with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""The processes of the chain. Each works until it is told to end through its pipe, or is killed."""
+"""The processes of the chain. Each works until its pipe tells it to end, or until it is killed."""
 
 import logging
 import threading
@@ -16,30 +16,30 @@ from inbox import Backoff, Outcome
 from outbox import DirectDelivery, Relay
 
 LEASE = 2
-"""Seconds after which the messages of a relay that was killed go to another."""
+"""Seconds after which another relay takes over the messages of a killed relay."""
 BACKOFF = Backoff(first=0.1, longest=2)
 TIMEOUT = 1.5
-"""Seconds that RabbitMQ has for taking a batch: a send may not outlast the lease."""
+"""The most seconds for RabbitMQ to accept a batch: a send must not outlast the lease."""
 AT_ONCE = 4
 PAUSE = 0.1
 """Seconds between two orders."""
 
 
 class Line:
-    """A worker's end of its pipe: what it says is there even when it is killed right after."""
+    """A worker's end of its pipe; its reports arrive even if it is killed right after."""
 
     def __init__(self, pipe: Pipe) -> None:
-        logging.disable()  # what a kill leads to is expected, and counted
+        logging.disable()  # the consequences of a kill are expected, and counted
         self._pipe = pipe
         self._lock = threading.Lock()
 
     def say(self, *what: Any) -> None:
-        """Tell the parent."""
+        """Report to the parent."""
         with self._lock:
             self._pipe.send(what)
 
     def at_the_end(self, then: Callable[[], Any]) -> None:
-        """Call a function, in another thread, when the parent says that it is over, or is gone."""
+        """Call a function, in another thread, when the parent tells it to end or is gone."""
 
         def wait() -> None:
             self._pipe.poll(None)
@@ -48,7 +48,7 @@ class Line:
         threading.Thread(target=wait, daemon=True).start()
 
     def counted(self, handlers: Mapping[str, Step]) -> dict[str, Step]:
-        """The same handlers; the parent hears of each delivery and of its verdict."""
+        """The same handlers, which also report each delivery and its verdict to the parent."""
         return {topic: self._counted(topic, handler) for topic, handler in handlers.items()}
 
     def _counted(self, topic: str, handler: Step) -> Step:
@@ -64,7 +64,7 @@ class Line:
 
 
 def customer(pipe: Pipe, url: URL, requests: Sequence[Request]) -> None:
-    """Send orders, each in a transaction of its own; what was rolled back is as if it had not been sent."""
+    """Send orders, one per transaction; one that was rolled back counts as not sent."""
     line, engine = Line(pipe), create_engine(url)
     for request in requests:
         if pipe.poll(PAUSE):
@@ -81,7 +81,7 @@ def customer(pipe: Pipe, url: URL, requests: Sequence[Request]) -> None:
 
 
 def direct_relay(pipe: Pipe, url: URL, downstream: Remote) -> None:
-    """Hand the outbox's messages to the steps, which run in this process."""
+    """Pass the outbox's messages to the steps, which run in this process."""
     line, engine = Line(pipe), create_engine(url)
     delivery = DirectDelivery(line.counted(steps(engine, downstream)), concurrency=AT_ONCE)
     relay = Relay(engine, delivery, lease=LEASE, backoff=BACKOFF)
@@ -91,7 +91,7 @@ def direct_relay(pipe: Pipe, url: URL, downstream: Remote) -> None:
 
 
 def rabbit_relay(pipe: Pipe, url: URL, broker: str) -> None:
-    """Take the outbox's messages to RabbitMQ."""
+    """Send the outbox's messages to RabbitMQ."""
     from outbox.rabbitmq import RabbitPublisher
 
     line, engine, publisher = Line(pipe), create_engine(url), RabbitPublisher(broker, timeout=TIMEOUT)
@@ -103,7 +103,7 @@ def rabbit_relay(pipe: Pipe, url: URL, broker: str) -> None:
 
 
 def rabbit_consumer(pipe: Pipe, url: URL, downstream: Remote, broker: str) -> None:
-    """Take RabbitMQ's messages to the steps: a consumer for each queue, in a thread of its own."""
+    """Pass RabbitMQ's messages to the steps: a consumer for each queue, each in its own thread."""
     from inbox.rabbitmq import RabbitConsumer
 
     line, engine = Line(pipe), create_engine(url, pool_size=20)

@@ -22,7 +22,7 @@ KEPT, BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the variants: 0 if every promise was kept, 1 if not, 2 if they could not run."""
+    """Run the variants; return 0 if every promise was kept, 1 if not, 2 if they could not run."""
     parser = _parser()
     options = parser.parse_args(arguments)
     given = url_of(parser, options)
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("interrupted")
         return INTERRUPTED
     except SQLAlchemyError as error:
-        # The driver's own words: SQLAlchemy adds the statement and its parameters.
+        # The driver's text only: SQLAlchemy adds the statement and its parameters.
         return _failed(console, str(getattr(error, "orig", None) or error))
     except (RuntimeError, InboxError) as error:
         return _failed(console, str(error))
 
 
 def compare(console: Console, url: URL, plan: Plan) -> int:
-    """Run one variant after the other, and show all of them."""
+    """Run one variant after the other, and show all results."""
     if url.get_backend_name() != "postgresql":
         raise RuntimeError(f"its queue needs PostgreSQL, and this is {url.get_backend_name()}")
     refused = plan.orders - plan.confirmed
@@ -66,7 +66,7 @@ def compare(console: Console, url: URL, plan: Plan) -> int:
 
 
 def one(engine: Engine, variant: str, plan: Plan, bars: Progress) -> Result:
-    """Run one variant, with a bar of its own."""
+    """Run one variant, with its own progress bar."""
     task = bars.add_task(variant, total=plan.orders)
     return trial.run(engine, variant, plan, lambda done: bars.update(task, completed=done))
 

@@ -11,11 +11,12 @@ from inbox.errors import MessageInFlight
 
 INBOX = Inbox(CONSUMER)
 AGAIN = 0.1
-"""Seconds after which a message that another worker is at comes again."""
+"""Seconds after which a message that another worker is handling is redelivered."""
 
 
 def handler(shop: Shop) -> Callable[[Message], float | None]:
-    """Handles a message: None to acknowledge it, or seconds after which it is to come again."""
+    """A function that handles a message; it returns None to acknowledge it, or a redelivery delay in
+    seconds."""
 
     def handle(message: Message) -> float | None:
         try:
@@ -30,20 +31,20 @@ def handler(shop: Shop) -> Callable[[Message], float | None]:
 
 
 def check(shop: Shop, connection: Connection, message: Message) -> None:
-    """The first message: is there stock?"""
+    """Ask whether there is stock; this is the first message."""
     shop.inventory.call("check", message.number, key=_key(message))
     publish(connection, "lock", message.number, message.to)
 
 
 def lock(shop: Shop, connection: Connection, message: Message) -> None:
-    """Lock the stock, and write the order down."""
+    """Lock the stock, and insert the order."""
     found = shop.inventory.call("lock", message.number, key=_key(message))
     insert_order(connection, message.number, found)
     publish(connection, "ship", message.number, message.to)
 
 
 def ship(shop: Shop, connection: Connection, message: Message) -> None:
-    """Ship the order; if that is refused, what was done before has to be undone by another message."""
+    """Ship the order; if that is refused, another message undoes the earlier steps."""
     try:
         shop.shipping.call("ship", message.number, key=_key(message), to=message.to)
     except Refused:
@@ -60,7 +61,7 @@ def release(shop: Shop, connection: Connection, message: Message) -> None:
 
 
 LINKS = {"check": check, "lock": lock, "ship": ship, "release": release}
-"""By the message's kind: what to do."""
+"""The function for each kind of message."""
 
 
 def _key(message: Message) -> str:

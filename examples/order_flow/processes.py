@@ -1,4 +1,4 @@
-"""The processes of a trial: two services, and workers that are killed and started anew."""
+"""The processes of a trial: two services, and workers that are killed and restarted."""
 
 import multiprocessing
 import random
@@ -18,7 +18,7 @@ from examples.order_flow import services, worker
 from examples.order_flow.remote import Remote
 
 PATIENCE = 60
-"""Seconds that a process has for starting, and for ending."""
+"""The most seconds for a process to start, and to end."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["examples.order_flow.services", "examples.order_flow.worker"])
@@ -33,11 +33,11 @@ class Child:
 
     @classmethod
     def start(cls, main: Callable[..., None], *arguments: Any) -> Self:
-        """Run `main(pipe, *arguments)` in a process of its own."""
+        """Run `main(pipe, *arguments)` in a new process."""
         ours, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(target=main, args=(theirs, *arguments), daemon=True)
-        # Ctrl-C is for the parent, which then ends the others: the server that they are forked from is born
-        # deaf to it.
+        # Ctrl-C is for the parent, which then ends the others: the server that they are forked from starts
+        # with SIGINT ignored.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             forkserver.ensure_running()
@@ -48,7 +48,7 @@ class Child:
         return cls(process, ours)
 
     def end(self) -> None:
-        """Ask it to end, and wait until it has."""
+        """Tell it to end, and wait until it has."""
         self.pipe.close()
         self.process.join(PATIENCE)
         self.kill()
@@ -62,7 +62,7 @@ class Child:
 
 @contextmanager
 def service() -> Iterator[Remote]:
-    """A service that runs for as long as the block.
+    """A service that runs as long as the block.
 
     Raises:
         RuntimeError: it does not start.
@@ -77,7 +77,7 @@ def service() -> Iterator[Remote]:
 
 
 class Workers:
-    """Worker processes that all do the same; leaving the ``with`` block ends them."""
+    """Identical worker processes, ended when the ``with`` block is left."""
 
     def __init__(self, size: int, url: URL, inventory: Remote, shipping: Remote, variant: str) -> None:
         self._arguments = (url, inventory, shipping, variant)
@@ -93,12 +93,12 @@ class Workers:
             child.end() if error is None else child.kill()
 
     def kill_one(self) -> None:
-        """Kill any of them, and start another in its place."""
+        """Kill a random worker, and start another in its place."""
         index = random.randrange(len(self._children))
         self._children[index].kill()
         self._children[index] = Child.start(worker.main, *self._arguments)
 
     def check(self) -> None:
-        """Raise RuntimeError if one of them has ended by itself."""
+        """Raise RuntimeError if a worker has ended unexpectedly."""
         if not all(child.process.is_alive() for child in self._children):
             raise RuntimeError("a worker ended by itself")

@@ -1,4 +1,4 @@
-"""How the order flow calls a service."""
+"""The client for the order flow's services."""
 
 import json
 from contextlib import closing
@@ -7,11 +7,11 @@ from http.client import HTTPConnection
 from typing import Any
 
 PATIENCE = 30
-"""Seconds that a call may take."""
+"""The most seconds for a call."""
 
 
 class Refused(Exception):
-    """The service says no, and will say so again."""
+    """The service refuses permanently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Remote:
     port: int
 
     def call(self, verb: str, order: str, *, key: str | None = None, **details: str) -> Any:
-        """Make one call, with an idempotency key if there is one; the id of what it made, if anything.
+        """Make a call, with an idempotency key if given; return the id of what it created, if anything.
 
         Raises:
-            Refused: the service says no.
+            Refused: the service refuses.
             OSError: no answer.
         """
         headers = {} if key is None else {"Idempotency-Key": key}
@@ -34,7 +34,7 @@ class Remote:
         return answer.get("id")
 
     def state(self) -> dict[str, dict[str, int]]:
-        """`calls` by verb and order, and what is `kept` by order."""
+        """The service's `calls` by verb and order, and the things `kept` by order."""
         found: dict[str, dict[str, int]] = self._request("GET", "/", None, {})[1]
         return found
 

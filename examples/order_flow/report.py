@@ -1,4 +1,4 @@
-"""What the order flow says: progress while it runs, and a table at the end."""
+"""The order flow's output: progress while it runs, and a table at the end."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def progress(console: Console) -> Iterator[Progress]:
 
 
 def table(plan: Plan, results: Mapping[str, Result]) -> Table:
-    """What is expected, and what each variant has left, side by side."""
+    """The expected result, and that of each variant, side by side."""
     made = Table(title="Does each order happen once?", caption=CAPTION)
     made.add_column("")
     for heading in ("expected", *results):
@@ -58,7 +58,7 @@ def table(plan: Plan, results: Mapping[str, Result]) -> Table:
 
 
 def broken(plan: Plan, results: Mapping[str, Result]) -> list[str]:
-    """The promises that were not kept, in words."""
+    """Descriptions of the broken promises."""
     return [
         f"{variant}: {promise}"
         for variant, result in results.items()

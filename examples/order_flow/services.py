@@ -1,4 +1,4 @@
-"""The services that the order flow calls: inventory and shipping, each a process of its own that counts."""
+"""The services that the order flow calls: inventory and shipping, each a process that counts its calls."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from threading import Lock, Thread
 from typing import Any
 
 LATENCY = 0.03
-"""Seconds between what a call does and its answer: a worker that is killed then does not know."""
+"""Seconds between a call's effect and its answer: a worker killed in between does not know of the effect."""
 
 MAKES = ("lock", "ship")
 NOWHERE = "nowhere"
@@ -20,20 +20,20 @@ NOWHERE = "nowhere"
 
 @dataclass(slots=True)
 class Service:
-    """What is kept in memory: made by `lock` or `ship`, taken away by `release`; `check` only looks.
+    """The state, kept in memory: `lock` and `ship` create things, `release` removes them; `check` only reads.
 
-    A call whose idempotency key has been seen gets the first answer again, and does nothing.
+    A call with a known idempotency key gets the first answer again, and does nothing.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
     kept: dict[str, str] = field(default_factory=dict)
-    """The orders that things are kept for, by the things' ids."""
+    """The order of each thing, by the thing's id."""
     _answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     _ids: Any = field(default_factory=count)
     _lock: Any = field(default_factory=Lock)
 
     def call(self, verb: str, details: dict[str, str], key: str | None) -> dict[str, Any]:
-        """Count a call, and do it unless its key has been seen."""
+        """Count a call, and execute it unless its key is known."""
         with self._lock:
             self.calls[f"{verb} {details['order']}"] += 1
             if key is not None and key in self._answers:
@@ -55,13 +55,13 @@ class Service:
         return {"done": verb}
 
     def state(self) -> dict[str, Any]:
-        """How often each call was made, and how many things are kept for each order."""
+        """The number of each call, and the number of things kept for each order."""
         with self._lock:
             return {"calls": self.calls, "kept": Counter(self.kept.values())}
 
 
 class Server(ThreadingHTTPServer):
-    """Takes it calmly when a caller is killed before it has its answer."""
+    """An HTTP server that reports no error if a caller is killed before it has its answer."""
 
     daemon_threads = True
 
@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
 
 
 def main(pipe: Pipe) -> None:
-    """Serve until the other end of the pipe is closed; the first thing said is the port."""
+    """Serve until the other end of the pipe is closed; first send the port."""
     service = Service()
 
     class Handler(BaseHTTPRequestHandler):
@@ -99,7 +99,7 @@ def main(pipe: Pipe) -> None:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing: the calls are counted."""
+            """Log nothing: the calls are counted."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()

@@ -1,6 +1,6 @@
 """The shop: its orders, its queue of messages, and the services that it calls.
 
-There is no unique key on the orders: nothing here would notice an order that is taken twice.
+The orders have no unique key: nothing here would detect an order that is taken twice.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from examples.order_flow.remote import Remote
 
 CONSUMER = "order-flow"
 VISIBILITY = 0.5
-"""Seconds after which a message that was handed out, and not answered for, is handed out again."""
+"""Seconds after which a message that was delivered and not answered is redelivered."""
 
 metadata = MetaData()
 order = Table(
@@ -50,7 +50,7 @@ queue = Table(
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An order as it comes from the queue: `number` to be shipped `to`; `kind` is what to do now."""
+    """An order in the queue: `number` is to be shipped `to`; `kind` is the next action."""
 
     id: int
     kind: str
@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """What a handler works with."""
+    """The objects that a handler needs."""
 
     engine: Engine
     inventory: Remote
@@ -68,28 +68,28 @@ class Shop:
 
 
 def insert_order(connection: Connection, number: str, lock: str) -> None:
-    """In the caller's transaction, write the order down with the stock that is locked for it."""
+    """Insert the order with the id of its stock lock, in the caller's transaction."""
     connection.execute(insert(order).values(number=number, status="new", lock=lock))
 
 
 def settle(connection: Connection, number: str, status: str) -> None:
-    """In the caller's transaction, say what became of the order."""
+    """Record the outcome of the order, in the caller's transaction."""
     connection.execute(update(order).where(order.c.number == number).values(status=status))
 
 
 def lock_of(connection: Connection, number: str) -> str:
-    """The stock that is locked for an order."""
+    """The id of an order's stock lock."""
     lock: str = connection.execute(select(order.c.lock).where(order.c.number == number)).scalar_one()
     return lock
 
 
 def publish(connection: Connection, kind: str, number: str, to: str) -> None:
-    """In the caller's transaction, put a message into the queue."""
+    """Put a message into the queue, in the caller's transaction."""
     connection.execute(insert(queue).values(kind=kind, number=number, to=to))
 
 
 def take(engine: Engine) -> Message | None:
-    """The next message, which nobody else gets for a while; delivered at least once, as by any broker."""
+    """Take the next message and hide it from others for a while; like any broker, at-least-once."""
     now = func.clock_timestamp()
     due = select(queue.c.id).where(queue.c.visible_at <= now).order_by(queue.c.visible_at, queue.c.id)
     first = due.limit(1).with_for_update(skip_locked=True).scalar_subquery()
@@ -105,7 +105,7 @@ def take(engine: Engine) -> Message | None:
 
 
 def answer(engine: Engine, message: Message, again: float | None) -> None:
-    """Acknowledge a message, or have it come again in so many seconds."""
+    """Acknowledge a message, or have it redelivered after `again` seconds."""
     this = queue.c.id == message.id
     later = func.clock_timestamp() + timedelta(seconds=again or 0)
     change = (

@@ -1,4 +1,4 @@
-"""The order flow in status-table mode: what has been done is done, whoever is killed."""
+"""The order flow in status-table mode: finished steps stay finished, whichever worker is killed."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,12 @@ from inbox import Backoff, Claim, SqlStore, StatusInbox
 from inbox.errors import GiveUp, LeaseLost, NotTaken
 
 LEASE = 2
-"""Seconds after which the message of a worker that was killed is taken over."""
+"""Seconds after which the message of a killed worker is taken over."""
 
 
 def handler(shop: Shop) -> Callable[[Message], float | None]:
-    """Handles a message: None to acknowledge it, or seconds after which it is to come again."""
+    """A function that handles a message; it returns None to acknowledge it, or a redelivery delay in
+    seconds."""
     inbox = StatusInbox(CONSUMER, store=SqlStore(shop.engine), lease=LEASE, backoff=Backoff(0.1))
 
     def handle(message: Message) -> float | None:
@@ -21,7 +22,7 @@ def handler(shop: Shop) -> Callable[[Message], float | None]:
                 if claim.is_new:
                     place(shop, claim, message)
         except GiveUp:
-            pass  # its steps are undone and it is dead; or, if that could not be finished, it comes again
+            pass  # its steps are undone and it is dead; or, if the undo has failed, it is redelivered
         except NotTaken as refusal:
             return refusal.retry_after  # None: it is dead
         except LeaseLost:
@@ -32,7 +33,7 @@ def handler(shop: Shop) -> Callable[[Message], float | None]:
 
 
 def place(shop: Shop, claim: Claim, message: Message) -> None:
-    """Each call is a step with an idempotency key of its own; each write commits with the record of it."""
+    """Each call is a step with its own idempotency key; each write commits together with its record."""
     number = message.number
 
     def check() -> None:

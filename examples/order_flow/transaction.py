@@ -1,4 +1,4 @@
-"""The order flow in one transaction, calls and all: what the exactly-once path is not made for."""
+"""The order flow in one transaction, including its calls: a misuse of the exactly-once path."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,12 @@ from inbox.errors import MessageInFlight
 
 INBOX = Inbox(CONSUMER)
 AGAIN = 0.1
-"""Seconds after which a message that another worker is at comes again."""
+"""Seconds after which a message that another worker is handling is redelivered."""
 
 
 def handler(shop: Shop) -> Callable[[Message], float | None]:
-    """Handles a message: None to acknowledge it, or seconds after which it is to come again."""
+    """A function that handles a message; it returns None to acknowledge it, or a redelivery delay in
+    seconds."""
 
     def handle(message: Message) -> float | None:
         try:
@@ -30,7 +31,7 @@ def handler(shop: Shop) -> Callable[[Message], float | None]:
 
 
 def place(shop: Shop, connection: Connection, message: Message) -> None:
-    """The transaction is open from here on, and knows nothing of the calls."""
+    """Place the order; the transaction is open all the time, and the calls are not part of it."""
     number = message.number
     shop.inventory.call("check", number)
     lock = shop.inventory.call("lock", number)

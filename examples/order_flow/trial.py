@@ -1,4 +1,4 @@
-"""One variant of the order flow, from the first message to the last, and what was promised."""
+"""A run of one variant of the order flow, from the first message to the last, and its promises."""
 
 import random
 import time
@@ -18,9 +18,9 @@ from inbox.schema import tables
 
 WORKERS = 2
 REPEATED = 0.2
-"""Of the messages, how many come twice."""
+"""The fraction of messages that come twice."""
 REFUSED_EACH = 10
-"""One order in so many cannot be shipped."""
+"""One order in this many cannot be shipped."""
 
 _OPEN = text(
     "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0) FROM pg_stat_activity "
@@ -30,55 +30,55 @@ _OPEN = text(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every variant is given: the orders, where each goes, and how many workers are killed."""
+    """The input of every variant: the orders, their destinations, and how many workers are killed."""
 
     orders: int
     kills: int
 
     @property
     def destinations(self) -> dict[str, str]:
-        """By order number: where to ship it."""
+        """By order number: the destination."""
         places = {f"order-{number}": "somewhere" for number in range(1, self.orders + 1)}
         refused = [number for index, number in enumerate(places) if index % REFUSED_EACH == REFUSED_EACH - 1]
         return places | dict.fromkeys(refused, NOWHERE)
 
     @property
     def statuses(self) -> dict[str, str]:
-        """By order number: what is to become of it."""
+        """By order number: the expected status."""
         outcomes = {NOWHERE: "refused"}
         return {number: outcomes.get(to, "confirmed") for number, to in self.destinations.items()}
 
     @property
     def confirmed(self) -> int:
-        """How many orders are to be shipped."""
+        """The number of orders to be shipped."""
         return sum(status == "confirmed" for status in self.statuses.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is found after a trial."""
+    """The result of a trial."""
 
     orders: list[tuple[str, str]]
     """Number and status of every row."""
     locks: dict[str, int]
-    """How many stock locks are held for each order, at the end."""
+    """The number of stock locks held for each order at the end."""
     shipments: dict[str, int]
     calls: dict[str, int]
-    """How often each service was called for the same thing, by "verb order"."""
+    """The number of calls for the same thing, by "verb order"."""
     killed: int
     retries: int
-    """Attempts beyond each message's first one: none of them may repeat more than one call."""
+    """Attempts beyond each message's first one; each must repeat at most one call."""
     open_for: float
-    """The longest time for which a transaction was seen open without a statement, in seconds."""
+    """The longest time a transaction was seen idle, in seconds."""
     seconds: float
 
     @property
     def repeated(self) -> int:
-        """Calls that had been made before."""
+        """The number of repeated calls."""
         return sum(times - 1 for times in self.calls.values())
 
     def promises(self, plan: Plan, variant: str) -> dict[str, bool]:
-        """What the variant promises, and whether it was kept."""
+        """The variant's promises, and whether each was kept."""
         are_right = Counter(self.orders) == Counter(plan.statuses.items())
         rows = {"each order is one row with the right status": are_right}
         if variant == "transaction":
@@ -93,10 +93,10 @@ class Result:
 
 
 def run(engine: Engine, variant: str, plan: Plan, progress: Callable[[int], object]) -> Result:
-    """Send the orders, kill workers on the way, and look what came of it.
+    """Send the orders, kill workers meanwhile, and return the result.
 
     Raises:
-        RuntimeError: a process does not start, or ends by itself.
+        RuntimeError: a process does not start, or ends unexpectedly.
     """
     _reset(engine)
     began = time.monotonic()
@@ -120,7 +120,8 @@ def run(engine: Engine, variant: str, plan: Plan, progress: Callable[[int], obje
 def _kill_on_the_way(
     workers: Workers, plan: Plan, watch: Connection, progress: Callable[[int], object]
 ) -> tuple[int, float]:
-    """Until the queue is empty: how many were killed, and the longest open transaction that was seen."""
+    """Wait until the queue is empty; return how many workers were killed, and the longest idle
+    transaction."""
     killed, longest = 0, 0.0
     while watch.scalar(select(func.count()).select_from(shop.queue)):
         settled = sum(status != "new" for _, status in _orders(watch))
@@ -137,8 +138,8 @@ def _kill_on_the_way(
 
 
 def clean_up(engine: Engine) -> None:
-    """Remove everything that a trial has made; also the consumer's policy, since the next variant may take
-    messages in the other mode."""
+    """Remove everything that a trial has created; also the consumer's policy, since the next variant may use
+    the other mode."""
     forget(engine, shop.CONSUMER)
     with engine.begin() as connection:
         for table in (tables().status, tables().consumer):
@@ -152,7 +153,7 @@ def _reset(engine: Engine) -> None:
 
 
 def _send(engine: Engine, plan: Plan) -> None:
-    """All orders in any order, some of them twice."""
+    """Send all orders in random order, some of them twice."""
     numbers = list(plan.destinations)
     messages = numbers + random.sample(numbers, round(len(numbers) * REPEATED))
     random.shuffle(messages)

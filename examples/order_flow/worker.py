@@ -1,4 +1,4 @@
-"""A worker process: takes messages from the queue one by one, until it is told to end or killed."""
+"""A worker process: it takes messages from the queue one by one, until it is told to end or killed."""
 
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
@@ -10,7 +10,7 @@ from examples.order_flow.remote import Remote
 from examples.order_flow.shop import Message, Shop, answer, take
 
 Handler = Callable[[Message], float | None]
-"""Handles a message: None acknowledges it, a number is the seconds after which it is to come again."""
+"""Handles a message; returns None to acknowledge it, or a redelivery delay in seconds."""
 
 VARIANTS: dict[str, Callable[[Shop], Handler]] = {
     "transaction": transaction.handler,
@@ -32,7 +32,7 @@ def main(pipe: Pipe, url: URL, inventory: Remote, shipping: Remote, variant: str
 
 
 def work(engine: Engine, handle: Handler) -> bool:
-    """Take one message, handle it and answer; False if there is none."""
+    """Take a message, handle it and answer; return False if there is none."""
     message = take(engine)
     if message is None:
         return False
