@@ -151,7 +151,7 @@ def _handled(engine: Engine, box: Inbox, keys: list[str]) -> Operation:
 
 
 def _dead_rows(engine: Engine, again: Operation) -> float:
-    """Dead rows for each duplicate, by the server's own count."""
+    """Dead rows per duplicate, counted by the server."""
     repeats = 1000
     before = _count_dead(engine)
     for _ in range(repeats):
@@ -160,7 +160,7 @@ def _dead_rows(engine: Engine, again: Operation) -> float:
 
 
 def _count_dead(engine: Engine) -> int:
-    engine.dispose()  # a session that ends hands in its counts
+    engine.dispose()  # a session reports its counts when it ends
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_sleep(1)"))
         found = text("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'inbox_message'")

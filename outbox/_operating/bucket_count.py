@@ -14,7 +14,7 @@ MOST_BUCKETS = 4_096
 
 
 def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -> None:
-    """Increase the number of buckets. This changes the bucket of a key, so no message may be in the outbox.
+    """Increase the number of buckets. This changes the bucket of a key, so drain the outbox first.
 
     Stop all publishers, let the relays drain the outbox, stop them, call this, and start everything again. A
     program that publishes meanwhile reads the number once a minute, and logs a WARNING if it has changed.
