@@ -108,22 +108,19 @@ class Topics:
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, "log_level": 0})
         try:
             numbers = consumer.list_topics(topic, WAIT).topics[topic].partitions
-            found = consumer.committed([TopicPartition(topic, number) for number in numbers], WAIT)
+            found = _once_coordinated(
+                lambda: consumer.committed([TopicPartition(topic, number) for number in numbers], WAIT)
+            )
             return {each.partition: each.offset for each in found if each.offset >= 0}
         finally:
             consumer.close()
 
     def members(self, group: str) -> int:
         """How many consumers the group has."""
-        deadline = time.monotonic() + WAIT
-        while True:
-            try:
-                found = self._admin.describe_consumer_groups([group], request_timeout=WAIT)[group].result()
-                return len(found.members)
-            except KafkaException as error:
-                if error.args[0].code() not in _NO_COORDINATOR_YET or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.1)
+        described = _once_coordinated(
+            lambda: self._admin.describe_consumer_groups([group], request_timeout=WAIT)[group].result()
+        )
+        return len(described.members)
 
     def _flush(self, topic: str) -> None:
         if self._producer.flush(WAIT):
@@ -175,3 +172,15 @@ def envelope(topic: str, payload: str, key: str | None = None, **changes: Any) -
         "created_at": datetime.now(UTC),
     }
     return Envelope(**{**given, **changes})
+
+
+def _once_coordinated(ask: Callable[[], Any]) -> Any:
+    """The answer, once the broker has chosen who coordinates the group."""
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_COORDINATOR_YET or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
