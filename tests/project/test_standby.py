@@ -76,9 +76,9 @@ def synchronous(pair: Pair) -> Pair:
 
 
 def handler(engine: Engine) -> Callable[[str], Outcome]:
-    """Adds one to an account, and tells of it."""
+    """Adds one to an account, and publishes it; tries again for as long as a slow failover takes."""
 
-    @Inbox("billing").handler(engine, key=str)
+    @Inbox("billing").handler(engine, key=str, attempts=100)
     def add(connection: Connection, message: str) -> None:
         accounts.add(connection)
         Outbox().publish(connection, "added", message, key=message[0])
