@@ -16,10 +16,14 @@ def retry(
     attempts: int,
     may_retry: MayRetry,
     *,
+    within: float | None = None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Return the result of `work`, after at most this many attempts. The last error is raised."""
-    for attempt, pause in enumerate(pauses(attempts), 1):
+    """Return the result of `work`, after at most this many attempts. The last error is raised.
+
+    An attempt that begins later than `within` seconds after the first is the last one.
+    """
+    for attempt, pause in enumerate(pauses(attempts, within), 1):
         try:
             return work()
         except Exception as error:
@@ -47,12 +51,15 @@ async def retry_async(
     raise AssertionError("the last pause is None")
 
 
-def pauses(attempts: int) -> Iterator[float | None]:
+def pauses(attempts: int, within: float | None = None) -> Iterator[float | None]:
     """How long to wait after each attempt that failed, in seconds; None after the last one.
 
     Exponential with full jitter, from 10 ms up to at most 2 s (Brooker, "Exponential Backoff And Jitter",
     2015): transactions that collided must not collide again in step.
     """
+    deadline = None if within is None else time.monotonic() + within
     for attempt in range(attempts - 1):
+        if deadline is not None and time.monotonic() > deadline:
+            break
         yield random.uniform(0, min(2.0, 0.01 * 2**attempt))
     yield None

@@ -1,9 +1,7 @@
 """Records of status-table mode in Redis: one hash a message, changed only by scripts."""
 
-import asyncio
 import inspect
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +14,7 @@ from . import redis_records as hashes
 from . import redis_scripts
 from .records import Answer, Change, Held, Record, Request, Status, is_ours, judge, successor
 from .redis_scripts import Script
-from .store import Store, tries
+from .store import Store
 
 if TYPE_CHECKING:
     import redis
@@ -104,7 +102,7 @@ class RedisStore(Store):
             yield from super().renew(claims, lease, keep, within)
             return
         change = Change(lease=lease, forget_after=keep)
-        answers = self._retrying(lambda: self._renewed(claims, change))
+        answers = self._reached(lambda: self._renewed(claims, change))
         for held, answer in zip(claims, answers, strict=True):
             renewed = self.write(held, change) if isinstance(answer, self._no_script) else answer
             yield held, lease if renewed else None
@@ -207,7 +205,7 @@ class RedisStore(Store):
             result = self._client.execute_command("EVALSHA", script.sha, 1, name, *arguments)
             return self._called(result) if self.is_async else result
         except self._errors:
-            return self._retrying(lambda: self._evaluated(script, name, arguments))
+            return self._reached(lambda: self._evaluated(script, name, arguments))
 
     def _evaluated(self, script: Script, name: bytes, arguments: Sequence[Any]) -> Any:
         try:
@@ -215,20 +213,19 @@ class RedisStore(Store):
         except self._no_script:
             return self._called(self._client.eval(script.text, 1, name, *arguments))
 
-    def _retrying(self, call: Callable[[], T]) -> T:
-        for pause in tries():
-            try:
-                return call()
-            except self._errors as error:
-                if not self._is_transient(error):
-                    raise
-                if pause is None:
-                    raise StoreUnreachable(f"{self!r} did not answer: {_reason(error)}") from error
-            self._called(asyncio.sleep(pause)) if self.is_async else time.sleep(pause)
-        raise AssertionError("tries() ends with None")
+    def _reached(self, call: Callable[[], T]) -> T:
+        """The result of the call, after some retries."""
+        try:
+            return self._retrying(call, lambda error, _: self._is_transient(error))
+        except self._errors as error:
+            if not self._is_transient(error):
+                raise
+            raise StoreUnreachable(f"{self!r} did not answer: {_reason(error)}") from error
 
     def _is_transient(self, error: Exception) -> bool:
-        return isinstance(error, self._transient) or _NOT_NOW.search(str(error)) is not None
+        if isinstance(error, self._transient):
+            return True
+        return isinstance(error, self._errors) and _NOT_NOW.search(str(error)) is not None
 
     def _called(self, result: Any) -> Any:
         if not self.is_async:

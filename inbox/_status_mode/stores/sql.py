@@ -1,6 +1,5 @@
 """Records of status-table mode in a table: every write repeats, in one statement, what it is based on."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -38,7 +37,7 @@ from .records import (
     new_record,
     successor,
 )
-from .store import Store, tries
+from .store import Store
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -282,21 +281,15 @@ class SqlStore(Store):
     ) -> T:
         """Do this on a connection of its own, on which each statement commits and waits at most `wait`
         seconds for a row. A connection that does not answer `within` some seconds is replaced once."""
-        for pause in tries():
-            try:
-                return self._once(work, wait, LONGEST_CALL if within is None else within)
-            except StoreUnreachable:
-                if pause is None:
-                    raise
-            except SQLAlchemyError as error:
-                if not codes.is_transient(error):
-                    raise
-                if pause is None:
-                    is_locked = isinstance(error, DBAPIError) and codes.ends_wait(error)
-                    unreachable = _RowLocked if is_locked else StoreUnreachable
-                    raise unreachable(f"{self!r} did not answer: {_reason(error)}") from error
-            self._sleep(pause)
-        raise AssertionError("tries() ends with None")
+        seconds = LONGEST_CALL if within is None else within
+        try:
+            return self._retrying(lambda: self._once(work, wait, seconds), _may_retry)
+        except SQLAlchemyError as error:
+            if not codes.is_transient(error):
+                raise
+            is_locked = isinstance(error, DBAPIError) and codes.ends_wait(error)
+            unreachable = _RowLocked if is_locked else StoreUnreachable
+            raise unreachable(f"{self!r} did not answer: {_reason(error)}") from error
 
     def _once(self, work: Callable[[Connection], T], wait: float, within: float) -> T:
         with connected(self._own) as connection:
@@ -311,15 +304,9 @@ class SqlStore(Store):
     def _bounded(self, connection: Connection, seconds: float) -> AbstractContextManager[None]:
         return Call(self._watchdog, connection, seconds) if self._database.has_server else nullcontext()
 
-    def _sleep(self, seconds: float) -> None:
-        if self.is_async:
-            import asyncio
 
-            from sqlalchemy.util import await_only
-
-            await_only(asyncio.sleep(seconds))
-        else:
-            time.sleep(seconds)
+def _may_retry(error: Exception, _: int) -> bool:
+    return isinstance(error, SQLAlchemyError | StoreUnreachable) and codes.is_transient(error)
 
 
 def _reason(error: SQLAlchemyError) -> object:

@@ -1,12 +1,14 @@
 """The contract between status-table mode and a store."""
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import TypeVar
 
-from inbox_outbox_base.calls.retry import pauses
+from inbox_outbox_base.calls.retry import MayRetry, retry
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.inbox import StoreUnreachable
 from inbox_outbox_base.transactions.policy import Declaration
@@ -14,19 +16,14 @@ from inbox_outbox_base.transactions.policy import Declaration
 from .late import LateEnds
 from .records import Answer, Change, Held, Record, Request, Status
 
+T = TypeVar("T")
+
 _ROUNDS = 100
 """How often a claim looks again after others were faster."""
 
-
-def tries() -> Iterator[float | None]:
-    """How long to wait after each try to reach a store, in seconds; None after the last. There are at most
-    eight tries, and none begins after one second, because drivers may have retried for long themselves."""
-    deadline = time.monotonic() + 1.0
-    for pause in pauses(8):
-        if pause is None or time.monotonic() > deadline:
-            break
-        yield pause
-    yield None
+_TRIES, _TRIES_WITHIN = 8, 1.0
+"""How often a call is tried, and for how many seconds: drivers may have retried for long themselves. A call
+that took longer than that is tried once more, on another connection."""
 
 
 class Store(ABC):
@@ -123,3 +120,15 @@ class Store(ABC):
         """For a refused write: whether it took effect before, and only its answer was lost."""
         record = self.find(held.consumer, held.key) if change.status is not None else None
         return record is not None and (record.token, record.status) == (held.token, change.status)
+
+    def _retrying(self, call: Callable[[], T], may_retry: MayRetry) -> T:
+        """Call the store, and retry these errors; the last one is raised."""
+        return retry(call, _TRIES, may_retry, within=_TRIES_WITHIN, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        if self.is_async:
+            from sqlalchemy.util import await_only  # without greenlet the import fails
+
+            await_only(asyncio.sleep(seconds))
+        else:
+            time.sleep(seconds)
