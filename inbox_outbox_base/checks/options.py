@@ -1,4 +1,7 @@
-"""Checks of callers' arguments: one clear error that names the option and the value."""
+"""Checks of callers' arguments: one clear error that names the option and the value.
+
+`error` is the class of the package whose option it is.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -15,34 +18,42 @@ LONGEST_WAIT = timedelta(days=1).total_seconds()
 """A day, in seconds: databases count the milliseconds of a wait in 32 bits."""
 
 
-def seconds(option: str, value: float | timedelta, longest: float = LONGEST_TIME) -> float:
+def seconds(
+    option: str,
+    value: float | timedelta,
+    longest: float = LONGEST_TIME,
+    *,
+    error: type[InvalidOption] = InvalidOption,
+) -> float:
     """Convert a number of seconds or a `timedelta` to seconds; not negative, at most `longest`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise InvalidOption(f"{option}={value!r}: expected seconds (a number) or a timedelta")
+        raise error(f"{option}={value!r}: expected seconds (a number) or a timedelta")
     if not 0 <= number <= longest:
-        raise InvalidOption(f"{option}={value!r}: expected zero or more, and at most {longest:.0f} seconds")
+        raise error(f"{option}={value!r}: expected zero or more, and at most {longest:.0f} seconds")
     return float(number)
 
 
-def number(option: str, value: float, *, lowest: float) -> float:
+def number(option: str, value: float, *, lowest: float, error: type[InvalidOption] = InvalidOption) -> float:
     """A number of at least `lowest`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < float("inf"):
-        raise InvalidOption(f"{option}={value!r}: expected a number, {lowest:g} or more")
+        raise error(f"{option}={value!r}: expected a number, {lowest:g} or more")
     return float(value)
 
 
-def one_of(option: str, value: str, known: Sequence[str]) -> str:
+def one_of(
+    option: str, value: str, known: Sequence[str], *, error: type[InvalidOption] = InvalidOption
+) -> str:
     """One of the given words."""
     if value not in known:
-        raise InvalidOption(f"{option}={value!r}: expected one of {', '.join(known)}")
+        raise error(f"{option}={value!r}: expected one of {', '.join(known)}")
     return value
 
 
-def count(option: str, value: int) -> int:
+def count(option: str, value: int, *, error: type[InvalidOption] = InvalidOption) -> int:
     """A whole number, one or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidOption(f"{option}={value!r}: expected a whole number, one or more")
+        raise error(f"{option}={value!r}: expected a whole number, one or more")
     return value
 
 
@@ -53,19 +64,19 @@ def whole(option: str, value: int) -> int:
     return value
 
 
-def flag(option: str, value: bool) -> bool:
+def flag(option: str, value: bool, *, error: type[InvalidOption] = InvalidOption) -> bool:
     """True or False, not merely a truthy or falsy value."""
     if not isinstance(value, bool):
-        raise InvalidOption(f"{option}={value!r}: expected True or False")
+        raise error(f"{option}={value!r}: expected True or False")
     return value
 
 
-def consumer(value: str) -> str:
+def consumer(value: str, *, error: type[InvalidOption] = InvalidOption) -> str:
     """A consumer's name: 1 to 128 bytes of UTF-8, no NUL."""
     if not isinstance(value, str):
-        raise InvalidOption(f"consumer={value!r}: expected a string")
-    if not 1 <= len(utf8("consumer", value)) <= LONGEST_CONSUMER:
-        raise InvalidOption(f"consumer={value!r}: expected 1 to {LONGEST_CONSUMER} bytes of UTF-8")
+        raise error(f"consumer={value!r}: expected a string")
+    if not 1 <= len(utf8("consumer", value, error)) <= LONGEST_CONSUMER:
+        raise error(f"consumer={value!r}: expected 1 to {LONGEST_CONSUMER} bytes of UTF-8")
     return str.__str__(value)  # the plain text of an Enum member
 
 
@@ -79,8 +90,8 @@ def utf8(option: str, value: str, error: type[InvalidOption] = InvalidOption) ->
         raise error(f"{option}={value!r}: contains a lone surrogate, which is not UTF-8") from None
 
 
-def aware(option: str, value: datetime) -> datetime:
+def aware(option: str, value: datetime, *, error: type[InvalidOption] = InvalidOption) -> datetime:
     """A point in time with its offset from UTC."""
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidOption(f"{option}={value!r}: expected a datetime with a time zone")
+        raise error(f"{option}={value!r}: expected a datetime with a time zone")
     return value

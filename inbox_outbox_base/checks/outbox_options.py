@@ -1,21 +1,17 @@
 """Checks of callers' arguments: one clear error that names the option and the value."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any
 
-from inbox_outbox_base.errors import inbox as inbox_errors
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
 from inbox_outbox_base.tables.outbox import LONGEST_ID, LONGEST_TOPIC
 from inbox_outbox_base.words.outgoing import Message
 
-from . import options as inbox_options
-from . import url
+from . import options
 from .keys import LONGEST_KEY
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 LONGEST_HEADER = 128
 """The most bytes of UTF-8 in a header's name: RabbitMQ's clients take no more."""
@@ -24,26 +20,12 @@ LARGEST_HEADERS = 65_536
 """The most bytes of headers as JSON."""
 
 
-def _with_our_error(check: Callable[P, T]) -> Callable[P, T]:
-    """The same check, with this package's error."""
-
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return check(*args, **kwargs)
-        except inbox_errors.InvalidOption as error:
-            raise InvalidOption(str(error)) from None
-
-    return checked
-
-
-seconds = _with_our_error(inbox_options.seconds)
-number = _with_our_error(inbox_options.number)
-one_of = _with_our_error(inbox_options.one_of)
-count = _with_our_error(inbox_options.count)
-flag = _with_our_error(inbox_options.flag)
-aware = _with_our_error(inbox_options.aware)
-consumer = _with_our_error(inbox_options.consumer)
-database_url = _with_our_error(url.database_url)
+seconds = partial(options.seconds, error=InvalidOption)
+one_of = partial(options.one_of, error=InvalidOption)
+count = partial(options.count, error=InvalidOption)
+flag = partial(options.flag, error=InvalidOption)
+aware = partial(options.aware, error=InvalidOption)
+consumer = partial(options.consumer, error=InvalidOption)
 
 
 def text(option: str, value: object, longest: int) -> str:
@@ -52,10 +34,7 @@ def text(option: str, value: object, longest: int) -> str:
         raise InvalidMessage(f"{option}={value!r:.80}: expected a string")
     if value.isascii() and 0 < len(value) <= longest and "\0" not in value:
         return value
-    try:
-        size = len(inbox_options.utf8(option, value))
-    except inbox_errors.InvalidOption as error:
-        raise InvalidMessage(str(error)) from None
+    size = len(options.utf8(option, value, InvalidMessage))
     if not 1 <= size <= longest:
         raise InvalidMessage(f"{option}={value!r:.80}: {size} bytes of UTF-8, expected 1 to {longest}")
     return value

@@ -16,7 +16,7 @@ _DRIVERS = {
 }
 
 
-def database_url(text: str) -> URL:
+def database_url(text: str, option: str = "url", *, error: type[InvalidOption] = InvalidOption) -> URL:
     """The URL, with the inbox's driver where none is named.
 
     Raises:
@@ -26,16 +26,18 @@ def database_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise InvalidOption("url: expected something like postgresql://user@host/database") from None
+        raise error(f"{option}: expected something like postgresql://user@host/database") from None
     if url.password is not None and "@" in f"{url.host}{url.database}":
         # Text after the first "@" would become the host, and appear in the driver's errors.
-        raise InvalidOption("url: write @ as %40 in the password and in the database's name")
+        raise error(f"{option}: write @ as %40 in the password and in the database's name")
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
-    for_engine(url)
+    for_engine(url, option, error=error)
     return url
 
 
-def for_engine(url: URL) -> tuple[URL, dict[str, Any]]:
+def for_engine(
+    url: URL, option: str = "url", *, error: type[InvalidOption] = InvalidOption
+) -> tuple[URL, dict[str, Any]]:
     """The URL and the `connect_args` for SQLAlchemy: ``?prepare_threshold=none`` turns psycopg's prepared
     statements off, for poolers in transaction mode; psycopg itself does not read it from a URL.
 
@@ -46,6 +48,6 @@ def for_engine(url: URL) -> tuple[URL, dict[str, Any]]:
     if value is None or url.drivername != "postgresql+psycopg":
         return url, {}
     if value != "none" and not (isinstance(value, str) and value.isdecimal()):
-        raise InvalidOption("url: prepare_threshold: expected a whole number or none")
+        raise error(f"{option}: prepare_threshold: expected a whole number or none")
     threshold = None if value == "none" else int(value)
     return url.difference_update_query([_THRESHOLD]), {_THRESHOLD: threshold}

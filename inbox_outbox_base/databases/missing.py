@@ -9,13 +9,15 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TablesMissing
 
 
-def raise_clearer(connection: Connection, table: Table, error: DBAPIError) -> NoReturn:
+def raise_clearer(
+    connection: Connection, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
+) -> NoReturn:
     """Raise the error, or a clearer one if our tables, such as this one, do not exist."""
     missing = codes.is_table_missing(error)
     if connection.dialect.name == "sqlite" and not codes.is_transient(error):
         missing = not inspect(connection).has_table(table.name)
     if missing:
-        raise TablesMissing(missing_table(table)) from error
+        raise clearer(missing_table(table)) from error
     raise error
 
 

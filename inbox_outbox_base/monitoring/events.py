@@ -118,14 +118,16 @@ Hook = Callable[[Event], object]
 class Hooks:
     """All hooks of one object."""
 
-    def __init__(self, hooks: Hook | Iterable[Hook] | None) -> None:
+    def __init__(
+        self, hooks: Hook | Iterable[Hook] | None, *, error: type[InvalidOption] = InvalidOption
+    ) -> None:
         given = () if hooks is None else hooks
         if not callable(given) and not isinstance(given, Iterable):
-            raise InvalidOption(f"on_event={hooks!r}: expected a function, or several")
+            raise error(f"on_event={hooks!r}: expected a function, or several")
         self._hooks: tuple[Hook, ...] = (given,) if callable(given) else tuple(given)
         for hook in self._hooks:
             if not callable(hook):
-                raise InvalidOption(f"on_event={hooks!r}: {hook!r} is no function")
+                raise error(f"on_event={hooks!r}: {hook!r} is no function")
 
     def __bool__(self) -> bool:
         return bool(self._hooks)

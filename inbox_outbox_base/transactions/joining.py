@@ -10,8 +10,10 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnusableConnection
 
 
-def usable(connection: Connection) -> Taking:
-    """The database behind a connection that an inbox row can join.
+def usable(
+    connection: Connection, error: type[UnusableConnection] = UnusableConnection, row: str = "inbox row"
+) -> Taking:
+    """The database behind a connection that a row of ours can join.
 
     Raises:
         UnsupportedDatabase: the dialect is not proven.
@@ -19,10 +21,10 @@ def usable(connection: Connection) -> Taking:
     """
     database = database_of(connection)
     if connection.closed:
-        raise UnusableConnection("the connection is closed")
+        raise error("the connection is closed")
     if database.is_autocommit(connection):
-        raise UnusableConnection(
-            "the connection is in AUTOCOMMIT mode: there is no transaction that the inbox row could join"
+        raise error(
+            f"the connection is in AUTOCOMMIT mode: there is no transaction that the {row} could join"
         )
     return database
 

@@ -42,7 +42,10 @@ _listening: list[bool] = []
 
 
 def bind_of(
-    session: Session, table: Table, bind_arguments: BindArguments | None = None
+    session: Session,
+    table: Table,
+    bind_arguments: BindArguments | None = None,
+    error: type[InvalidOption] = InvalidOption,
 ) -> Engine | Connection:
     """The bind by which the session writes to this table; ask only once, because it may be chosen at random.
 
@@ -52,7 +55,7 @@ def bind_of(
     if bind_arguments is None:
         return session.get_bind(clause=_written(table))
     if not isinstance(bind_arguments, Mapping):
-        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected a mapping")
+        raise error(f"bind_arguments={bind_arguments!r:.80}: expected a mapping")
     arguments = {"clause": _written(table), **bind_arguments}
     given = arguments.pop("bind", None)
     if given is None:
@@ -60,9 +63,7 @@ def bind_of(
     for behind in ("sync_engine", "sync_connection"):  # if the bind is an AsyncSession's
         given = getattr(given, behind, given)
     if not isinstance(given, Engine | Connection):
-        raise InvalidOption(
-            f"bind_arguments={{'bind': {type(given).__name__}}}: expected an Engine or a Connection"
-        )
+        raise error(f"bind_arguments={{'bind': {type(given).__name__}}}: expected an Engine or a Connection")
     return given
 
 
@@ -93,14 +94,16 @@ def connection_of(
     return connection
 
 
-def check_no_session(bind_arguments: BindArguments | None) -> None:
+def check_no_session(
+    bind_arguments: BindArguments | None, error: type[InvalidOption] = InvalidOption
+) -> None:
     """Refuse bind arguments for a Connection, which is bound already.
 
     Raises:
         InvalidOption: `bind_arguments` were given.
     """
     if bind_arguments is not None:
-        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
+        raise error(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
 
 
 def is_aborted(transaction: SessionTransaction, besides: Connection | None = None) -> bool:

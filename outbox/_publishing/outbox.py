@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sqlalchemy import Connection, Engine
@@ -14,11 +13,10 @@ from sqlalchemy.orm import Session, scoped_session
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.registry import relaying
-from inbox_outbox_base.errors import inbox as inbox_errors
 from inbox_outbox_base.errors.outbox import InvalidOption, UnusableConnection, WrongBucketCount
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.joining import usable
-from inbox_outbox_base.transactions.session import bind_of, connection_of
+from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
 from outbox._waking.wake import mark
 from outbox.schema import tables
@@ -222,7 +220,7 @@ class Outbox:
             self._stage(connection, drafts, bind_arguments)
             return None
         if isinstance(connection, Connection):
-            _check_unbound(bind_arguments)
+            check_no_session(bind_arguments, InvalidOption)
             self._write(connection, drafts)
             return None
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -232,15 +230,14 @@ class Outbox:
         if isinstance(connection, AsyncSession):
             return connection.run_sync(self._stage, drafts, bind_arguments)
         if isinstance(connection, AsyncConnection):
-            _check_unbound(bind_arguments)
+            check_no_session(bind_arguments, InvalidOption)
             return connection.run_sync(self._write, drafts)
         raise InvalidOption(
             f"connection={type(connection).__name__}: expected a Connection or a Session, asynchronous or not"
         )
 
     def _stage(self, session: Session, drafts: list[Draft], bind_arguments: Mapping[str, Any] | None) -> None:
-        with _OUR_ERRORS:
-            bind = bind_of(session, self.tables.message, bind_arguments)
+        bind = bind_of(session, self.tables.message, bind_arguments, InvalidOption)
         connection = connection_of(session, bind, UnusableConnection)
         if isinstance(bind, Engine):
             self._prepare(connection, drafts)
@@ -255,16 +252,14 @@ class Outbox:
     def _write(self, connection: Connection, drafts: list[Draft]) -> None:
         if drafts:
             self._prepare(connection, drafts)
-            with _OUR_ERRORS:
-                relaying(connection.dialect.name).check_savepoint(connection)
+            relaying(connection.dialect.name).check_savepoint(connection)
             failed_commit.watch(connection)
             self._insert(connection, drafts)
             self._mark(connection, drafts)
 
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
         """Reject a connection without a transaction to join, and choose the buckets."""
-        with _OUR_ERRORS:
-            usable(connection)
+        usable(connection, UnusableConnection, "outbox row")
         relaying(connection.dialect.name, self.schema)
         buckets = bucket_count(connection, self.tables)
         if self._buckets not in (None, buckets):
@@ -312,29 +307,6 @@ class Outbox:
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and any(draft.due is None for draft in drafts):
             mark(connection, self.schema)
-
-
-def _check_unbound(bind_arguments: Mapping[str, Any] | None) -> None:
-    if bind_arguments is not None:
-        raise InvalidOption(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
-
-
-class _OurErrors:
-    """Converts the inbox's errors that are raised in the block to this package's."""
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, inbox_errors.UnusableConnection):
-            raise UnusableConnection(str(error).replace("inbox", "outbox")) from None
-        if isinstance(error, inbox_errors.InvalidOption):
-            raise InvalidOption(str(error)) from None
-
-
-_OUR_ERRORS = _OurErrors()
 
 
 def _after(written: Awaitable[None] | None, result: Any) -> Any:

@@ -10,7 +10,7 @@ from sqlalchemy import URL
 
 from inbox import Backoff
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.errors import inbox as inbox_errors
+from inbox_outbox_base.checks.url import database_url
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.monitoring.events import Hook, Hooks
 from outbox.schema import tables
@@ -64,7 +64,7 @@ class Settings:
             self.give_up_after = outbox_options.seconds("give_up_after", give_up_after)
             if not self.give_up_after:
                 raise InvalidOption(f"give_up_after={give_up_after!r}: expected more than 0")
-        self.hooks = _hooks(on_event)
+        self.hooks = Hooks(on_event, error=InvalidOption)
         self.timeout = _timeout(publisher, self.lease)
 
     @property
@@ -78,20 +78,10 @@ def _listen_url(given: object) -> URL:
     if not isinstance(given, str | URL):
         raise InvalidOption(f"listen_url={type(given).__name__}: expected an address of the database")
     text = given if isinstance(given, str) else given.render_as_string(hide_password=False)
-    try:
-        url = outbox_options.database_url(text)
-    except InvalidOption as error:
-        raise InvalidOption(f"listen_{error}") from None
+    url = database_url(text, "listen_url", error=InvalidOption)
     if url.drivername != "postgresql+psycopg":
         raise InvalidOption(f"listen_url: {url.drivername}: only PostgreSQL wakes relays, through psycopg")
     return url
-
-
-def _hooks(on_event: Any) -> Hooks:
-    try:
-        return Hooks(on_event)
-    except inbox_errors.InvalidOption as error:
-        raise InvalidOption(str(error)) from None
 
 
 def _timeout(publisher: Any, lease: float) -> float | None:

@@ -16,7 +16,7 @@ REFUSALS = (
 """Errors that the client raises when RabbitMQ answers but refuses this address."""
 
 
-def parse(url: str) -> URL:
+def parse(url: str, *, error: type[InvalidOption] = InvalidOption) -> URL:
     """The address, checked.
 
     Raises:
@@ -29,10 +29,10 @@ def parse(url: str) -> URL:
     except (TypeError, ValueError):
         is_usable = False
     if not is_usable:
-        raise InvalidOption("url: expected amqp://user:password@host:port/vhost, or amqps://")
+        raise error("url: expected amqp://user:password@host:port/vhost, or amqps://")
     if "@" in _behind_the_host(url):
         # Text after the first of these would be shown as the virtual host.
-        raise InvalidOption("url: write / ? # as %2F %3F %23 in the password, and @ as %40 behind the host")
+        raise error("url: write / ? # as %2F %3F %23 in the password, and @ as %40 behind the host")
     return address
 
 

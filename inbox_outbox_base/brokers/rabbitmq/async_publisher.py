@@ -10,7 +10,6 @@ from aiormq import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.errors import inbox as inbox_errors
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable, Unknown
 
@@ -26,10 +25,7 @@ class AsyncRabbitPublisher:
     """`RabbitPublisher` for an `AsyncRelay`: the same, awaited. It belongs to one event loop."""
 
     def __init__(self, url: str, *, exchange: str = "", timeout: float | timedelta = 10) -> None:
-        try:
-            self._url = address.parse(url)
-        except inbox_errors.InvalidOption as error:
-            raise InvalidOption(str(error)) from None
+        self._url = address.parse(url, error=InvalidOption)
         if not isinstance(exchange, str):
             raise InvalidOption(f"exchange={exchange!r}: expected a string")
         self.exchange = exchange

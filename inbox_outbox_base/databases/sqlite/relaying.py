@@ -9,6 +9,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases.relaying import Relaying
+from inbox_outbox_base.errors.outbox import UnusableConnection
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 from .taking import check_savepoint
@@ -35,7 +36,7 @@ class SQLiteRelaying(Relaying):
     own_isolation = "SERIALIZABLE"
 
     def check_savepoint(self, connection: Connection) -> None:
-        check_savepoint(connection)
+        check_savepoint(connection, UnusableConnection)
 
     def due(
         self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], limit: int

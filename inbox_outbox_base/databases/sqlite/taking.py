@@ -109,7 +109,7 @@ def has_begun(connection: Connection) -> None:
     connection.info[_BEGUN] = connection.get_transaction()
 
 
-def check_savepoint(connection: Connection) -> None:
+def check_savepoint(connection: Connection, error: type[UnusableConnection] = UnusableConnection) -> None:
     """Refuse a savepoint that may be the driver's outermost: its RELEASE would itself commit the row.
 
     By default the driver sends BEGIN only before the first write, and not before a SAVEPOINT.
@@ -118,7 +118,7 @@ def check_savepoint(connection: Connection) -> None:
     if not connection.in_nested_transaction():
         has_begun(connection)
     elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
-        raise UnusableConnection(
+        raise error(
             "inside a savepoint, Python's sqlite3 driver commits too early unless told to leave BEGIN to the "
             "application (isolation_level=None and a listener to SQLAlchemy's begin event)"
         )
