@@ -79,7 +79,7 @@ def run_batch(listener: Listener, offset: int, pay: Handler) -> int:
 
 def put_away(message: Payment, decision: Decision) -> None:
     """A real program would publish it to a dead letter topic."""
-    print(f"put away: {message['id']} over {message['amount']}, {decision.reason}")
+    print(f"dead letter: {message['id']} over {message['amount']}, {decision.reason}")
 
 
 def open_account(engine: Engine, name: str) -> None:

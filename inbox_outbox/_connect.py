@@ -102,7 +102,7 @@ def _redis_at(address: URL, schema: str | None, prefix: str) -> Iterator[Store]:
     try:
         import redis
     except ImportError as error:
-        raise ImportError(f"cannot load redis-py; inbox-outbox[redis] brings it ({error})") from None
+        raise ImportError(f"cannot load redis-py; install inbox-outbox[redis] ({error})") from None
     with _options_checked():
         client = redis.Redis.from_url(address.render_as_string(hide_password=False))
     try:
@@ -121,7 +121,7 @@ def _engine(address: URL) -> Engine:
             engine = create_engine(url, connect_args=connect_args)
     except ImportError as error:
         extra = _BROUGHT_BY.get(address.drivername)
-        hint = f"; inbox-outbox[{extra}] brings it" if extra else ""
+        hint = f"; install inbox-outbox[{extra}]" if extra else ""
         raise ImportError(f"cannot load the driver of {address.drivername}{hint} ({error})") from None
     if engine.dialect.is_async:
         raise InvalidOption(f"url: {address.drivername} is asynchronous; name another driver")

@@ -90,7 +90,7 @@ def checked_type(message: Message, events: CloudEvents | None) -> None:
         outbox_options.text("event_type", message.event_type, _LONGEST)
         if events is None:
             raise InvalidMessage(
-                f"event_type={message.event_type!r:.80}: expected None, for the outbox has no cloudevents="
+                f"event_type={message.event_type!r:.80}: expected None, as the outbox has no cloudevents="
             )
 
 
@@ -103,7 +103,7 @@ def cloud_events(source: str | None, event_type: str | None, mode: Mode) -> Clou
     if source is not None:
         return CloudEvents(source, event_type, mode)
     if event_type is not None:
-        raise InvalidOption(f"event_type={event_type!r:.80}: expected cloudevents= as well")
+        raise InvalidOption(f"event_type={event_type!r:.80}: needs cloudevents= as well")
     if mode != "binary":
-        raise InvalidOption(f"event_mode={mode!r:.80}: expected cloudevents= as well")
+        raise InvalidOption(f"event_mode={mode!r:.80}: needs cloudevents= as well")
     return None

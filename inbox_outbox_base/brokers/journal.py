@@ -10,7 +10,7 @@ from inbox_outbox_base.listening.outcome import Action, Decision
 
 MINUTE = 60.0
 
-_NAMES = {Action.ACK: "acknowledged", Action.RETRY: "to come again", Action.DEAD_LETTER: "dead letters"}
+_NAMES = {Action.ACK: "acknowledged", Action.RETRY: "to be retried", Action.DEAD_LETTER: "dead letters"}
 
 
 class Journal:

@@ -15,7 +15,7 @@ def brought_by(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        said = f"{error.name} is not installed; inbox-outbox[{extra}] brings it"
+        said = f"{error.name} is not installed; install inbox-outbox[{extra}]"
         raise ModuleNotFoundError(said, name=error.name) from error
 
 

@@ -64,7 +64,7 @@ class Listener(ListenerBase):
         woken = Doorbell()
         batch = self._batch(messages, handler, woken.ring)
         if inspect.iscoroutinefunction(batch.handler):
-            raise InvalidOption(f"handler={handler!r}: it is asynchronous, which is for AsyncListener")
+            raise InvalidOption(f"handler={handler!r}: it is asynchronous; use AsyncListener")
         self._wakes.add(batch.wake)
         try:
             with self._lanes.lock:

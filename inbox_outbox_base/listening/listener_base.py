@@ -52,7 +52,7 @@ class ListenerBase:
         if order == "in_order" and concurrency > 1 and key is None:
             raise InvalidOption(
                 f"concurrency={concurrency}: with order='in_order' this needs key=, because only messages of "
-                "different keys may run side by side"
+                "different keys can run concurrently"
             )
         if not isinstance(backoff, Backoff | None):
             raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
@@ -64,7 +64,9 @@ class ListenerBase:
         self._failures = _function("failures", failures)
         self._max_attempts = None if max_attempts is None else options.count("max_attempts", max_attempts)
         if max_attempts is not None and failures is None:
-            raise InvalidOption(f"max_attempts={max_attempts}: this needs failures=, to know when it is over")
+            raise InvalidOption(
+                f"max_attempts={max_attempts}: this needs failures=, which counts the failures"
+            )
         self._dead_letter = _function("dead_letter", dead_letter)
         self._lanes = Lanes(self.concurrency)
         self._prepared: object = None
@@ -130,7 +132,9 @@ class ListenerBase:
 
     def _record(self, job: Job, decision: Decision) -> None:
         if not job.batch.record(job, decision):
-            _log.warning("key %r: it was given back, but has ended after all: %s", job.key, decision.reason)
+            _log.warning(
+                "key %r: its handler ended after the message was given back: %s", job.key, decision.reason
+            )
         if job.batch.is_decided:
             job.batch.wake()
 
@@ -186,12 +190,12 @@ class ListenerBase:
         try:
             return default if function is None else operator.index(function(job.message))
         except Exception:  # noqa: BLE001 - a missing number must not cost a message
-            _log.exception("key %r: %s= failed, it counts as %d", job.key, option, default)
+            _log.exception("key %r: %s= raised an error, using %d", job.key, option, default)
             return default
 
     def _put_away(self, decision: Decision) -> Decision:
         """The decision after `dead_letter` has stored the message."""
-        return replace(decision, action=Action.ACK, reason=f"put away as a dead letter: {decision.reason}")
+        return replace(decision, action=Action.ACK, reason=f"stored as a dead letter: {decision.reason}")
 
     def _not_put_away(self, job: Job, decision: Decision, failure: Exception) -> Decision:
         reason = f"dead_letter= failed ({stored(failure)}) on: {decision.reason}"

@@ -127,7 +127,7 @@ class Hooks:
         self._hooks: tuple[Hook, ...] = (given,) if callable(given) else tuple(given)
         for hook in self._hooks:
             if not callable(hook):
-                raise error(f"on_event={hooks!r}: {hook!r} is no function")
+                raise error(f"on_event={hooks!r}: {hook!r} is not a function")
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
@@ -138,7 +138,7 @@ class Hooks:
             try:
                 hook(event)
             except Exception:  # noqa: BLE001 - monitoring must not hurt what it watches
-                _log.exception("a hook failed on %s", event)
+                _log.exception("on_event= failed on %s", event)
 
 
 def describe(error: BaseException) -> str:

@@ -51,7 +51,7 @@ def test_rabbitmq(queues: Queues, caplog: pytest.LogCaptureFixture) -> None:
     name = f"consumer of queue {queue!r}"
     lines = [line.removeprefix(f"{name} ") for line in said(caplog) if line.startswith(name)]
     assert lines[0].startswith("starts: at amqp://")
-    assert lines[1] == "is connected, and gets up to 2 messages at once"
+    assert lines[1] == "is connected, and prefetches up to 2 messages"
     assert lines[-1] == "has stopped"
     assert ":guest" not in caplog.text
 

@@ -59,7 +59,7 @@ def test_a_handler_for_the_other_consumer() -> None:
     @AsyncInbox("payments").handler(lambda: None, key=message_id)  # type: ignore[arg-type, return-value]
     async def handle(connection: Any, delivery: Delivery) -> None: ...
 
-    with pytest.raises(InvalidOption, match="AsyncKafkaConsumer takes asynchronous ones"):
+    with pytest.raises(InvalidOption, match="expected a synchronous function; see AsyncKafkaConsumer"):
         KafkaConsumer({"group.id": "a"}, "topic", handle)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="expected an asynchronous function"):
         AsyncKafkaConsumer({"group.id": "a"}, "topic", print)  # type: ignore[arg-type]

@@ -293,7 +293,7 @@ def test_nobody_there(rabbitmq: RabbitServer) -> None:
     ) as refused:
         stranger.run()
     elsewhere = RabbitConsumer(f"amqp://guest:guest@{place.hostname}:{place.port}/none", "q", lambda _: NEW)
-    with pytest.raises(InvalidOption, match=r"/none': RabbitMQ refuses .*no such virtual host"):
+    with pytest.raises(InvalidOption, match=r"/none': RabbitMQ refuses .*virtual host does not exist"):
         elsewhere.run()
     for error in (away.value, refused.value):
         assert "secret" not in str(error)

@@ -163,7 +163,7 @@ def test_dead_letters_are_put_away(decide: Decide) -> None:
     assert decisions.acknowledged == 3
     ((message, decision),) = taken
     assert (message, decision.action, decision.reason) == ("b", DEAD_LETTER, "dead")
-    assert decisions[1].reason == "put away as a dead letter: dead"
+    assert decisions[1].reason == "stored as a dead letter: dead"
 
 
 @both

@@ -99,4 +99,4 @@ def test_failures_may_fail(decide: Decide, answer: object, caplog: pytest.LogCap
 
     (decision,) = decide(["m"], lambda _: FAILED, failures=failures, max_attempts=2)
     assert decision.action is Action.RETRY
-    assert "failures= failed, it counts as 0" in caplog.text
+    assert "failures= raised an error, using 0" in caplog.text

@@ -87,7 +87,7 @@ def test_a_thread_that_outlives_the_grace_is_left_behind(caplog: pytest.LogCaptu
     assert left.daemon
     go.set()
     left.join(60)
-    assert "has ended after all: new" in caplog.text
+    assert "its handler ended after the message was given back: new" in caplog.text
     assert decisions[0].action is Action.RETRY
 
 

@@ -44,11 +44,11 @@ def said() -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("code", NEEDS)
 def test_what_is_missing_is_named(code: str, said: dict[str, tuple[str, str]]) -> None:
-    """The module that is missing, and the extra that brings it."""
+    """The module that is missing, and the extra to install."""
     module, extra = NEEDS[code]
     text, name = said[code]
     assert name.partition(".")[0] == module
-    assert text == f"{name} is not installed; inbox-outbox[{extra}] brings it"
+    assert text == f"{name} is not installed; install inbox-outbox[{extra}]"
 
 
 def test_the_import_loads_what_everybody_needs() -> None:

@@ -175,12 +175,12 @@ def test_the_command_says_which_extra_it_needs(plain: Installed) -> None:
 
 
 def test_a_missing_driver_names_the_extra(full: Installed) -> None:
-    """Where the driver is missing, the error names the extra that brings it."""
+    """Where the driver is missing, the error names the extra to install."""
     hidden = "import sys; sys.modules['pymysql'] = None; from inbox_outbox.__main__ import main; main()"
     done = full.run("python", "-c", hidden, "migrate", "--url", "mysql://user@127.0.0.1/shop")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "cannot load the driver of mysql+pymysql; inbox-outbox[mysql] brings it" in line
+    assert "cannot load the driver of mysql+pymysql; install inbox-outbox[mysql]" in line
 
 
 def test_every_command(full: Installed, database: Database) -> None:

@@ -71,7 +71,7 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
     def _check(self, handler: Callable[[Delivery], Outcome]) -> None:
         if not callable(handler) or inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
             raise InvalidOption(
-                f"handler={handler!r}: expected a function; AsyncKafkaConsumer takes asynchronous ones"
+                f"handler={handler!r}: expected a synchronous function; see AsyncKafkaConsumer"
             )
 
     def _decide(self, listener: Listener, batch: list[Delivery]) -> Decisions:

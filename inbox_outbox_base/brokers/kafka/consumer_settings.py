@@ -19,7 +19,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     automatic = config.get("enable.auto.commit", False)
     if str(automatic).lower() != "false":
         raise InvalidOption(
-            f"enable.auto.commit={automatic!r}: expected False, or messages are committed that are not done"
+            f"enable.auto.commit={automatic!r}: expected False, or unfinished messages are committed"
         )
     return {**_DEFAULTS, **config}
 
@@ -28,7 +28,7 @@ def topics(given: str | Sequence[str]) -> list[str]:
     """The names, at least one."""
     names = [given] if isinstance(given, str) else list(given)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidOption(f"topics={given!r}: expected a topic, or several")
+        raise InvalidOption(f"topics={given!r}: expected a topic or a list of topics")
     return names
 
 

@@ -86,7 +86,7 @@ class DeadLetterTopic:
                 return
             if error.code() not in _TOO_LARGE:
                 break
-            _log.warning("%s: too large for %s, something is left out of it", delivery.id, self._topic)
+            _log.warning("%s: too large for topic %s, leaving out a part", delivery.id, self._topic)
         raise KafkaException(error)
 
     def close(self) -> None:

@@ -225,7 +225,7 @@ class GroupMember(ABC, Generic[H]):
         leaving.start()
         leaving.join(self._whole.grace)
         if leaving.is_alive():
-            _log.warning("no broker has confirmed the last commit: those messages may be delivered again")
+            _log.warning("no broker has confirmed the last commit: its messages may be redelivered")
 
 
 def _is_notice(record: Message) -> bool:
@@ -242,4 +242,4 @@ def _is_notice(record: Message) -> bool:
 
 def _report_commit(error: KafkaError | None, offsets: list[TopicPartition]) -> None:
     if error is not None:
-        _log.warning("not committed, the next commit covers it: %s", error)
+        _log.warning("commit failed, the next one covers it: %s", error)

@@ -156,11 +156,11 @@ class Lane:
             return decision.delay
         pause = self._listener.backoff.longest
         _log.error(
-            "without dead_letter= this blocks %s [%s], and is tried again in %g s: %s: %s",
+            "partition %s [%s] is blocked by %s, which is retried in %g s because no dead_letter= is set: %s",
             self._partition.topic,
             self._partition.partition,
-            pause,
             delivery.id,
+            pause,
             decision.reason,
         )
         return pause

@@ -48,18 +48,20 @@ def check(settings: Mapping[str, Any], lease: float) -> None:
         UnsafeBroker: names the first setting that could cause this, its value, and why.
     """
     if _text(settings, "acks") not in ("all", "-1"):
-        raise _unsafe(settings, "acks", "expected all, or a message is lost with the one broker that has it")
+        raise _unsafe(
+            settings, "acks", "expected all, or a message is lost if the only broker that has it fails"
+        )
     if not _is_on(settings, "enable.idempotence") and _text(settings, _IN_FLIGHT) != "1":
         raise _unsafe(
             settings,
             "enable.idempotence",
-            f"expected True (or {_IN_FLIGHT}=1), or a resend can come behind a later message of its key",
+            f"expected True (or {_IN_FLIGHT}=1), or a resend could come after a later message of its key",
         )
     if _is_on(settings, "delivery.report.only.error"):
         raise _unsafe(
             settings,
             "delivery.report.only.error",
-            "expected False, or nobody hears that a message was written",
+            "expected False, or written messages are not reported",
         )
     if not 0 < _number(settings, "message.timeout.ms") < lease * 1_000:
         raise _unsafe(

@@ -60,7 +60,7 @@ def headers_of(record: Message) -> list[tuple[str, str | bytes | None]]:
         given = _given_headers(record) or []
     except SystemError:
         record.set_headers([])
-        _log.error("%s: the headers are left out, for the client cannot decode a name", _place(record))
+        _log.error("%s: headers left out, because the client cannot decode a name", _place(record))
         given = []
     return list(given.items() if isinstance(given, dict) else given)
 

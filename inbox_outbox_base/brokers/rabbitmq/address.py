@@ -32,7 +32,7 @@ def parse(url: str, *, error: type[InvalidOption] = InvalidOption) -> URL:
         raise error("url: expected amqp://user:password@host:port/vhost, or amqps://")
     if "@" in _behind_the_host(url):
         # Text after the first of these would be shown as the virtual host.
-        raise error("url: write / ? # as %2F %3F %23 in the password, and @ as %40 behind the host")
+        raise error("url: write / ? # as %2F %3F %23 in the password, and @ as %40 after the host")
     return address
 
 
@@ -45,7 +45,7 @@ def refusal(address: URL, error: Exception) -> str:
     """Why RabbitMQ refuses the connection."""
     # The client does not give the reason of this error.
     is_silent = isinstance(error, exceptions.InvalidFrameError)
-    reason = "perhaps there is no such virtual host, or no right to it" if is_silent else error
+    reason = "perhaps the virtual host does not exist, or the user may not use it" if is_silent else error
     return f"url={shown(address)!r}: RabbitMQ refuses the connection: {reason}"
 
 

@@ -153,7 +153,9 @@ class AsyncRabbitConsumer:
         except address.REFUSALS as error:
             raise InvalidOption(address.refusal(self._url, error)) from None
         except exceptions.ChannelNotFoundEntity:
-            raise InvalidOption(f"queue={self.queue!r}: there is no such queue") from None
+            raise InvalidOption(
+                f"queue={self.queue!r}: there is no such queue; declare=True creates it"
+            ) from None
         except exceptions.ChannelClosed as error:
             raise InvalidOption(f"queue={self.queue!r}: {error}") from None
         except (OSError, EOFError) as error:
@@ -165,7 +167,8 @@ class AsyncRabbitConsumer:
             try:
                 return await self._opened()
             except Exception as error:  # noqa: BLE001 - it may pass, and the messages are safe
-                _log.warning("%s: queue %r: %r", address.shown(self._url), self.queue, error)
+                place = address.shown(self._url)
+                _log.warning("cannot consume queue %r at %s, trying again: %r", self.queue, place, error)
             self._failed_sessions += 1
         return None
 
@@ -183,8 +186,7 @@ class AsyncRabbitConsumer:
         error = closing.exception() if closing.done() and not closing.cancelled() else None
         if isinstance(error, exceptions.InvalidFrameError | ValueError | ArithmeticError | RecursionError):
             _log.error(
-                "queue %r: the AMQP client cannot decode a message in it, and takes none until that one is "
-                "removed: %r",
+                "queue %r: the AMQP client cannot decode a message; none is consumed until you remove it: %r",
                 self.queue,
                 error,
             )
@@ -197,7 +199,7 @@ class AsyncRabbitConsumer:
             except BaseException:
                 await _close(connection)
                 raise
-        self._journal.say("is connected, and gets up to %d messages at once", self.prefetch)
+        self._journal.say("is connected, and prefetches up to %d messages", self.prefetch)
         return session
 
     async def _consumed(self, connection: AbstractConnection) -> Session:
@@ -255,7 +257,7 @@ class AsyncRabbitConsumer:
         try:
             await session.channel.basic_cancel(session.tag, timeout=_PATIENCE)
         except Exception as error:  # noqa: BLE001 - without a connection nothing is delivered either
-            _log.info("queue %r: %r", self.queue, error)
+            _log.info("queue %r: cannot cancel the consumer: %r", self.queue, error)
         if self._running:
             await asyncio.wait(self._running)
 
@@ -272,4 +274,4 @@ async def _close(connection: AbstractConnection) -> None:
         async with asyncio.timeout(_PATIENCE):
             await connection.close()
     except Exception as error:  # noqa: BLE001 - it is gone either way
-        _log.debug("closing the connection: %r", error)
+        _log.debug("closing the connection failed: %r", error)

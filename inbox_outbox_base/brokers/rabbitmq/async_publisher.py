@@ -54,7 +54,7 @@ class AsyncRabbitPublisher:
             raise UnsafeBroker(address.refusal(self._url, error)) from None
         except Exception as error:  # noqa: BLE001 - a relay starts even if the broker is down
             await self._drop_unless_blocked()
-            _log.warning("%r: not checked, for it cannot be reached: %s", self, error)
+            _log.warning("%r: not checked, because RabbitMQ cannot be reached: %s", self, error)
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """See `RabbitPublisher.send`."""
@@ -67,7 +67,9 @@ class AsyncRabbitPublisher:
                 channel = await self._opened()
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing has been sent
             is_blocked = await self._drop_unless_blocked()
-            trouble = "blocks publishers, for it lacks memory or disk" if is_blocked else "does not answer"
+            trouble = (
+                "blocks publishers, because it lacks memory or disk" if is_blocked else "does not answer"
+            )
             return [Unavailable(f"{address.shown(self._url)} {trouble}: {error!r}")] * len(batch)
         errors = await self._sent(channel, batch, deadline)
         is_shared = len(batch) > 1 and any(map(closes_channel, errors))
@@ -174,7 +176,7 @@ async def _close(connection: AbstractConnection) -> None:
         async with asyncio.timeout(_GOODBYE):
             await connection.close()
     except Exception as error:  # noqa: BLE001 - it is gone either way
-        _log.debug("closing the connection: %r", error)
+        _log.debug("closing the connection failed: %r", error)
 
 
 def _error(task: asyncio.Task[None]) -> BaseException | None:

@@ -81,7 +81,7 @@ class RabbitConsumer:
         run = getattr(handler, "outcome", handler)
         if not callable(run) or inspect.iscoroutinefunction(run):
             raise InvalidOption(
-                f"handler={handler!r}: expected a function; AsyncRabbitConsumer takes asynchronous ones"
+                f"handler={handler!r}: expected a synchronous function; see AsyncRabbitConsumer"
             )
         self._core = AsyncRabbitConsumer(
             url,

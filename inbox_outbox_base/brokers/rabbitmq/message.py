@@ -21,7 +21,7 @@ def properties_of(envelope: Envelope) -> Basic.Properties:
         ValueError: AMQP cannot carry the message.
     """
     if envelope.payload is None:
-        raise ValueError("it is a tombstone (payload=None), which RabbitMQ does not have")
+        raise ValueError("payload=None (a tombstone), which RabbitMQ does not have")
     own: dict[str, str] = {
         "outbox-created-at": envelope.created_at.isoformat(),
         "x-deduplication-header": envelope.id,
@@ -57,7 +57,7 @@ def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -
         case exceptions.PublishError():
             return Unavailable(f"{place}: no queue is bound there")
         case exceptions.DeliveryError():
-            return Unavailable(f"{place}: RabbitMQ said no (basic.nack), as a full queue does")
+            return Unavailable(f"{place}: RabbitMQ rejected it (basic.nack), as it does when a queue is full")
         case exceptions.ChannelInvalidStateError():
             return Unavailable("the channel was closed before the message was sent")
         case exceptions.ChannelPreconditionFailed():
@@ -65,7 +65,7 @@ def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -
         case exceptions.ChannelNotFoundEntity() | exceptions.ChannelAccessRefused():
             return Unavailable(f"{place}: {error}")
         case ValueError() | TypeError():
-            return Refused(f"it cannot be written as AMQP: {error}")
+            return Refused(f"cannot be written as AMQP: {error}")
         case TimeoutError():
             return Unknown("RabbitMQ did not confirm it in time")
         case asyncio.CancelledError():

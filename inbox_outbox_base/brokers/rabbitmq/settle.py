@@ -40,7 +40,7 @@ class Settler:
         try:
             await self._settle(delivery, decision)
         except Exception as error:  # noqa: BLE001 - only a lost connection keeps an answer from leaving
-            _log.info("message %s: it will come again: %r", delivery.id, error)
+            _log.info("message %s: not settled, so RabbitMQ will redeliver it: %r", delivery.id, error)
 
     async def _settle(self, delivery: Delivery, decision: Decision) -> None:
         message: DeliveredMessage = delivery.raw
@@ -64,7 +64,12 @@ class Settler:
                 else:
                     await self._companions.put_away(delivery, decision.reason)
         except Exception as error:  # noqa: BLE001 - it goes back to its own queue
-            _log.warning("message %s: %s failed: %r", delivery.id, decision.action, error)
+            _log.warning(
+                "message %s: given back to its queue, because %s failed: %r",
+                delivery.id,
+                decision.action,
+                error,
+            )
             return False
         return True
 
