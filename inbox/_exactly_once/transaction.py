@@ -25,7 +25,7 @@ from inbox_outbox_base.errors.fault import COMMIT, OWN
 from inbox_outbox_base.errors.inbox import CommitLost, TransactionAborted, TransactionEnded
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hooks
 from inbox_outbox_base.transactions import ending, failed_commit, forked
-from inbox_outbox_base.transactions.connect import on_connection
+from inbox_outbox_base.transactions.connect import drop_read_only, on_connection
 from inbox_outbox_base.transactions.joining import roll_back
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.transactions.session import (
@@ -81,18 +81,22 @@ class Transaction:
         try:
             self._transaction: RootTransaction | SessionTransaction = handle.begin()
             self.connection = self._connection(handle)
-            self.verdict, stored = accept(
-                self.connection,
-                self._attempt,
-                wait=self._wait,
-                policy=self._policy,
-                message_time=self._message_time,
-                memory=self._memory,
-                begins=isinstance(self.bind, Engine),
-            )
+            try:
+                self.verdict, stored = accept(
+                    self.connection,
+                    self._attempt,
+                    wait=self._wait,
+                    policy=self._policy,
+                    message_time=self._message_time,
+                    memory=self._memory,
+                    begins=isinstance(self.bind, Engine),
+                )
+            except DBAPIError as error:
+                if isinstance(self.bind, Engine):  # else the connection is the caller's
+                    drop_read_only(self.connection, error)
+                raise
         except Exception as error:
             OWN.mark(error)
-            self._drop_read_only(error)
             raise
         if self.verdict is Verdict.NEW:
             ending.watch(handle, self.connection, self._transaction)
@@ -101,11 +105,6 @@ class Transaction:
         self._events.append(OF_VERDICT[self.verdict])
         if stored is not None and stored.result is not None:
             self.result = json.loads(stored.result)
-
-    def _drop_read_only(self, error: Exception) -> None:
-        """Otherwise the pool would keep connections to a server that was demoted."""
-        if isinstance(error, DBAPIError) and codes.is_read_only(error) and isinstance(self.bind, Engine):
-            self.connection.invalidate(error)
 
     def _connection(self, handle: Connection | Session) -> Connection:
         if isinstance(handle, Session):

@@ -50,15 +50,20 @@ def on_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def transacted(connection: Connection, work: Callable[[Connection], T]) -> T:
-    """Call `work` in a transaction of its own. If the server reports that it is read-only, the connection
-    does not return to its pool: it may stay read-only for the whole session."""
+    """Call `work` in a transaction of its own."""
     try:
         with connection.begin():
             return work(connection)
     except DBAPIError as error:
-        if is_read_only(error):
-            connection.invalidate(error)
+        drop_read_only(connection, error)
         raise
+
+
+def drop_read_only(connection: Connection, error: DBAPIError) -> None:
+    """Keep the connection from its pool if the server reports that it is read-only: it was demoted, and the
+    connection may stay read-only for the whole session."""
+    if is_read_only(error):
+        connection.invalidate(error)
 
 
 def root(engine: Engine) -> Engine:

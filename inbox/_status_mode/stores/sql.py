@@ -15,7 +15,7 @@ from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.tables.inbox import tables
-from inbox_outbox_base.transactions.connect import connected
+from inbox_outbox_base.transactions.connect import connected, drop_read_only
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Verdict
@@ -297,8 +297,7 @@ class SqlStore(Store):
                 with self._bounded(connection, within), self._database.briefly(connection, wait):
                     return work(connection)
             except DBAPIError as error:
-                if codes.is_read_only(error):
-                    connection.invalidate(error)
+                drop_read_only(connection, error)
                 raise_clearer(connection, self.tables.status, error)
 
     def _bounded(self, connection: Connection, seconds: float) -> AbstractContextManager[None]:
