@@ -12,6 +12,7 @@ from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 if TYPE_CHECKING:  # at run time imported on first use
     from .loading import Loading
     from .migrating import Migrating
+    from .notifying import Notifying
     from .relaying import Relaying
     from .taking import Taking
 
@@ -49,9 +50,17 @@ def relaying(dialect: str, schema: str | None = None) -> "Relaying":
         InvalidOption: a schema was given, but this database has none.
     """
     found = _class("relaying", dialect)
-    if schema is not None and dialect != "postgresql":
+    if schema is not None and not migrating(dialect).has_schemas:
         raise outbox_errors.InvalidOption(f"schema={schema!r}: only PostgreSQL has schemas inside a database")
     return found()  # type: ignore[no-any-return]
+
+
+@cache
+def notifying(dialect: str) -> "Notifying | None":
+    """How to wake relays of other processes; None on a database without notifications."""
+    if dialect not in _FOLDERS or not relaying(dialect).has_notifications:
+        return None
+    return _class("notifying", dialect)()  # type: ignore[no-any-return]
 
 
 def loading(dialect: str) -> "Loading":

@@ -75,6 +75,9 @@ class Relaying:
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
     """The isolation level of a relay's transactions: commits of others must be visible immediately."""
 
+    has_notifications = False
+    """Whether the database can wake relays of other processes; if so, its folder holds `notifying.py`."""
+
     def check_savepoint(self, connection: Connection) -> None:
         """Refuse a savepoint whose release would itself commit messages."""
 

@@ -37,8 +37,8 @@ class SideConnection:
         pool._invoke_creator = checked  # noqa: SLF001
         self.connection = Engine(pool, engine.dialect, engine.url).connect()
         self.driver: Any = self.connection.connection.driver_connection
-        self.server_process: int | None = None
-        """The session's process on the server, once it has been asked for."""
+        self.session: int | None = None
+        """The number of its session on the server, once it has been asked for."""
         self._dbapi: Any = self.connection.connection.dbapi_connection
         self.connection.detach()  # or SQLAlchemy logs an error if a loop is closed while this is open
 

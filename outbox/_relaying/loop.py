@@ -22,7 +22,7 @@ from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
 from outbox._waking.bells import Bell
-from outbox._waking.line import Line
+from outbox._waking.line import line_of
 
 from .batch import Batch, waves
 from .journal import Journal
@@ -94,9 +94,10 @@ class RelayLoop(ABC, Generic[E, P]):
             raise InvalidOption(
                 f"publisher={type(publisher).__name__}: {type(self).__name__} needs {kind} one"
             )
-        if self._settings.listen_url is not None and own.dialect.name != "postgresql":
+        listen_url = self._settings.listen_url
+        if listen_url is not None and own.dialect.name != listen_url.get_backend_name():
             raise InvalidOption(f"listen_url: the engine's database is {own.dialect.name}")
-        self._line = Line(own, self._settings.listen_url)
+        self._line = line_of(own, listen_url)
         self._rounds = Rounds(self._settings, own.dialect.name)
         self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
         around = Surroundings(self._rounds.committed, lambda: self._is_stopped, self._pause, self._aside)

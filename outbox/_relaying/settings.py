@@ -11,6 +11,7 @@ from sqlalchemy import URL
 from inbox import Backoff
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.url import database_url
+from inbox_outbox_base.databases.registry import notifying
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.monitoring.events import Hook, Hooks
 from outbox.schema import tables
@@ -79,7 +80,8 @@ def _listen_url(given: object) -> URL:
         raise InvalidOption(f"listen_url={type(given).__name__}: expected an address of the database")
     text = given if isinstance(given, str) else given.render_as_string(hide_password=False)
     url = database_url(text, "listen_url", error=InvalidOption)
-    if url.drivername != "postgresql+psycopg":
+    server = notifying(url.get_backend_name())
+    if server is None or url.get_driver_name() != server.driver:
         raise InvalidOption(f"listen_url: {url.drivername}: only PostgreSQL wakes relays, through psycopg")
     return url
 

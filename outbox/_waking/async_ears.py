@@ -1,12 +1,13 @@
-"""How an asynchronous relay is woken: by its own process's bell, and on PostgreSQL by NOTIFY from others."""
+"""How an asynchronous relay is woken: by its own process's bell, and by
+notifications from others."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from inbox_outbox_base.transactions.side_connection import SideConnection
 from outbox._waking.bells import Bell
 
 from . import bells
@@ -53,7 +54,7 @@ class TaskBell(Bell):
 class AsyncEars:
     """Rings a relay's bell whenever messages are committed, as an asynchronous context manager."""
 
-    def __init__(self, engine: AsyncEngine, schema: str | None, bell: TaskBell, line: Line) -> None:
+    def __init__(self, engine: AsyncEngine, schema: str | None, bell: TaskBell, line: Line | None) -> None:
         self._engine = engine
         self._schema = schema
         self._bell = bell
@@ -63,8 +64,8 @@ class AsyncEars:
     async def __aenter__(self) -> None:
         self._bell.listen()
         bells.hang((self._engine.url, self._schema), self._bell.ring)
-        if self._line.can_be:
-            self._task = asyncio.create_task(self._run())
+        if self._line is not None:
+            self._task = asyncio.create_task(self._run(self._line))
 
     async def __aexit__(self, *failure: object) -> None:
         bells.take_down((self._engine.url, self._schema), self._bell.ring)
@@ -72,32 +73,32 @@ class AsyncEars:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _run(self) -> None:
+    async def _run(self, line: Line) -> None:
         complaint = Complaint()
         while True:
             try:
-                await self._listen()
+                await self._listen(line)
             except Exception as error:  # noqa: BLE001 - without notifications the relay polls
                 await asyncio.sleep(complaint.about(error))
 
-    async def _listen(self) -> None:
+    async def _listen(self, line: Line) -> None:
         from sqlalchemy.util import greenlet_spawn
 
-        side = await greenlet_spawn(self._line.open)
+        side = await greenlet_spawn(line.open)
         try:
-            proof = await greenlet_spawn(self._line.prove)
-            if not await self._hear(side, self._line.patience(side), proof):
-                raise await greenlet_spawn(self._line.not_heard, side)
-            await self._hear(side, None, None)
+            proof = await greenlet_spawn(line.prove)
+            if not await self._hear(line.server.async_payloads(side.driver, line.patience(side)), proof):
+                raise await greenlet_spawn(line.not_heard, side)
+            await self._hear(line.server.async_payloads(side.driver, None), None)
         finally:
             await greenlet_spawn(side.close)
 
-    async def _hear(self, side: SideConnection, seconds: float | None, proof: str | None) -> bool:
-        """Ring on notifications for `seconds`; return True as soon as the proof arrives."""
-        async with contextlib.aclosing(side.driver.notifies(timeout=seconds)) as notifications:
-            async for notification in notifications:
-                if notification.payload == proof:
+    async def _hear(self, payloads: AsyncGenerator[str], proof: str | None) -> bool:
+        """Ring on notifications until they end; return True as soon as the proof arrives."""
+        async with contextlib.aclosing(payloads):
+            async for payload in payloads:
+                if payload == proof:
                     return True
-                if notification.payload == (self._schema or ""):
+                if payload == (self._schema or ""):
                     self._bell.ring()
         return False

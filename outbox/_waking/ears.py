@@ -1,4 +1,4 @@
-"""How a relay is woken: by its own process's bell, and on PostgreSQL by NOTIFY from others."""
+"""How a relay is woken: by its own process's bell, and by notifications from others."""
 
 import contextlib
 import logging
@@ -47,7 +47,7 @@ class ThreadBell(Bell):
 class Ears:
     """Rings a relay's bell whenever messages are committed, as a context manager."""
 
-    def __init__(self, engine: Engine, schema: str | None, bell: ThreadBell, line: Line) -> None:
+    def __init__(self, engine: Engine, schema: str | None, bell: ThreadBell, line: Line | None) -> None:
         self._engine = engine
         self._schema = schema
         self._bell = bell
@@ -57,8 +57,10 @@ class Ears:
 
     def __enter__(self) -> None:
         bells.hang((self._engine.url, self._schema), self._bell.ring)
-        if self._line.can_be:
-            self._thread = threading.Thread(target=self._run, name="outbox listen", daemon=True)
+        if self._line is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=(self._line,), name="outbox listen", daemon=True
+            )
             self._thread.start()
 
     def __exit__(self, *failure: object) -> None:
@@ -67,25 +69,25 @@ class Ears:
         if self._thread is not None:
             self._thread.join(_GOODBYE)
 
-    def _run(self) -> None:
+    def _run(self, line: Line) -> None:
         complaint = Complaint()
         while not self._closed.is_set():
             try:
-                self._listen()
+                self._listen(line)
             except Exception as error:  # noqa: BLE001 - without notifications the relay polls
                 self._closed.wait(complaint.about(error))
 
-    def _listen(self) -> None:
-        with contextlib.closing(self._line.open()) as side:
-            proof, end = self._line.prove(), time.monotonic() + self._line.patience(side)
+    def _listen(self, line: Line) -> None:
+        with contextlib.closing(line.open()) as side:
+            proof, end = line.prove(), time.monotonic() + line.patience(side)
             while not self._closed.is_set():
-                for notification in side.driver.notifies(timeout=_TURN, stop_after=1):
-                    if notification.payload == proof:
+                for payload in line.server.payloads(side.driver, _TURN):
+                    if payload == proof:
                         end = math.inf
-                    elif notification.payload == (self._schema or ""):
+                    elif payload == (self._schema or ""):
                         self._bell.ring()
                 if time.monotonic() > end:
-                    raise self._line.not_heard(side)
+                    raise line.not_heard(side)
 
 
 class Complaint:

@@ -1,27 +1,24 @@
 """A relay's connection for notifications; when it opens, a test notification proves that they arrive."""
 
 import contextlib
-from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import URL, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Engine, NullPool, create_engine
 
 from inbox_outbox_base.checks.url import for_engine
+from inbox_outbox_base.databases.notifying import Notifying
+from inbox_outbox_base.databases.registry import notifying
 from inbox_outbox_base.transactions.side_connection import (
     SideConnection,
     driver_connections,
     shares_connections,
 )
 
-from .wake import CHANNEL
-
 _SOON, _POOLED = 5.0, 2.0
 """Seconds within which the test notification has to arrive: directly, and through a pooler."""
 LATER = 60.0
 """Seconds until the next try."""
 
-_HERE = text("SELECT pg_backend_pid()")
-_NOTIFY: Any = text("SELECT pg_notify(:channel, :proof)")
 _TRIES = 8
 
 
@@ -34,27 +31,21 @@ class Line:
 
     Args:
         engine: the relay's.
-        url: the server's own address, if the engine connects to a pooler; psycopg's driver.
+        url: the server's own address, if the engine connects to a pooler.
+        server: how to listen there.
     """
 
-    def __init__(self, engine: Engine, url: URL | None) -> None:
+    def __init__(self, engine: Engine, url: URL | None, server: Notifying) -> None:
         self._engine = engine
         self._own = None if url is None else _engine_at(url, is_async=engine.dialect.is_async)
-
-    @property
-    def can_be(self) -> bool:
-        """Whether the database has notifications, and a separate connection for them is possible."""
-        dialect = self._engine.dialect
-        if dialect.name != "postgresql":
-            return False
-        return self._own is not None or (dialect.driver == "psycopg" and not shares_connections(self._engine))
+        self.server = server
 
     def open(self) -> SideConnection:
         """Open a connection that listens."""
         side = self._connect()
         try:
-            side.connection.execute(text(f"LISTEN {CHANNEL}"))
-            side.server_process = side.connection.execute(_HERE).scalar_one()
+            self.server.listen(side.connection)
+            side.session = self.server.session(side.connection)
             side.connection.commit()
         except BaseException:
             side.close()
@@ -67,18 +58,18 @@ class Line:
         # An engine with one connection for everything must not be used from another thread.
         engine = self._own if self._own is not None and shares_connections(self._engine) else self._engine
         with engine.begin() as connection:
-            connection.execute(_NOTIFY, {"channel": CHANNEL, "proof": proof})
+            self.server.notify(connection, proof)
         return proof
 
     def patience(self, side: SideConnection) -> float:
         """Seconds within which the test notification has to arrive."""
-        return _POOLED if _is_pooled(side) else _SOON
+        return _POOLED if self._is_pooled(side) else _SOON
 
     def not_heard(self, side: SideConnection) -> NotHeard:
         """Stop listening; return the error that explains why."""
         url = (self._own or self._engine).url
         where = f"a notification did not arrive at {url.host}:{url.port} within {self.patience(side):g} s"
-        if _is_pooled(side):
+        if self._is_pooled(side):
             self._unlisten(side)
             return NotHeard(f"{where}, which is a pooler: give the server's own address as listen_url")
         return NotHeard(f"{where}: is it the relay's database?" if self._own else where)
@@ -89,17 +80,26 @@ class Line:
             for attempt in range(_TRIES):
                 other = opened.enter_context(contextlib.closing(self._connect())) if attempt else side
                 opened.enter_context(other.connection.begin())
-                if other.connection.execute(_HERE).scalar_one() == side.server_process:
-                    other.connection.execute(text(f"UNLISTEN {CHANNEL}"))
+                if self.server.session(other.connection) == side.session:
+                    self.server.unlisten(other.connection)
                     break
 
     def _connect(self) -> SideConnection:
         used = driver_connections(self._engine) if self._own is None else ()
         return SideConnection(self._own or self._engine, used)
 
+    def _is_pooled(self, side: SideConnection) -> bool:
+        return self.server.is_pooled(side.driver, side.session)
 
-def _is_pooled(side: SideConnection) -> bool:
-    return bool(side.driver.info.backend_pid != side.server_process)
+
+def line_of(engine: Engine, url: URL | None) -> Line | None:
+    """A relay's line; None if the database has no notifications, or no separate connection for them is
+    possible."""
+    server = notifying(engine.dialect.name)
+    if server is None:
+        return None
+    is_direct = engine.dialect.driver == server.driver and not shares_connections(engine)
+    return Line(engine, url, server) if is_direct or url is not None else None
 
 
 def _engine_at(url: URL, *, is_async: bool) -> Engine:

@@ -1,4 +1,4 @@
-"""Wake-up across processes: after commits, one NOTIFY for all messages of some milliseconds.
+"""Wake-up across processes: after commits, one notification for all messages of some milliseconds.
 
 It is sent on a separate connection, never inside the writer's transaction: there it would serialise all
 commits (measured: a third to a half of the rate). So it may arrive before its commit is visible, and a woken
@@ -16,9 +16,11 @@ from abc import abstractmethod
 from collections.abc import Container
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
+from inbox_outbox_base.databases.notifying import Notifying
+from inbox_outbox_base.databases.registry import notifying
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.transactions.connect import root
 from inbox_outbox_base.transactions.side_connection import (
@@ -28,9 +30,6 @@ from inbox_outbox_base.transactions.side_connection import (
 )
 
 from . import bells
-
-CHANNEL = "inbox_outbox"
-"""The channel of the notifications; the payload is the schema of the tables."""
 
 _MARK = "outbox: messages were written in the transaction at hand"
 _KNOWN = "outbox: connections of the application, this one among them"
@@ -57,9 +56,10 @@ def mark(connection: Connection, schema: str | None) -> None:
 
 
 def _waker(engine: Engine) -> "Waker":
-    if engine.dialect.name != "postgresql" or shares_connections(engine):
+    server = notifying(engine.dialect.name)
+    if server is None or shares_connections(engine):
         return Waker(engine)
-    return TaskWaker(engine) if engine.dialect.is_async else ThreadWaker(engine)
+    return TaskWaker(engine, server) if engine.dialect.is_async else ThreadWaker(engine, server)
 
 
 class Waker:
@@ -96,15 +96,16 @@ class Waker:
 
 
 class Notifier(Waker):
-    """Wakes other processes, too, with NOTIFYs on one connection. It is opened for the first commit, and
-    closed after a while without commits or when the engine is disposed of.
+    """Wakes other processes, too, with notifications on one connection. It is opened for the first commit,
+    and closed after a while without commits or when the engine is disposed of.
 
     A subclass supplies the runner: a thread or a task.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, server: Notifying) -> None:
         super().__init__(engine)
         self._engine = weakref.ref(engine)
+        self._server = server
         self._used: weakref.WeakSet[Any] = weakref.WeakSet()
         """The application's connections; an engine's `creator` might return one of them again."""
         self._has_ended = False
@@ -195,7 +196,7 @@ class ThreadWaker(Notifier):
         self._changed.notify_all()
 
     def _run(self) -> None:
-        me, line = threading.current_thread(), Line()
+        me, line = threading.current_thread(), Line(self._server)
         try:
             while self._has_news(me):
                 time.sleep(_AFTER_COMMIT)
@@ -238,7 +239,7 @@ class TaskWaker(Notifier):
     async def _run(self, hinted: asyncio.Event) -> None:
         from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails
 
-        line = Line()
+        line = Line(self._server)
         try:
             while await self._has_news(hinted):
                 await asyncio.sleep(_AFTER_COMMIT)
@@ -262,16 +263,17 @@ class TaskWaker(Notifier):
 
 
 class Line:
-    """The connection for NOTIFYs of one thread or task."""
+    """The connection of one thread or task for notifications."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Notifying) -> None:
+        self._server = server
         self._side: SideConnection | None = None
 
     def notify(self, engine: Engine, used: Container[Any], schemas: set[str | None]) -> None:
         """Notify for these schemas; on a new connection if the old one was closed while idle."""
         if self._side is not None:
             try:
-                _notify(self._side.connection, schemas)
+                self._notify(self._side.connection, schemas)
             except DBAPIError as error:
                 self.close()
                 if not error.connection_invalidated:
@@ -279,7 +281,7 @@ class Line:
             else:
                 return
         self._side = SideConnection(engine, used)
-        _notify(self._side.connection, schemas)
+        self._notify(self._side.connection, schemas)
 
     def close(self) -> None:
         """Close it, if it is open."""
@@ -287,12 +289,11 @@ class Line:
         if side is not None:
             side.close()
 
-
-def _notify(connection: Connection, schemas: set[str | None]) -> None:
-    # In a transaction: a connection that `creator` took from another pool goes back unchanged.
-    with connection.begin():
-        for schema in schemas:
-            connection.execute(_NOTIFY, {"channel": CHANNEL, "schema": schema or ""})
+    def _notify(self, connection: Connection, schemas: set[str | None]) -> None:
+        # In a transaction: a connection that `creator` took from another pool goes back unchanged.
+        with connection.begin():
+            for schema in schemas:
+                self._server.notify(connection, schema or "")
 
 
 def _after_fork() -> None:
@@ -302,6 +303,5 @@ def _after_fork() -> None:
         waker.forget()
 
 
-_NOTIFY: Any = text("SELECT pg_notify(:channel, :schema)")
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -16,7 +16,7 @@ from inbox import AsyncInbox, AsyncStatusInbox, SqlStore
 from inbox_outbox_base.listening import async_listener
 from outbox import AsyncRelay, Outbox
 from outbox._waking.async_ears import AsyncEars, TaskBell
-from outbox._waking.line import Line
+from outbox._waking.line import line_of
 from tests.support.cancelled import Cancelling
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, AsyncRecorder, count
@@ -39,12 +39,12 @@ async def relay(engine: AsyncEngine) -> None:
 
 
 async def listen(engine: AsyncEngine) -> None:
-    if engine.dialect.name == "postgresql":
+    line = line_of(engine.sync_engine, None)
+    if line is not None:
         bell = TaskBell()
         bell.listen()
-        ears = AsyncEars(engine, None, bell, Line(engine.sync_engine, None))
         with suppress(TimeoutError):
-            await asyncio.wait_for(ears._listen(), 0.1)
+            await asyncio.wait_for(AsyncEars(engine, None, bell, line)._listen(line), 0.1)
 
 
 async def take(engine: AsyncEngine) -> None:

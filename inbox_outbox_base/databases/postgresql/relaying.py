@@ -231,6 +231,8 @@ def record_sent(tables: OutboxTables) -> Insert:
 class PostgreSQLRelaying(Relaying):
     """One statement for all buckets; arrays instead of long parameter lists."""
 
+    has_notifications = True
+
     def add(self, connection: Connection, tables: OutboxTables, rows: list[dict[str, Any]]) -> None:
         if len(rows) < _MANY:
             super().add(connection, tables, rows)
