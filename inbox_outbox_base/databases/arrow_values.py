@@ -48,7 +48,7 @@ def refuse(name: str, wrong: Callable[[pa.Array], pa.Array], because: str) -> Co
 
 def present(name: str) -> Converter:
     """No NULL: some columns replace it with a value of their own."""
-    return refuse(name, pc.is_null, "NULL, where the target takes none")
+    return refuse(name, pc.is_null, "NULL, which the target does not allow")
 
 
 def finite(name: str) -> Converter:
@@ -56,7 +56,7 @@ def finite(name: str) -> Converter:
     return refuse(
         name,
         lambda column: pc.invert(pc.is_finite(column)),
-        "NaN or an infinity, which this database does not have",
+        "NaN or infinity, which this database cannot store",
     )
 
 
@@ -88,7 +88,7 @@ def whole(name: str, digits: int) -> Converter | None:
         numbers = column.cast(pa.int64())
         return pc.not_equal(numbers, pc.multiply(pc.divide(numbers, step), step))
 
-    return refuse(name, finer, f"more than the {digits} digits of a second that the target keeps")
+    return refuse(name, finer, f"a time finer than the target's {digits} digits of a second")
 
 
 def at_most(name: str, longest: int, length: Callable[[pa.Array], pa.Array], unit: str) -> Converter:
@@ -96,7 +96,7 @@ def at_most(name: str, longest: int, length: Callable[[pa.Array], pa.Array], uni
     return refuse(
         name,
         lambda column: pc.greater(length(column), longest),
-        f"text of more than the {longest} {unit} that the target holds",
+        f"text longer than the target's {longest} {unit}",
     )
 
 
@@ -105,7 +105,7 @@ def exactly(name: str, length: int) -> Converter:
     return refuse(
         name,
         lambda column: pc.not_equal(pc.binary_length(column), length),
-        f"not the {length} bytes that the target always has",
+        f"a length other than the target's {length} bytes",
     )
 
 
@@ -115,5 +115,5 @@ def one_of(name: str, labels: Sequence[str]) -> Converter:
     return refuse(
         name,
         lambda column: pc.invert(pc.is_in(column, known)),
-        f"a value that is none of {', '.join(map(repr, labels))}",
+        f"a value other than {', '.join(map(repr, labels))}",
     )

@@ -96,7 +96,7 @@ def read_loose(row: Any) -> Letter:
     letter = read(row)
     envelope = letter.envelope
     if NO_TIME in (envelope.created_at, row.retry_at, letter.failing_since):
-        letter.damage = "it has a time that is none"
+        letter.damage = "it has an invalid time"
         return letter
     topic, key = envelope.topic, envelope.key
     try:

@@ -222,5 +222,5 @@ def unfit(field: pa.Field, target: Target) -> ColumnMismatch:
 def unknown(field: pa.Field) -> ColumnMismatch:
     """The error for a column of a type that no database here has."""
     return ColumnMismatch(
-        f"column {field.name!r}: the type {field.type} cannot be written; cast it, or use to_json, first"
+        f"column {field.name!r}: the type {field.type} cannot be written; cast it or use to_json first"
     )

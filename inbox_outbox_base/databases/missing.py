@@ -23,4 +23,4 @@ def raise_clearer(
 
 def missing_table(table: Table) -> str:
     """The error text for a missing table."""
-    return f"table {table.fullname} is not in this database; `inbox-outbox migrate --url URL` makes it"
+    return f"table {table.fullname} is not in this database; create it with `inbox-outbox migrate --url URL`"

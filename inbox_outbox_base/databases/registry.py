@@ -85,6 +85,6 @@ def migrating(dialect: str) -> "Migrating":
 def _class(contract: str, dialect: str) -> Any:
     if dialect not in _FOLDERS:
         known = ", ".join(_FOLDERS)
-        raise UnsupportedDatabase(f"dialect={dialect!r}: the inbox is proven on {known} only")
+        raise UnsupportedDatabase(f"dialect={dialect!r}: only {known} are supported")
     folder, name = _FOLDERS[dialect]
     return getattr(import_module(f"{__package__}.{folder}.{contract}"), name + contract.capitalize())

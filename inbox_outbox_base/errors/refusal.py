@@ -21,7 +21,7 @@ _ERRORS: dict[Verdict, tuple[type[inbox.NotTaken], str]] = {
     Verdict.DEAD: (inbox.MessageDead, "the attempts of this message are used up"),
     Verdict.HALTED: (
         inbox.MessageHalted,
-        "the outcome of one of its steps is unknown, and the step may not be repeated",
+        "the outcome of one of its steps is unknown, and the step must not be repeated",
     ),
 }
 

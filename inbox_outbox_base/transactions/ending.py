@@ -17,8 +17,8 @@ from inbox_outbox_base.databases.taking import Taking
 from inbox_outbox_base.errors.inbox import TransactionEnded
 
 _ENDED = (
-    "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: what was written "
-    "until then is committed or rolled back, and nothing more is written"
+    "the transaction had ended before this statement, by commit(), rollback(), SQL or DDL: earlier writes "
+    "are committed or rolled back, and nothing more is written"
 )
 
 _WATCHED = "_inbox_watched"

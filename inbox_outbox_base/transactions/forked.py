@@ -27,7 +27,7 @@ def check(process: int) -> None:
     """
     if not is_in(process):
         raise TransactionEnded(
-            "this process was forked off inside the block: only the one that began the transaction ends it"
+            "this process was forked inside the block: only the process that began the transaction can end it"
         )
 
 

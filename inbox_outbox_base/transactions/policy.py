@@ -191,9 +191,9 @@ class Declaration:
     def _asks_for_more(self, stored: Policy) -> bool:
         if stored.mode != self._mode:
             raise PolicyConflict(
-                f"consumer={self._consumer!r}: this inbox is of mode {self._mode}, but inbox_consumer says "
-                f"{stored.mode}. Two modes do not know of each other's messages: give one of them another "
-                "name, or say which mode it is by `inbox-outbox inbox set-policy`"
+                f"consumer={self._consumer!r}: this inbox has mode {self._mode}, but inbox_consumer says "
+                f"{stored.mode}. The modes do not see each other's messages: rename one of the consumers, or "
+                "set the mode with `inbox-outbox inbox set-policy`"
             )
         if stored.digest_format != DIGEST_FORMAT:
             raise PolicyConflict(
@@ -205,8 +205,8 @@ class Declaration:
             if asked is not None and asked < there[name]:
                 mine, its = (brief(timedelta(seconds=each)) for each in (asked, there[name]))
                 raise PolicyConflict(
-                    f"consumer={self._consumer!r}: {_COLUMNS[name]}={mine}, but inbox_consumer says {its}. A "
-                    "longer time is taken over, a shorter one only by `inbox-outbox inbox set-policy`"
+                    f"consumer={self._consumer!r}: {_COLUMNS[name]}={mine}, but inbox_consumer says {its}. "
+                    "To shorten what is stored, use `inbox-outbox inbox set-policy`"
                 )
         return any(asked is not None and asked > there[name] for name, asked in self._seconds.items())
 
@@ -223,9 +223,9 @@ class Declaration:
 
     def _warn(self, kept: Retention, error: DBAPIError) -> None:
         _log.warning(
-            "consumer %r: its policy (mode %s, retention %s) cannot be compared with inbox_consumer, or "
-            "stored there, so a purge may keep its keys for another time. This role needs SELECT and INSERT, "
-            "or somebody else stores it by `inbox-outbox inbox set-policy`: %s",
+            "consumer %r: cannot compare its policy (mode %s, retention %s) with inbox_consumer, or store it "
+            "there, so a purge may keep its keys for a different time. Grant this role SELECT and INSERT, or "
+            "store the policy with `inbox-outbox inbox set-policy`: %s",
             self._consumer,
             self._mode,
             brief(kept.duration),

@@ -103,7 +103,7 @@ def check_no_session(
         InvalidOption: `bind_arguments` were given.
     """
     if bind_arguments is not None:
-        raise error(f"bind_arguments={bind_arguments!r:.80}: expected None, for this is no Session")
+        raise error(f"bind_arguments={bind_arguments!r:.80}: expected None, because this is not a Session")
 
 
 def is_aborted(transaction: SessionTransaction, besides: Connection | None = None) -> bool:
@@ -172,8 +172,8 @@ def _check(kept: _Kept, begun: ref[SessionTransaction], _: Connection) -> None:
     writing = [*kept.ours, *filter(_may_have_written, others)]
     if len(writing) > 1:
         raise kept.error(
-            f"the session writes to {_names(writing)}, which commit one after the other: give it one "
-            "database, or twophase=True; nothing was committed"
+            f"the session writes to {_names(writing)}, which commit one after the other: use one database, "
+            "or twophase=True; nothing was committed"
         )
 
 

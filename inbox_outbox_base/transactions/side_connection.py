@@ -31,7 +31,7 @@ class SideConnection:
         def checked(rec: ConnectionPoolEntry) -> Any:
             created = create(rec)
             if self._dialect.get_driver_connection(created) in used:
-                raise SharedConnection("the engine's creator returns one connection again and again")
+                raise SharedConnection("the engine's creator returned a connection that the application uses")
             return created
 
         pool._invoke_creator = checked  # noqa: SLF001

@@ -70,9 +70,9 @@ def test_a_file_that_cannot_be_opened() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS[1:-1])
 def test_missing_tables(database: Database, command: list[str]) -> None:
-    """Without tables the error says which command makes them; exit code 1. (A relay logs before.)"""
+    """Without tables the error says which command creates them; exit code 1. (A relay logs before.)"""
     message = refused(*command, url=database.url, code=1)
-    assert "`inbox-outbox migrate --url URL` makes it" in message
+    assert "create it with `inbox-outbox migrate --url URL`" in message
 
 
 @pytest.mark.parametrize("extra", [[], ["--sql"]])

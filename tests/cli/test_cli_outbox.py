@@ -230,7 +230,7 @@ def test_missing_tables(database: Database, command: str) -> None:
     arguments = ["1"] if command == "retry" else []
     done = inbox_outbox("outbox", command, *arguments, url=database.url)
     assert done.returncode == 1
-    assert "`inbox-outbox migrate --url URL` makes it" in error(done)
+    assert "create it with `inbox-outbox migrate --url URL`" in error(done)
 
 
 def test_status_as_a_probe(engine: Engine, run: Run) -> None:

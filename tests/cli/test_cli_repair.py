@@ -210,7 +210,7 @@ def test_missing_tables(database: Database, command: list[str]) -> None:
     """Without tables the error says which command makes them; exit code 1."""
     done = inbox_outbox("inbox", *command, url=database.url)
     assert done.returncode == 1
-    assert "`inbox-outbox migrate --url URL` makes it" in error(done)
+    assert "create it with `inbox-outbox migrate --url URL`" in error(done)
 
 
 def test_status(migrated: Database) -> None:
@@ -262,7 +262,7 @@ def test_what_redis_has_not(place: Place) -> None:
     for command in (["status"], ["purge"]):
         done = in_this_process("inbox", *command, url=place.url)
         assert done.returncode == 1
-        assert error(done).startswith("dialect='redis': the inbox is proven on ")
+        assert error(done).startswith("dialect='redis': only ")
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)

@@ -38,7 +38,7 @@ TABLES = tables()
 DAY = timedelta(days=1)
 WEEK = 7 * DAY
 MONTH = 30 * DAY
-HINT = "table inbox_consumer is not in this database; `inbox-outbox migrate --url URL` makes it"
+HINT = "table inbox_consumer is not in this database; create it with `inbox-outbox migrate --url URL`"
 
 
 def take(engine: Engine, billing: Inbox, *keys: str) -> list[Verdict]:
@@ -260,13 +260,13 @@ def test_one_mode_for_each_consumer(migrated: Database) -> None:
     engine = migrated.engine()
     take(engine, Inbox("billing"), "a")
     with pytest.raises(
-        PolicyConflict, match="this inbox is of mode status, but inbox_consumer says exactly-once"
+        PolicyConflict, match="this inbox has mode status, but inbox_consumer says exactly-once"
     ):
         claim(engine)
     assert count(engine, "status") == 0
     set_policy(engine, "billing", mode="status")
     assert claim(migrated.engine()) is Verdict.NEW
-    with pytest.raises(PolicyConflict, match="of mode exactly-once, but inbox_consumer says status"):
+    with pytest.raises(PolicyConflict, match="has mode exactly-once, but inbox_consumer says status"):
         take(migrated.engine(), Inbox("billing"), "b")
     assert count(engine, "message") == 1
 
@@ -401,7 +401,7 @@ def test_a_pool_of_one(migrated: Database) -> None:
 
 
 def test_tables_of_an_older_revision(database: Database) -> None:
-    """Where the table is not there yet, nothing is taken, and the error says what makes it."""
+    """Where the table is not there yet, nothing is taken, and the error says what creates it."""
     migration.migrate(database.engine(), "0004")
     engine = database.engine()
     for attempt in conflicts(engine, Inbox("billing")):
@@ -454,7 +454,7 @@ def test_asynchronously(migrated: Database) -> None:
                     await AsyncInbox("billing", retention=WEEK).accept(connection, "b")
             async with AsyncStatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
                 assert claim.is_new
-            with pytest.raises(PolicyConflict, match="of mode status"):
+            with pytest.raises(PolicyConflict, match="has mode status"):
                 async with AsyncStatusInbox("billing", store=SqlStore(engine)).claim("b"):
                     pytest.fail("the body has run")
         finally:

@@ -266,7 +266,7 @@ def test_missing_tables_name_the_command_that_makes_them(database: Database, way
             OUTBOX.publish(handle, TOPIC, "never")
 
     with pytest.raises(
-        TablesMissing, match=r"table outbox_\w+ is not in this database; `inbox-outbox migrate"
+        TablesMissing, match=r"table outbox_\w+ is not in this database; create it with `inbox-outbox migrate"
     ) as caught:
         publish()
     assert isinstance(caught.value, InboxTablesMissing)

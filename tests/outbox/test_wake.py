@@ -41,7 +41,8 @@ SOON = 10.0
 """Seconds in which something surely has happened; it takes one or two."""
 
 SHARED = (
-    "relays of other processes are not woken: the engine's creator returns one connection again and again"
+    "relays of other processes are not woken: the engine's creator returned a connection that the "
+    "application uses"
 )
 
 ENGINES: dict[str, dict[str, Any]] = {

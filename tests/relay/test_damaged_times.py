@@ -13,7 +13,7 @@ from tests.support.outbox_publishers import TABLES, AsyncRecorder, Recorder, cou
 
 pytestmark = pytest.mark.mysql
 
-NO_TIME = "it has a time that is none"
+NO_TIME = "it has an invalid time"
 IN_LINE = {
     "sqlite": {
         "created_at = 'soon'": NO_TIME,

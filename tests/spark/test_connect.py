@@ -128,7 +128,7 @@ def check_errors(errors: list[str]) -> None:
         "InvalidRow: keys of 0 to 0 bytes",
         "ColumnMismatch: column 'extra'",
         'column "nonsense" does not exist',
-        "column 'id': text of more than the 2 characters",
+        "column 'id': text longer than the target's 2 characters",
     ]
     for said, part in zip(errors, expected, strict=True):
         assert part in said, said[:3_000]

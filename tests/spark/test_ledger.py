@@ -305,5 +305,5 @@ def test_the_consumer_s_policy(postgres: Database) -> None:
     stored = [(each.policy.consumer, each.policy.mode) for each in inbox.status(engine) if each.policy]
     assert stored == [(CONSUMER, "exactly-once")]
     inbox.set_policy(engine, CONSUMER, mode="status")
-    with pytest.raises(PolicyConflict, match="of mode exactly-once, but inbox_consumer says status"):
+    with pytest.raises(PolicyConflict, match="has mode exactly-once, but inbox_consumer says status"):
         write(postgres, [batch(("b", 1))])

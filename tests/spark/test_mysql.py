@@ -134,9 +134,9 @@ def test_connections_are_counted_by_database_and_consumer(migrated: Database, en
 
 
 UNIQUE = {
-    "no key": ("", "no unique key of just these columns"),
-    "another key": (", UNIQUE KEY other (item, amount)", "no unique key of just these columns"),
-    "a part of a text": (", UNIQUE KEY item (item(3))", "no unique key of just these columns"),
+    "no key": ("", "no unique key on exactly these columns"),
+    "another key": (", UNIQUE KEY other (item, amount)", "no unique key on exactly these columns"),
+    "a part of a text": (", UNIQUE KEY item (item(3))", "no unique key on exactly these columns"),
     "two keys": (", UNIQUE KEY item (item), UNIQUE KEY other (amount)", "'other'"),
 }
 

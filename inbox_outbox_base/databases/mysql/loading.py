@@ -179,11 +179,11 @@ def _check_unique(how: Upsert, parts: Sequence[Any], counted: set[str]) -> None:
         indexes.setdefault(part.name, set()).add(part.part if part.is_whole else "")
     others = {name: columns for name, columns in indexes.items() if columns != set(how.key)}
     if len(others) == len(indexes):
-        raise ColumnMismatch(f"Upsert(key={how.key!r}): the table has no unique key of just these columns")
+        raise ColumnMismatch(f"Upsert(key={how.key!r}): the table has no unique key on exactly these columns")
     for name, columns in others.items():
         if not columns & counted:
             raise ColumnMismatch(
-                f"Upsert(key={how.key!r}): the unique key {name!r} of the table would be taken for it as well"
+                f"Upsert(key={how.key!r}): the table's unique key {name!r} could match a row as well"
             )
 
 
@@ -226,7 +226,7 @@ def _load_data(
         raise InvalidRow(f"LOAD DATA: {warning.Message if warning else 'a value was changed'}")
     rows = sum(batch.num_rows for batch in batches)
     if answer.rowcount != rows:
-        raise InvalidRow(f"LOAD DATA: {answer.rowcount} of {rows} rows went in")
+        raise InvalidRow(f"LOAD DATA: {answer.rowcount} of {rows} rows were loaded")
 
 
 def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

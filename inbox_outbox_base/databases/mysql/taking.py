@@ -140,7 +140,7 @@ class MySQLTaking(Taking):
         """The rows visible without waiting: at SERIALIZABLE even a plain SELECT waits for locks."""
         if connection.get_isolation_level() == "READ UNCOMMITTED":
             raise UnusableConnection(
-                "at READ UNCOMMITTED, what can be seen of a key in flight may never be committed"
+                "READ UNCOMMITTED shows keys that may never be committed; use READ COMMITTED or higher"
             )
         try:
             with _lock_wait(connection, 0):
@@ -153,7 +153,7 @@ class MySQLTaking(Taking):
         if not codes.ends_wait(error):
             raise error
         if connection.execute(_ROLLS_BACK_ON_TIMEOUT).scalar_one():
-            raise TransientError("innodb_rollback_on_timeout=ON has undone the transaction") from error
+            raise TransientError("innodb_rollback_on_timeout=ON has rolled back the transaction") from error
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
         with _no_time_limit(connection), _lock_wait(connection, wait):
@@ -274,7 +274,7 @@ def _put_back(name: str) -> TextClause:
 
 
 def _snapshot_too_old() -> TransientError:
-    return TransientError("a key was taken after this transaction's snapshot: try again in a new one")
+    return TransientError("a key was taken after this transaction's snapshot: retry in a new transaction")
 
 
 def _is_mariadb(connection: Connection) -> bool:
@@ -284,7 +284,6 @@ def _is_mariadb(connection: Connection) -> bool:
 def _driver(connection: Connection) -> Any:
     if connection.dialect.driver not in ("pymysql", "asyncmy"):
         raise UnsupportedDatabase(
-            f"driver={connection.dialect.driver!r}: on MySQL and MariaDB the inbox speaks through "
-            "PyMySQL or asyncmy only"
+            f"driver={connection.dialect.driver!r}: on MySQL and MariaDB expected pymysql or asyncmy"
         )
     return connection.connection.driver_connection

@@ -75,8 +75,8 @@ def refusal(tables: OutboxTables, cached: int) -> str:
     """Why a sequence that caches numbers for each session cannot be used."""
     return (
         f"the sequence of {tables.message.fullname}.sequence has CACHE {cached}: messages would lose their "
-        "order, and relays could overlook some; ALTER SEQUENCE ... CACHE 1, and let the programs that "
-        "publish connect again"
+        "order, and relays could overlook some; run ALTER SEQUENCE ... CACHE 1, then reconnect the programs "
+        "that publish"
     )
 
 

@@ -310,7 +310,7 @@ class PostgreSQLTaking(Taking):
 def _driver(connection: Connection) -> Any:
     if connection.dialect.driver not in ("psycopg", "psycopg_async"):
         raise UnsupportedDatabase(
-            f"driver={connection.dialect.driver!r}: on PostgreSQL the inbox speaks through psycopg 3 only"
+            f"driver={connection.dialect.driver!r}: on PostgreSQL expected psycopg (version 3)"
         )
     given = connection.connection.dbapi_connection
     return given.driver_connection if connection.dialect.is_async else given  # type: ignore[union-attr]

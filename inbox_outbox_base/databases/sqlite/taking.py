@@ -119,8 +119,8 @@ def check_savepoint(connection: Connection, error: type[UnusableConnection] = Un
         has_begun(connection)
     elif connection.info.get(_BEGUN) is not root and _driver(connection).isolation_level is not None:
         raise error(
-            "inside a savepoint, Python's sqlite3 driver commits too early unless told to leave BEGIN to the "
-            "application (isolation_level=None and a listener to SQLAlchemy's begin event)"
+            "inside a savepoint, Python's sqlite3 driver commits too early: set isolation_level=None, and "
+            "send BEGIN in a listener for SQLAlchemy's begin event"
         )
 
 

@@ -115,7 +115,7 @@ def column(field: pa.Field, target: SQLiteTarget | None, *, is_version: bool) ->
         steps.append(arrow_values.present(field.name))
     if target is not None and (name, target.kind) == ("text", "json"):
         steps.append(
-            arrow_values.refuse(field.name, _looks_like_a_number, "text that SQLite would make a number")
+            arrow_values.refuse(field.name, _looks_like_a_number, "text that SQLite would store as a number")
         )
     return Column(field.name, staged, None, target is not None, arrow_values.chained(*steps))
 
