@@ -10,6 +10,8 @@ from inbox_outbox_base.errors import outbox as outbox_errors
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 
 if TYPE_CHECKING:  # at run time imported on first use
+    from inbox_outbox_base.tables.outbox import OutboxTables
+
     from .loading import Loading
     from .migrating import Migrating
     from .notifying import Notifying
@@ -42,23 +44,24 @@ def database_of(connection: Connection) -> "Taking":
 
 
 @cache
-def relaying(dialect: str, schema: str | None = None) -> "Relaying":
-    """How to relay messages of a database, whose tables may be in a schema.
+def relaying(dialect: str, tables: "OutboxTables") -> "Relaying":
+    """How to write and relay the messages of these tables.
 
     Raises:
         UnsupportedDatabase: a dialect that is not proven.
-        InvalidOption: a schema was given, but this database has none.
+        InvalidOption: the tables are in a schema, but this database has none.
     """
     found = _class("relaying", dialect)
+    schema = tables.message.schema
     if schema is not None and not migrating(dialect).has_schemas:
         raise outbox_errors.InvalidOption(f"schema={schema!r}: only PostgreSQL has schemas inside a database")
-    return found()  # type: ignore[no-any-return]
+    return found(tables)  # type: ignore[no-any-return]
 
 
 @cache
 def notifying(dialect: str) -> "Notifying | None":
     """How to wake relays of other processes; None on a database without notifications."""
-    if dialect not in _FOLDERS or not relaying(dialect).has_notifications:
+    if dialect not in _FOLDERS or not _class("relaying", dialect).has_notifications:
         return None
     return _class("notifying", dialect)()  # type: ignore[no-any-return]
 

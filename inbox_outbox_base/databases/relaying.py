@@ -78,15 +78,18 @@ class Relaying:
     has_notifications = False
     """Whether the database can wake relays of other processes; if so, its folder holds `notifying.py`."""
 
+    def __init__(self, tables: OutboxTables) -> None:
+        self.tables = tables
+
     def check_savepoint(self, connection: Connection) -> None:
         """Refuse a savepoint whose release would itself commit messages."""
 
-    def add(self, connection: Connection, tables: OutboxTables, rows: list[dict[str, Any]]) -> None:
+    def add(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
         """Insert messages, numbered in order."""
         names = relaying_statements.columns(rows)
-        connection.execute(relaying_statements.add(tables, names), completed(rows, names))
+        connection.execute(relaying_statements.add(self.tables, names), completed(rows, names))
 
-    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+    def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         """Reserve ids, given in byte order; return those that nobody used. Waits for open transactions that
         use one of them."""
         raise NotImplementedError
@@ -94,12 +97,12 @@ class Relaying:
     def prepare(self, connection: Connection) -> None:
         """Prepare a scan in a transaction that has not renewed the lease."""
 
-    def renew(self, connection: Connection, tables: OutboxTables, epoch: int, lease: float) -> bool:
+    def renew(self, connection: Connection, epoch: int, lease: float) -> bool:
         """Renew the lease, and lock it until the transaction ends; False if it is lost."""
         parameters = {"epoch_": epoch, "lease": lease}
-        return connection.execute(relaying_statements.renew(tables), parameters).rowcount == 1
+        return connection.execute(relaying_statements.renew(self.tables), parameters).rowcount == 1
 
-    def scan(self, connection: Connection, tables: OutboxTables, scan: Scan) -> Found:
+    def scan(self, connection: Connection, scan: Scan) -> Found:
         """The oldest messages of each bucket in turn, until there are enough."""
         paused = {"paused": scan.paused} if scan.paused else {}
         letters: list[Letter] = []
@@ -110,37 +113,35 @@ class Relaying:
                 break
             blocked = {"blocked": scan.blocked[bucket]} if bucket in scan.blocked else {}
             given = {"bucket": bucket, "low": low, "limit": most, "light": scan.light, **blocked, **paused}
-            statement = relaying_statements.pending(tables, unblocked=bool(blocked), unpaused=bool(paused))
+            statement = relaying_statements.pending(
+                self.tables, unblocked=bool(blocked), unpaused=bool(paused)
+            )
             found = connection.execute(statement, given).all()
             letters += map(read_loose, found)
             if len(found) < most:
                 seen.add(bucket)
         return Found(letters, seen)
 
-    def progress(
-        self, connection: Connection, tables: OutboxTables, places: Sequence[tuple[int, int]]
-    ) -> dict[int, float]:
+    def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         """By sequence, how many seconds the messages in these places (bucket and sequence) still have to
         wait; infinite if they are held. Missing messages are left out."""
-        statement = relaying_statements.progress(tables)
+        statement = relaying_statements.progress(self.tables)
         found: dict[int, float] = {}
         for part in parts([sequence for _, sequence in places]):
             found |= waits(connection.execute(statement, {"these": part}).all())
         return found
 
-    def payloads(
-        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]
-    ) -> dict[int, bytes]:
+    def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
         """The payloads of some messages, by their sequence."""
-        statement = relaying_statements.payloads(tables)
+        statement = relaying_statements.payloads(self.tables)
         found: dict[int, bytes] = {}
         for part in parts([letter.sequence for letter in letters]):
             found |= {row.sequence: row.payload for row in connection.execute(statement, {"these": part})}
         return found
 
-    def left(self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]) -> list[str]:
+    def left(self, connection: Connection, letters: Sequence[Letter]) -> list[str]:
         """Ids of those messages that are still in their places."""
-        statement = relaying_statements.ids(tables)
+        statement = relaying_statements.ids(self.tables)
         names = {(letter.sequence, letter.envelope.id) for letter in letters}
         found: list[str] = []
         for part in parts([letter.sequence for letter in letters]):
@@ -148,28 +149,24 @@ class Relaying:
             found += [row.id for row in rows if (row.sequence, row.id) in names]
         return found
 
-    def forget(
-        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
-    ) -> None:
+    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
         """Delete messages that have left, and record them if that is wanted."""
         for part in parts([letter.sequence for letter in letters]):
             if keep_sent:
-                connection.execute(relaying_statements.keep_sent(tables), {"these": part})
-            connection.execute(relaying_statements.forget(tables), {"these": part})
+                connection.execute(relaying_statements.keep_sent(self.tables), {"these": part})
+            connection.execute(relaying_statements.forget(self.tables), {"these": part})
 
-    def free_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
+    def free_ids(self, connection: Connection, ids: Sequence[str]) -> None:
         """Let producers reuse the ids of messages that are gone."""
         for part in parts(ids):
-            connection.execute(relaying_statements.free_ids(tables), {"these": part})
+            connection.execute(relaying_statements.free_ids(self.tables), {"these": part})
 
-    def due(
-        self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], limit: int
-    ) -> list[str]:
+    def due(self, connection: Connection, buckets: Sequence[int], limit: int) -> list[str]:
         """Ids of due delayed messages of these buckets, in the order in which they leave."""
         given = {"these": buckets, "limit": limit}
-        return list(connection.execute(relaying_statements.due(tables), given).scalars())
+        return list(connection.execute(relaying_statements.due(self.tables), given).scalars())
 
-    def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
+    def writers(self, connection: Connection) -> Writers | None:
         """Who may still commit a low sequence; None if that cannot be known, so that every scan begins at the
         oldest message.
 
@@ -178,13 +175,11 @@ class Relaying:
         """
         return None
 
-    def pages(self, connection: Connection, tables: OutboxTables) -> int:
+    def pages(self, connection: Connection) -> int:
         """How many pages of messages there are; 0 if every scan begins at the oldest message."""
         return 0
 
-    def overlooked(
-        self, connection: Connection, tables: OutboxTables, marks: Marks, pages: range
-    ) -> dict[int, int]:
+    def overlooked(self, connection: Connection, marks: Marks, pages: range) -> dict[int, int]:
         """By bucket, how many messages of these pages lie where a relay does not look for them."""
         return {}
 

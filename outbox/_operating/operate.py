@@ -222,7 +222,7 @@ def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> Messa
 
 def _free(connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
     """Release those of the ids that producers chose, so that they can be used again."""
-    relaying(connection.dialect.name).free_ids(connection, tables, ids)
+    relaying(connection.dialect.name, tables).free_ids(connection, ids)
 
 
 def _check_not_sending(connection: Connection, tables: OutboxTables, message: Row[Any]) -> None:

@@ -161,7 +161,9 @@ def _count(connection: Connection, table: Table, most: int | None) -> tuple[int,
     counted = connection.execute(statements.count_up_to(table), {"limit": limit}).scalar_one()
     if counted < limit:
         return counted, False
-    return max(counted, relaying(connection.dialect.name).estimate(connection, table)), True
+    return max(
+        counted, relaying(connection.dialect.name, tables(table.schema)).estimate(connection, table)
+    ), True
 
 
 def _count_stray(connection: Connection, those: Iterable[Table], given: dict[str, int]) -> int:

@@ -27,7 +27,7 @@ def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], 
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
         TablesMissing: the tables have not been created.
     """
-    database = relaying(_usable(engine).dialect.name, tables.message.schema)
+    database = relaying(_usable(engine).dialect.name, tables)
     own = engine.execution_options(isolation_level=database.own_isolation)
 
     def once() -> T:

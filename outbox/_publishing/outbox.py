@@ -30,6 +30,8 @@ from .staging import stage
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
+    from inbox_outbox_base.databases.relaying import Relaying
+
 LARGEST_PAYLOAD = 1_000_000
 """The default limit on a payload, in bytes: Kafka's default."""
 
@@ -252,7 +254,7 @@ class Outbox:
     def _write(self, connection: Connection, drafts: list[Draft]) -> None:
         if drafts:
             self._prepare(connection, drafts)
-            relaying(connection.dialect.name).check_savepoint(connection)
+            self._database(connection).check_savepoint(connection)
             failed_commit.watch(connection)
             self._insert(connection, drafts)
             self._mark(connection, drafts)
@@ -260,7 +262,7 @@ class Outbox:
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
         """Reject a connection without a transaction to join, and choose the buckets."""
         usable(connection, UnusableConnection, "outbox row")
-        relaying(connection.dialect.name, self.schema)
+        self._database(connection)  # raises for a schema where there is none
         buckets = bucket_count(connection, self.tables)
         if self._buckets not in (None, buckets):
             raise WrongBucketCount(f"buckets={self._buckets}: the database has {buckets}")
@@ -274,7 +276,7 @@ class Outbox:
                 drafts = self._new(connection, drafts)
             at_once = [draft.row for draft in drafts if draft.due is None]
             if at_once:
-                relaying(connection.dialect.name).add(connection, self.tables, at_once)
+                self._database(connection).add(connection, at_once)
             if len(at_once) < len(drafts):
                 self._insert_delayed(connection, drafts)
         except DBAPIError as error:
@@ -296,13 +298,16 @@ class Outbox:
         """The drafts, without those whose own ids are already in use; of several with one id, the first
         counts."""
         ids = sorted({draft.row["id"] for draft in drafts if draft.has_own_id})
-        unused = relaying(connection.dialect.name).take_ids(connection, self.tables, ids)
+        unused = self._database(connection).take_ids(connection, ids)
         new: list[Draft] = []
         for draft in drafts:
             if not draft.has_own_id or draft.row["id"] in unused:
                 unused.discard(draft.row["id"])
                 new.append(draft)
         return new
+
+    def _database(self, connection: Connection) -> Relaying:
+        return relaying(connection.dialect.name, self.tables)
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and any(draft.due is None for draft in drafts):

@@ -8,7 +8,6 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.tables.times import NO_TIME
-from outbox.schema import OutboxTables
 
 _MOVED = 1_000
 
@@ -17,14 +16,13 @@ class Overtaken(Exception):
     """Another process changed the rows first; nothing was written, and a retry sees its change."""
 
 
-def move_due(
-    connection: Connection, database: Relaying, tables: OutboxTables, buckets: Sequence[int]
-) -> float:
+def move_due(connection: Connection, database: Relaying, buckets: Sequence[int]) -> float:
     """Move delayed messages that are due to the others; return the seconds until the next one is due.
 
     Only in the relay's own buckets: two relays moving messages of one key could swap them.
     """
-    due = database.due(connection, tables, buckets, _MOVED)
+    tables = database.tables
+    due = database.due(connection, buckets, _MOVED)
     if due:
         connection.execute(relaying_statements.add_due(tables), {"these": due})
         forget = relaying_statements.forget_delayed(tables)
@@ -36,12 +34,11 @@ def move_due(
     return math.inf if found.due in (None, NO_TIME) else max(0.0, (found.due - found.now).total_seconds())
 
 
-def forget_sent(
-    connection: Connection, database: Relaying, tables: OutboxTables, keep: float | None
-) -> float:
+def forget_sent(connection: Connection, database: Relaying, keep: float | None) -> float:
     """Delete the oldest records of sent messages; return 0 if there may be more to delete now."""
     if keep is None:
         return math.inf
+    tables = database.tables
     old = connection.execute(relaying_statements.old_sent(tables), {"age": -keep, "limit": _MOVED}).all()
     if old:
         these = {"these": [row.id for row in old]}
@@ -49,5 +46,5 @@ def forget_sent(
         own = [row.id for row in old if row.own_id]
         if own and forgotten < len(old):
             raise Overtaken("another relay has forgotten what was sent; its producer may use an id again")
-        database.free_ids(connection, tables, own)
+        database.free_ids(connection, own)
     return 0.0 if len(old) == _MOVED else math.inf

@@ -19,59 +19,61 @@ from outbox.schema import OutboxTables
 _log = logging.getLogger("outbox.relay")
 
 
-def join(connection: Connection, tables: OutboxTables, name: str, lease: float) -> int:
-    """Join the relays; return the epoch, which is larger than any before it."""
-    added = connection.execute(relaying_statements.join(tables), {"name": name, "lease": lease})
-    key = added.inserted_primary_key
-    assert key is not None  # noqa: S101 - a single row was inserted
-    return int(key[0])
+class Members:
+    """The group of relays, as the tables record it."""
 
+    def __init__(self, tables: OutboxTables) -> None:
+        self._tables = tables
 
-def leave(connection: Connection, tables: OutboxTables, epoch: int) -> None:
-    """Leave the group; the relay's buckets become free immediately."""
-    connection.execute(relaying_statements.free_all(tables), {"epoch_": epoch})
-    connection.execute(relaying_statements.leave(tables), {"epoch_": epoch})
+    def join(self, connection: Connection, name: str, lease: float) -> int:
+        """Join the relays; return the epoch, which is larger than any before it."""
+        added = connection.execute(relaying_statements.join(self._tables), {"name": name, "lease": lease})
+        key = added.inserted_primary_key
+        assert key is not None  # noqa: S101 - a single row was inserted
+        return int(key[0])
 
+    def leave(self, connection: Connection, epoch: int) -> None:
+        """Leave the group; the relay's buckets become free immediately."""
+        connection.execute(relaying_statements.free_all(self._tables), {"epoch_": epoch})
+        connection.execute(relaying_statements.leave(self._tables), {"epoch_": epoch})
 
-def note(connection: Connection, tables: OutboxTables, epoch: int, letters: Iterable[Letter]) -> None:
-    """Record what is about to be sent: if the relay is lost, these may have been sent or not."""
-    sending: dict[int, list[int]] = {}
-    for letter in letters:
-        sending.setdefault(letter.bucket, []).append(letter.sequence)
-    text = json.dumps(sending, separators=(",", ":")) if sending else None
-    connection.execute(relaying_statements.note(tables), {"epoch_": epoch, "sending": text})
+    def note(self, connection: Connection, epoch: int, letters: Iterable[Letter]) -> None:
+        """Record what is about to be sent: if the relay is lost, these may have been sent or not."""
+        sending: dict[int, list[int]] = {}
+        for letter in letters:
+            sending.setdefault(letter.bucket, []).append(letter.sequence)
+        text = json.dumps(sending, separators=(",", ":")) if sending else None
+        connection.execute(relaying_statements.note(self._tables), {"epoch_": epoch, "sending": text})
 
+    def retire_expired(self, connection: Connection) -> None:
+        """Free the buckets of relays whose lease has expired, and count their unfinished sends."""
+        for relay in connection.execute(relaying_statements.expired(self._tables)).all():
+            sending = json.loads(relay.sending or "{}")
+            error = f"relay {relay.name} was lost while it was sending"
+            suspects = [
+                {"bucket_": int(bucket), "it": sequence, "error_": error}
+                for bucket, sequences in sending.items()
+                for sequence in sequences
+            ]
+            if suspects:
+                connection.execute(relaying_statements.suspect(self._tables), suspects)
+            self.leave(connection, relay.epoch)
+            _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
 
-def retire_expired(connection: Connection, tables: OutboxTables) -> None:
-    """Free the buckets of relays whose lease has expired, and count their unfinished sends."""
-    for relay in connection.execute(relaying_statements.expired(tables)).all():
-        sending = json.loads(relay.sending or "{}")
-        error = f"relay {relay.name} was lost while it was sending"
-        suspects = [
-            {"bucket_": int(bucket), "it": sequence, "error_": error}
-            for bucket, sequences in sending.items()
-            for sequence in sequences
-        ]
-        if suspects:
-            connection.execute(relaying_statements.suspect(tables), suspects)
-        leave(connection, tables, relay.epoch)
-        _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
-
-
-def balance(connection: Connection, tables: OutboxTables, epoch: int) -> list[int]:
-    """Take free buckets up to this relay's fair share, or give up the surplus; return those it owns now."""
-    mine = list(connection.execute(relaying_statements.owned(tables), {"epoch_": epoch}).scalars())
-    buckets = connection.execute(relaying_statements.count_buckets(tables)).scalar_one()
-    relays = connection.execute(relaying_statements.live(tables)).scalar_one()
-    share = -(-buckets // max(1, relays))
-    if len(mine) > share:
-        surplus = mine[share:]
-        connection.execute(relaying_statements.take(tables), {"these": surplus, "epoch": None})
-        return mine[:share]
-    if len(mine) < share:
-        wanted = {"limit": share - len(mine)}
-        taken = list(connection.execute(relaying_statements.free(tables), wanted).scalars())
-        if taken:
-            connection.execute(relaying_statements.take(tables), {"these": taken, "epoch": epoch})
-        mine += taken
-    return sorted(mine)
+    def balance(self, connection: Connection, epoch: int) -> list[int]:
+        """Take free buckets up to a fair share, or give up the surplus; return those it owns now."""
+        mine = list(connection.execute(relaying_statements.owned(self._tables), {"epoch_": epoch}).scalars())
+        buckets = connection.execute(relaying_statements.count_buckets(self._tables)).scalar_one()
+        relays = connection.execute(relaying_statements.live(self._tables)).scalar_one()
+        share = -(-buckets // max(1, relays))
+        if len(mine) > share:
+            surplus = mine[share:]
+            connection.execute(relaying_statements.take(self._tables), {"these": surplus, "epoch": None})
+            return mine[:share]
+        if len(mine) < share:
+            wanted = {"limit": share - len(mine)}
+            taken = list(connection.execute(relaying_statements.free(self._tables), wanted).scalars())
+            if taken:
+                connection.execute(relaying_statements.take(self._tables), {"these": taken, "epoch": epoch})
+            mine += taken
+        return sorted(mine)

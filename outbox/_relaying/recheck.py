@@ -11,7 +11,6 @@ import time
 from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.relaying import Relaying
-from outbox.schema import OutboxTables
 
 from .waiting import Waiting
 
@@ -27,9 +26,8 @@ _STEPS, _LEAST_PAGES, _MOST_PAGES = 50, 1_000, 4_000
 class Recheck:
     """Reads the table from its first page to its last, a few pages each second."""
 
-    def __init__(self, database: Relaying, tables: OutboxTables) -> None:
+    def __init__(self, database: Relaying) -> None:
         self._database = database
-        self._tables = tables
         self._pages = range(0)
         """Pages that are left to read."""
         self._size = 0
@@ -48,14 +46,14 @@ class Recheck:
         self._next = now + _STEP
         if not self._pages:
             self._begun = now
-            self._pages = range(self._database.pages(connection, self._tables))
+            self._pages = range(self._database.pages(connection))
             self._size = min(max(_LEAST_PAGES, len(self._pages) // _STEPS), _MOST_PAGES)
         found: dict[int, int] = {}
         marks = waiting.marks(paused)
         if self._pages and marks.places:
             size = self._size
             self._size = max(1, size // 2)  # stays so if the statement exceeds a time limit
-            found = self._database.overlooked(connection, self._tables, marks, self._pages[:size])
+            found = self._database.overlooked(connection, marks, self._pages[:size])
             self._size, self._pages = size, self._pages[size:]
         else:
             self._pages = range(0)

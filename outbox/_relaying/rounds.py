@@ -17,8 +17,9 @@ from inbox_outbox_base.databases.relaying import Scan
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.errors.outbox import WrongBucketCount
 
-from . import beside, members
+from . import beside
 from .batch import Batch, Demand
+from .members import Members
 from .recheck import Recheck
 from .report import Report
 from .settings import Settings
@@ -52,11 +53,12 @@ class Rounds:
     def __init__(self, settings: Settings, dialect: str) -> None:
         self._settings = settings
         self._tables = settings.tables
-        self._database = relaying(dialect, settings.tables.message.schema)
+        self._database = relaying(dialect, settings.tables)
+        self._members = Members(settings.tables)
         self._settlement = Settlement(settings, self._database)
         self._light = _LARGEST_BATCH // max(settings.batch, _LEAST_SCAN)
         self._waiting = Waiting()
-        self._recheck = Recheck(self._database, self._tables)
+        self._recheck = Recheck(self._database)
         self._buckets: list[int] = []
         self._paused: list[str] = []
         self._solo_turn = False  # others first, or each relay would only send the message that kills it
@@ -89,7 +91,7 @@ class Rounds:
             WrongBucketCount: the database does not have the required number of buckets.
             UnsafeSequence: the sequence of message numbers is cached per session.
         """
-        self._database.writers(connection, self._tables)
+        self._database.writers(connection)
         count = connection.execute(relaying_statements.count_buckets(self._tables)).scalar_one()
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
@@ -98,7 +100,7 @@ class Rounds:
                 f"table {self._tables.bucket.fullname} is empty: the database has no buckets"
             )
         begun = time.monotonic()
-        epoch = members.join(connection, self._tables, self._settings.name, self._settings.lease)
+        epoch = self._members.join(connection, self._settings.name, self._settings.lease)
         self.forget()
         self.epoch = epoch
         self._renewals[connection] = begun
@@ -111,13 +113,13 @@ class Rounds:
         """
         self.renew(connection)
         self._settlement.write(connection, report)
-        members.leave(connection, self._tables, self.epoch)
+        self._members.leave(connection, self.epoch)
 
     def forget(self) -> None:
         """Reset to the state before joining."""
         self.epoch, self.expires, self.next_tend = 0, 0.0, 0.0
         self._buckets, self._waiting = [], Waiting()
-        self._recheck = Recheck(self._database, self._tables)
+        self._recheck = Recheck(self._database)
 
     def tend(self, connection: Connection, report: Report) -> None:
         """Renew the lease, retire lost relays, take or give up buckets, and move due messages.
@@ -131,18 +133,18 @@ class Rounds:
         self.renew(connection)
         if not report.is_empty:
             self._settle(connection, report)
-            members.note(connection, self._tables, self.epoch, [])
-        members.retire_expired(connection, self._tables)
-        self._buckets = members.balance(connection, self._tables, self.epoch)
+            self._members.note(connection, self.epoch, [])
+        self._members.retire_expired(connection)
+        self._buckets = self._members.balance(connection, self.epoch)
         self._waiting.keep(self._buckets)
         self._waiting.doubt(connection.info)
-        self._waiting.witness(self._database.writers(connection, self._tables))
+        self._waiting.witness(self._database.writers(connection))
         paused = list(connection.execute(relaying_statements.paused(self._tables)).scalars())
         if set(paused) != set(self._paused):
             self._waiting.forget_waits()
         self._paused = paused
-        moved = beside.move_due(connection, self._database, self._tables, self._buckets)
-        forgotten = beside.forget_sent(connection, self._database, self._tables, self._settings.keep_sent)
+        moved = beside.move_due(connection, self._database, self._buckets)
+        forgotten = beside.forget_sent(connection, self._database, self._settings.keep_sent)
         wait = min(self._settings.tend_every, moved, forgotten)
         self.next_tend = time.monotonic() + wait
 
@@ -163,7 +165,7 @@ class Rounds:
         """
         begun = time.monotonic()
         lease = self._settings.lease
-        if not self._database.renew(connection, self._tables, self.epoch, lease):
+        if not self._database.renew(connection, self.epoch, lease):
             raise LeaseLost(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
         self._renewals[connection] = begun
 
@@ -194,7 +196,7 @@ class Rounds:
         if batch.letters:
             self._solo_turn = batch.letters[0].unanswered < SOLO_AFTER
         if batch.letters or not report.is_empty:
-            members.note(connection, self._tables, self.epoch, batch.letters)
+            self._members.note(connection, self.epoch, batch.letters)
         return batch
 
     def _load(self, connection: Connection, batch: Batch) -> None:
@@ -207,7 +209,7 @@ class Rounds:
                 break
         heavy = [letter for letter in letters if letter.size > self._light]
         if heavy:
-            found = self._database.payloads(connection, self._tables, heavy)
+            found = self._database.payloads(connection, heavy)
             for letter in heavy:
                 try:
                     check_payload(found[letter.sequence])
@@ -235,7 +237,7 @@ class Rounds:
             places = [(bucket, self._waiting.start(bucket)) for bucket in self._buckets]
             each = max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
             wanted = Scan(places, most, each, blocked, self._paused, self._light)
-            found = self._database.scan(connection, self._tables, wanted)
+            found = self._database.scan(connection, wanted)
             self._waiting.learn(found, paused=bool(self._paused))
             self._rotate(found.letters)
             batch = self._sift(connection, found.letters, demand)
@@ -251,7 +253,7 @@ class Rounds:
         ended = self._waiting.ended()
         if not ended:
             return
-        found = self._database.progress(connection, self._tables, list(ended.values()))
+        found = self._database.progress(connection, list(ended.values()))
         for key, (_, sequence) in ended.items():
             seconds = found.get(sequence, 0.0)
             if seconds > 0:

@@ -33,19 +33,19 @@ class Settlement:
     def __init__(self, settings: Settings, database: Relaying) -> None:
         self._settings = settings
         self._database = database
+        self._tables = database.tables
 
     def write(self, connection: Connection, report: Report) -> list[tuple[Letter, float]]:
         """Delete accepted messages, bury dead ones, and record when the others are retried; return those,
         each with the seconds until its retry."""
-        tables = self._settings.tables
         dead = report.dead = []  # emptied, because a retried transaction writes it again
         if report.accepted:
             keep = self._settings.keep_sent is not None
             own = [] if keep else [letter for letter in report.accepted if letter.has_own_id]
             # A message that was dropped after its lease expired is gone; its id may be another message's now.
-            ids = self._database.left(connection, tables, own) if own else []
-            self._database.forget(connection, tables, report.accepted, keep_sent=keep)
-            self._database.free_ids(connection, tables, ids)
+            ids = self._database.left(connection, own) if own else []
+            self._database.forget(connection, report.accepted, keep_sent=keep)
+            self._database.free_ids(connection, ids)
         waits: list[tuple[Answer, float]] = []
         for answer in report.others:
             if isinstance(answer.outcome, Refused):
@@ -60,7 +60,7 @@ class Settlement:
                 waits.append((answer, self._delay(answer)))
         dead += [self._put_away(connection, each, _exhausted(each)) for each in report.exhausted]
         if waits:
-            connection.execute(relaying_statements.wait(tables), [_wait(*each) for each in waits])
+            connection.execute(relaying_statements.wait(self._tables), [_wait(*each) for each in waits])
         return [(answer.letter, delay) for answer, delay in waits]
 
     def _delay(self, answer: Answer) -> float:
@@ -69,14 +69,13 @@ class Settlement:
 
     def _put_away(self, connection: Connection, letter: Letter, end: _End) -> Death:
         this = _this(letter)
-        tables = self._settings.tables
         if self._settings.holds and letter.key is not None:
             given = {"attempts_": end.attempts, "unanswered_": end.unanswered, "error_": end.error}
-            connection.execute(relaying_statements.hold(tables), this | given)
+            connection.execute(relaying_statements.hold(self._tables), this | given)
         else:
             given = {"attempts": end.attempts, "outcome": end.outcome, "error": end.error}
-            connection.execute(relaying_statements.bury(tables), this | given)
-            self._database.forget(connection, tables, [letter], keep_sent=False)
+            connection.execute(relaying_statements.bury(self._tables), this | given)
+            self._database.forget(connection, [letter], keep_sent=False)
         return Death(letter, end.attempts, end.error)
 
 

@@ -315,18 +315,18 @@ def test_two_relays_forget_the_same_record(migrated: Database) -> None:
     """The slower one frees no id that has been used again since the quicker one has freed it."""
     engine = migrated.engine()
     slow, quick = (migrated.engine(isolation_level="READ COMMITTED") for _ in range(2))
-    database = relaying(engine.dialect.name)
+    database = relaying(engine.dialect.name, TABLES)
     publish(engine, "1")
     Relay(engine, Recorder(), keep_sent=3600).run_once()
 
     def forget_and_publish() -> None:
         with quick.begin() as connection:
-            forget_sent(connection, database, TABLES, 0)
+            forget_sent(connection, database, 0)
         publish(engine, "2")
 
     in_between(slow, "SELECT outbox_sent.id", forget_and_publish)
     with pytest.raises(Overtaken), slow.begin() as connection:
-        forget_sent(connection, database, TABLES, 0)
+        forget_sent(connection, database, 0)
     publish(engine, "never")
     assert texts(engine) == ["2"]
 

@@ -49,46 +49,44 @@ def filled(tables: OutboxTables) -> Select[Any]:
 class MySQLRelaying(Relaying):
     """The portable way, except where it would wait."""
 
-    def scan(self, connection: Connection, tables: OutboxTables, wanted: Scan) -> Found:
+    def scan(self, connection: Connection, wanted: Scan) -> Found:
         buckets = [bucket for bucket, _ in wanted.places]
-        not_empty = set(connection.execute(filled(tables), {"buckets": buckets}).scalars())
+        not_empty = set(connection.execute(filled(self.tables), {"buckets": buckets}).scalars())
         places = [place for place in wanted.places if place[0] in not_empty]
-        return super().scan(connection, tables, replace(wanted, places=places))
+        return super().scan(connection, replace(wanted, places=places))
 
-    def forget(
-        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
-    ) -> None:
+    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
         for part in parts(letters):
             if keep_sent:
                 sequences = [letter.sequence for letter in part]
-                connection.execute(relaying_statements.keep_sent(tables), {"these": sequences})
+                connection.execute(relaying_statements.keep_sent(self.tables), {"these": sequences})
             these = [(letter.sequence, letter.envelope.id) for letter in part]
             connection.execute(_FORGET, {"these": json.dumps(these)})
 
-    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+    def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         # An INSERT that finds an id locks its row until the transaction ends, and a relay that wants to
         # delete it must wait. So only ids that are not visible are inserted.
         taken: set[str] = set()
         for part in parts(ids):
-            used = set(connection.execute(used_ids(tables), {"ids": part}).scalars())
-            taken |= self._take_unused(connection, tables, [each for each in part if each not in used])
+            used = set(connection.execute(used_ids(self.tables), {"ids": part}).scalars())
+            taken |= self._take_unused(connection, [each for each in part if each not in used])
         return taken
 
-    def _take_unused(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
+    def _take_unused(self, connection: Connection, ids: Sequence[str]) -> set[str]:
         """Bisect down to the ids that somebody has taken in the meantime: one statement inserts all or
         none."""
         if not ids:
             return set()
         try:
-            connection.execute(insert(tables.ids).values([{"id": each} for each in ids]))
+            connection.execute(insert(self.tables.ids).values([{"id": each} for each in ids]))
         except IntegrityError:
             if len(ids) == 1:
                 return set()
             half = len(ids) // 2
             halves = ids[:half], ids[half:]
-            return set().union(*(self._take_unused(connection, tables, each) for each in halves))
+            return set().union(*(self._take_unused(connection, each) for each in halves))
         return set(ids)
 
-    def free_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
+    def free_ids(self, connection: Connection, ids: Sequence[str]) -> None:
         for part in parts(ids):
             connection.execute(_FREE_IDS, {"these": json.dumps(part)})

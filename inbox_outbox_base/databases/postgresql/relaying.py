@@ -233,26 +233,26 @@ class PostgreSQLRelaying(Relaying):
 
     has_notifications = True
 
-    def add(self, connection: Connection, tables: OutboxTables, rows: list[dict[str, Any]]) -> None:
+    def add(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
         if len(rows) < _MANY:
-            super().add(connection, tables, rows)
+            super().add(connection, rows)
         else:
             names = tuple(name for name in relaying_statements.columns(rows) if name != "payload")
             for start in range(0, len(rows), _MOST):
                 pieces = _in_pieces(rows[start : start + _MOST], names)
-                connection.execute(add_many(tables, names), pieces)
+                connection.execute(add_many(self.tables, names), pieces)
 
-    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
-        return {row.id for row in connection.execute(take_ids(tables), {"ids": json.dumps(ids)})}
+    def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
+        return {row.id for row in connection.execute(take_ids(self.tables), {"ids": json.dumps(ids)})}
 
     def prepare(self, connection: Connection) -> None:
         connection.execute(prepare())
 
-    def renew(self, connection: Connection, tables: OutboxTables, epoch: int, lease: float) -> bool:
+    def renew(self, connection: Connection, epoch: int, lease: float) -> bool:
         given = {"epoch_": epoch, "lease": lease, "milliseconds": f"{lease * 1_000:.0f}"}
-        return connection.execute(renew(tables), given).first() is not None
+        return connection.execute(renew(self.tables), given).first() is not None
 
-    def scan(self, connection: Connection, tables: OutboxTables, wanted: Scan) -> Found:
+    def scan(self, connection: Connection, wanted: Scan) -> Found:
         parameters: dict[str, Any] = {
             "buckets": _array(bucket for bucket, _ in wanted.places),
             "lows": _array(low for _, low in wanted.places),
@@ -264,7 +264,7 @@ class PostgreSQLRelaying(Relaying):
             parameters["blocked"] = json.dumps([*chain.from_iterable(wanted.blocked.values())])
         if wanted.paused:
             parameters["paused"] = wanted.paused
-        statement = scan(tables, unblocked=bool(wanted.blocked), unpaused=bool(wanted.paused))
+        statement = scan(self.tables, unblocked=bool(wanted.blocked), unpaused=bool(wanted.paused))
         with closing(connection.execute(statement, parameters)) as result:
             rows = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
         letters = [read(row) for row in rows]
@@ -274,41 +274,33 @@ class PostgreSQLRelaying(Relaying):
         cut = Counter(letter.bucket for letter in letters)
         return Found(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
 
-    def progress(
-        self, connection: Connection, tables: OutboxTables, places: Sequence[tuple[int, int]]
-    ) -> dict[int, float]:
-        return waits(connection.execute(progress(tables), _places(places)).all())
+    def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
+        return waits(connection.execute(progress(self.tables), _places(places)).all())
 
-    def payloads(
-        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]
-    ) -> dict[int, bytes]:
-        found = connection.execute(payloads(tables), _places(_of(letters)))
+    def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
+        found = connection.execute(payloads(self.tables), _places(_of(letters)))
         return {row.sequence: row.payload for row in found}
 
-    def left(self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter]) -> list[str]:
+    def left(self, connection: Connection, letters: Sequence[Letter]) -> list[str]:
         given = _places(_of(letters)) | {"ids": _ids(letters)}
-        return list(connection.execute(left(tables), given).scalars())
+        return list(connection.execute(left(self.tables), given).scalars())
 
-    def forget(
-        self, connection: Connection, tables: OutboxTables, letters: Sequence[Letter], *, keep_sent: bool
-    ) -> None:
+    def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
         given = _places(_of(letters)) | {"ids": _ids(letters)}
-        connection.execute(record_sent(tables) if keep_sent else forget(tables), given)
+        connection.execute(record_sent(self.tables) if keep_sent else forget(self.tables), given)
 
-    def writers(self, connection: Connection, tables: OutboxTables) -> Writers | None:
+    def writers(self, connection: Connection) -> Writers | None:
         # In this order: a transaction takes the lock before it draws a sequence.
-        drawn, server, cached = connection.execute(numbers.highest(tables)).one()
+        drawn, server, cached = connection.execute(numbers.highest(self.tables)).one()
         if cached > 1:
-            raise UnsafeSequence(numbers.refusal(tables, cached))
-        writing = frozenset(connection.execute(numbers.transactions(tables)).scalars())
+            raise UnsafeSequence(numbers.refusal(self.tables, cached))
+        writing = frozenset(connection.execute(numbers.transactions(self.tables)).scalars())
         return Writers(drawn, writing, server, any(each.startswith("-") for each in writing))
 
-    def pages(self, connection: Connection, tables: OutboxTables) -> int:
-        return int(connection.execute(numbers.pages(name_of(tables.message))).scalar_one())
+    def pages(self, connection: Connection) -> int:
+        return int(connection.execute(numbers.pages(name_of(self.tables.message))).scalar_one())
 
-    def overlooked(
-        self, connection: Connection, tables: OutboxTables, marks: Marks, pages: range
-    ) -> dict[int, int]:
+    def overlooked(self, connection: Connection, marks: Marks, pages: range) -> dict[int, int]:
         given = {
             "first": f"({pages.start},0)",
             "last": f"({pages.stop},0)",
@@ -319,7 +311,9 @@ class PostgreSQLRelaying(Relaying):
             "blocked": json.dumps(marks.blocked),
             "paused": marks.paused,
         }
-        return {row.bucket: row.messages for row in connection.execute(numbers.overlooked(tables), given)}
+        return {
+            row.bucket: row.messages for row in connection.execute(numbers.overlooked(self.tables), given)
+        }
 
     def estimate(self, connection: Connection, table: Table) -> int:
         return int(connection.execute(numbers.density(name_of(table))).scalar_one())

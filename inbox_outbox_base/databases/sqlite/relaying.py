@@ -38,12 +38,10 @@ class SQLiteRelaying(Relaying):
     def check_savepoint(self, connection: Connection) -> None:
         check_savepoint(connection, UnusableConnection)
 
-    def due(
-        self, connection: Connection, tables: OutboxTables, buckets: Sequence[int], limit: int
-    ) -> list[str]:
-        never = connection.execute(never_due(tables), {"these": buckets}).scalars()
-        return super().due(connection, tables, buckets, limit) + list(never)
+    def due(self, connection: Connection, buckets: Sequence[int], limit: int) -> list[str]:
+        never = connection.execute(never_due(self.tables), {"these": buckets}).scalars()
+        return super().due(connection, buckets, limit) + list(never)
 
-    def take_ids(self, connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> set[str]:
-        taken = connection.execute(take_ids(tables), [{"id": each} for each in ids])
+    def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:
+        taken = connection.execute(take_ids(self.tables), [{"id": each} for each in ids])
         return {row.id for row in taken}
