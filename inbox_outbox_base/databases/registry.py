@@ -12,6 +12,7 @@ from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 if TYPE_CHECKING:  # at run time imported on first use
     from inbox_outbox_base.tables.outbox import OutboxTables
 
+    from .claiming import Claiming
     from .loading import Loading
     from .migrating import Migrating
     from .notifying import Notifying
@@ -41,6 +42,16 @@ def taking(dialect: str) -> "Taking":
 def database_of(connection: Connection) -> "Taking":
     """The same for the database behind a connection."""
     return taking(connection.dialect.name)
+
+
+@cache
+def claiming(dialect: str) -> "Claiming":
+    """How status-table mode claims messages on a database.
+
+    Raises:
+        UnsupportedDatabase: a dialect that is not proven.
+    """
+    return _class("claiming", dialect)()  # type: ignore[no-any-return]
 
 
 @cache

@@ -62,3 +62,18 @@ class Verdict(StrEnum):
     """Its attempts are used up."""
     HALTED = "halted"
     """The outcome of one of its steps is unknown, and the step must not be repeated."""
+
+
+class Status(StrEnum):
+    """How far a message is."""
+
+    CONSUMING = "consuming"
+    """Claimed; after the lease another worker can take it over."""
+    CONSUMED = "consumed"
+    """Done: every later delivery is a duplicate."""
+    FAILED = "failed"
+    """The last attempt failed or was given back; the next delivery runs."""
+    DEAD = "dead"
+    """Attempts are used up, or the handler gave up."""
+    HALTED = "halted"
+    """A step that must not be repeated has an unknown outcome: a person has to resolve it."""

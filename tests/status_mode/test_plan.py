@@ -5,7 +5,7 @@ import re
 import pytest
 
 from inbox import SqlStore
-from inbox._status_mode.stores import sql_statements
+from inbox_outbox_base.databases.postgresql.claiming import add_or_look
 from tests.support.database import Database
 
 pytestmark = pytest.mark.mysql
@@ -23,7 +23,7 @@ VALUES = {
 def test_a_key_is_found_by_the_primary_key_even_in_a_new_table(postgres: Database) -> None:
     """A plan that is kept from when the table was empty reads one row, however many there are later."""
     engine = postgres.engine()
-    statement = str(sql_statements.add_or_look(SqlStore(engine).tables).compile(engine))
+    statement = str(add_or_look(SqlStore(engine).tables).compile(engine))
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
     numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", statement)
     with engine.connect() as connection:

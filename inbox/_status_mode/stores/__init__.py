@@ -1,5 +1,7 @@
 """The stores of status-table mode, one file for each kind."""
 
+from inbox_outbox_base.words.incoming import Status
+
 from .records import (
     UNDO_ATTEMPTS,
     USED_UP,
@@ -8,7 +10,6 @@ from .records import (
     Held,
     Record,
     Request,
-    Status,
     new_record,
     remember,
 )

@@ -3,12 +3,11 @@
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Any
 
 from inbox_outbox_base.monitoring.events import LONGEST_ERROR
 from inbox_outbox_base.transactions.policy import Declaration
-from inbox_outbox_base.words.incoming import Verdict
+from inbox_outbox_base.words.incoming import Status, Verdict
 
 UNDO_ATTEMPTS = 3
 """Extra attempts after the last one, if finished steps are still to be undone."""
@@ -20,21 +19,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LONGEST_HISTORY = 20
 """The most attempts in the history; the oldest are dropped first."""
-
-
-class Status(StrEnum):
-    """How far a message is."""
-
-    CONSUMING = "consuming"
-    """Claimed; after the lease another worker can take it over."""
-    CONSUMED = "consumed"
-    """Done: every later delivery is a duplicate."""
-    FAILED = "failed"
-    """The last attempt failed or was given back; the next delivery runs."""
-    DEAD = "dead"
-    """Attempts are used up, or the handler gave up."""
-    HALTED = "halted"
-    """A step that must not be repeated has an unknown outcome: a person has to resolve it."""
 
 
 @dataclass(slots=True, kw_only=True)  # one for every message, and frozen costs three times as much

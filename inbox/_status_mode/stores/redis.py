@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
-from inbox_outbox_base.words.incoming import Verdict
+from inbox_outbox_base.words.incoming import Status, Verdict
 
 from . import redis_records as hashes
 from . import redis_scripts
-from .records import Answer, Change, Held, Record, Request, Status, is_ours, judge, successor
+from .records import Answer, Change, Held, Record, Request, is_ours, judge, successor
 from .redis_scripts import Script
 from .store import Store
 

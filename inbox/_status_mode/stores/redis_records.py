@@ -5,7 +5,9 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from .records import EPOCH, Held, Record, Status
+from inbox_outbox_base.words.incoming import Status
+
+from .records import EPOCH, Held, Record
 
 _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
 _AT_FIRST = {"attempts_finished": 0, "undos": 0, "interruptions": 0}

@@ -10,28 +10,26 @@ from sqlalchemy import Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from inbox_outbox_base.checks.retention import Retention
+from inbox_outbox_base.databases import claiming_statements
 from inbox_outbox_base.databases.missing import raise_clearer
-from inbox_outbox_base.databases.registry import taking
+from inbox_outbox_base.databases.registry import claiming, taking
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, StoreUnreachable
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.connect import connected, drop_read_only
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.transactions.policy import Declaration
-from inbox_outbox_base.words.incoming import Verdict
+from inbox_outbox_base.words.incoming import Status, Verdict
 
 from . import sql_rows as rows
-from . import sql_statements
 from .bound import Call, Watchdog
 from .records import (
-    EPOCH,
     Answer,
     Change,
     Held,
     Judgement,
     Record,
     Request,
-    Status,
     is_ours,
     judge,
     new_record,
@@ -73,14 +71,15 @@ class SqlStore(Store):
         sync_engine = getattr(engine, "sync_engine", engine)
         if not isinstance(sync_engine, Engine):
             raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine or an AsyncEngine")
-        if isinstance(sync_engine.pool, StaticPool) and sync_engine.dialect.name != "sqlite":
+        self._database = taking(sync_engine.dialect.name)
+        if isinstance(sync_engine.pool, StaticPool) and self._database.has_server:
             raise InvalidOption(
                 "engine: with StaticPool a heartbeat would commit what another thread is doing"
             )
         self.is_async = sync_engine is not engine
         self.engine = sync_engine
         self.tables = tables(schema)
-        self._database = taking(sync_engine.dialect.name)
+        self._claiming = claiming(sync_engine.dialect.name)
         self._own = self._database.committing_each(sync_engine)
         self._watchdog = Watchdog(self._database)
 
@@ -92,7 +91,7 @@ class SqlStore(Store):
 
     def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
         values = rows.values(change)
-        statement = sql_statements.write(self.tables, frozenset(values), rows.names(among))
+        statement = claiming_statements.write(self.tables, frozenset(values), rows.names(among))
         parameters = values | rows.where(held)
         if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
             return True
@@ -103,13 +102,13 @@ class SqlStore(Store):
         return self._run(lambda connection: self._look(connection, parameters)[1])
 
     def list(self, consumer: str | None, status: Status | None, limit: int) -> list[Record]:
-        statement = sql_statements.listed(
+        statement = claiming_statements.listed(
             self.tables, of_one=consumer is not None, with_status=status is not None
         )
         parameters = {"consumer_": consumer, "status_": status and status.value, "limit": limit}
         given = {name: value for name, value in parameters.items() if value is not None}
         return self._run(
-            lambda connection: [rows.record_of(row) for row in connection.execute(statement, given)],
+            lambda connection: [*map(rows.record_of, connection.execute(statement, given).mappings())]
         )
 
     def renew(
@@ -121,38 +120,22 @@ class SqlStore(Store):
         for start in range(0, len(claims), _LARGEST_STATEMENT):
             part = claims[start : start + _LARGEST_STATEMENT]
             work = partial(self._renew_on, claims=part, lease=lease)
-            yield from self._run(work, wait=sql_statements.CLAIM_WAIT, within=within)
+            yield from self._run(work, wait=claiming_statements.CLAIM_WAIT, within=within)
 
     def _renew_on(
         self, connection: Connection, claims: Sequence[Held], lease: float
     ) -> Iterable[tuple[Held, float | None]]:
         consumer = claims[0].consumer
         these = {"consumer_": consumer, "claims": [(held.key, held.token) for held in claims]}
-        if connection.dialect.name == "postgresql":
-            connection.execute(sql_statements.renew(self.tables), these | {"lease": lease})
-        else:
-            self._renew_one_by_one(connection, these, lease)
+        self._claiming.renew(connection, self.tables, these, lease)
         left = {
             Held(consumer, row.key, row.token): (row.lease_until - row.now).total_seconds()
-            for row in connection.execute(sql_statements.leases(self.tables), these)
+            for row in connection.execute(claiming_statements.leases(self.tables), these)
         }
         return [(held, left.get(held)) for held in claims]
 
-    def _renew_one_by_one(self, connection: Connection, these: dict[str, Any], lease: float) -> None:
-        """On MySQL and MariaDB, an UPDATE cannot skip locked rows, and with a list the optimizer may scan
-        beyond it and wait for other rows."""
-        unlocked = connection.execute(sql_statements.unlocked(self.tables), these).all()
-        statement = sql_statements.write(self.tables, frozenset({"lease"}), rows.names([Status.CONSUMING]))
-        for row in unlocked:
-            held = Held(these["consumer_"], row.key, row.token)
-            try:
-                connection.execute(statement, rows.where(held) | {"lease": lease})
-            except DBAPIError as error:
-                if not codes.ends_wait(error):  # somebody has just locked it
-                    raise
-
     def delete(self, held: Held, among: Iterable[Status]) -> bool:
-        statement = sql_statements.forget(self.tables, rows.names(among))
+        statement = claiming_statements.forget(self.tables, rows.names(among))
         return self._run(lambda connection: connection.execute(statement, rows.where(held)).rowcount == 1)
 
     def now(self) -> datetime:
@@ -161,11 +144,7 @@ class SqlStore(Store):
     def lock(self, connection: Connection, held: Held, witness: bytes) -> bool:
         """In the caller's transaction, lock the record against everybody else until it ends; False if the
         claim is lost. A transaction that is undone leaves no `witness`."""
-        parameters = rows.where(held) | {"claim": witness}
-        dialect = connection.dialect.name
-        statement = sql_statements.lock(self.tables, dialect, rows.names([Status.CONSUMING]))
-        done = connection.execute(statement, parameters)
-        return done.first() is not None if done.returns_rows else done.rowcount == 1
+        return self._claiming.lock(connection, self.tables, rows.where(held) | {"claim": witness})
 
     def record_step(
         self, connection: Connection, held: Held, witness: bytes, *, steps: str, undos: int, lease: float
@@ -178,8 +157,7 @@ class SqlStore(Store):
             "undos": undos,
             "lease": lease,
         }
-        statement = sql_statements.record_step(self.tables, connection.dialect.name)
-        return connection.execute(statement, parameters).rowcount == 1
+        return self._claiming.record_step(connection, self.tables, parameters)
 
     def bounded(self, connection: Connection) -> AbstractContextManager[None]:
         """Around calls on the caller's connection, which is cut if they take too long.
@@ -192,7 +170,7 @@ class SqlStore(Store):
     def _claim(self, request: Request) -> Answer | None:
         try:
             return self._run(
-                lambda connection: self._claim_on(connection, request), wait=sql_statements.CLAIM_WAIT
+                lambda connection: self._claim_on(connection, request), wait=claiming_statements.CLAIM_WAIT
             )
         except _RowLocked:
             return self._run(lambda connection: self._locked(connection, request))
@@ -218,11 +196,13 @@ class SqlStore(Store):
     def _claim_on(self, connection: Connection, request: Request) -> Answer | None:
         if request.policy is not None and request.policy.known(connection) is None:
             request.policy.agree(connection, is_new=True)
-        now, record = self._add_or_look(connection, request)
-        if isinstance(record, int):
-            return Answer.first(request, record, now)
-        if record is None:  # purged in between
+        answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))
+        if answer is None:  # purged in between
             return None
+        now, found = answer
+        if isinstance(found, int):
+            return Answer.first(request, found, now)
+        record = rows.record_of(found)
         if is_ours(record, request):
             return Answer(verdict=Verdict.NEW, record=record, now=now)
         judgement = judge(record, now, request)
@@ -230,26 +210,9 @@ class SqlStore(Store):
             return self._change(connection, request, record, now, judgement)
         return Answer(verdict=judgement.verdict, record=record, now=now)
 
-    def _add_or_look(self, connection: Connection, request: Request) -> tuple[datetime, Record | int | None]:
-        """The store's clock, and either the record that was there or the token of the new one."""
-        parameters = rows.new(request)
-        if connection.dialect.name == "postgresql":
-            row = connection.execute(sql_statements.add_or_look(self.tables), parameters).one_or_none()
-            if row is None:
-                return EPOCH, None
-            if row.token is None:
-                return row.now, rows.record_of_json(row.record)
-            return row.now, int(row.token)
-        where = {"consumer_": request.consumer, "key_": request.key}
-        now, record = self._look(connection, where)
-        if record is None:
-            connection.execute(sql_statements.add(self.tables, connection.dialect.name), parameters)
-            now, record = self._look(connection, where)
-        return now, record
-
     def _look(self, connection: Connection, where: dict[str, Any]) -> tuple[datetime, Record | None]:
-        row = connection.execute(sql_statements.look(self.tables), where).one()
-        return row.now, None if row.token is None else rows.record_of(row)
+        now, found = self._claiming.look(connection, self.tables, where)
+        return now, None if found is None else rows.record_of(found)
 
     def _change(
         self, connection: Connection, request: Request, record: Record, now: datetime, judgement: Judgement
@@ -262,10 +225,10 @@ class SqlStore(Store):
         }
         values = seen | judged | successor(record, now, request, judgement)
         if judgement.bury is None:
-            taken = sql_statements.take_over(self.tables)
+            taken = claiming_statements.take_over(self.tables)
             changed = connection.execute(taken, values | {"lease": request.lease}).rowcount
         else:
-            buried = sql_statements.bury(self.tables)
+            buried = claiming_statements.bury(self.tables)
             changed = connection.execute(buried, values | {"status": judgement.bury.value}).rowcount
         now, found = self._look(connection, seen)
         if changed == 0 or found is None or (judgement.bury is None and found.claim != request.claim):
@@ -276,7 +239,7 @@ class SqlStore(Store):
         self,
         work: Callable[[Connection], T],
         *,
-        wait: float = sql_statements.WRITE_WAIT,
+        wait: float = claiming_statements.WRITE_WAIT,
         within: float | None = None,
     ) -> T:
         """Do this on a connection of its own, on which each statement commits and waits at most `wait`

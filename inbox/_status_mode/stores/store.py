@@ -12,9 +12,10 @@ from inbox_outbox_base.calls.retry import MayRetry, retry
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.inbox import StoreUnreachable
 from inbox_outbox_base.transactions.policy import Declaration
+from inbox_outbox_base.words.incoming import Status
 
 from .late import LateEnds
-from .records import Answer, Change, Held, Record, Request, Status
+from .records import Answer, Change, Held, Record, Request
 
 T = TypeVar("T")
 
