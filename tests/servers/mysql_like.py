@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder, run
 from tests.servers import docker, environment
-from tests.servers.mysql_copies import Copies
+from tests.servers.copies import Copies
+from tests.servers.mysql_template import MySQLTemplate
 from tests.servers.server import Missing, Server
 
 DRIVER = "mysql+pymysql"
@@ -171,7 +172,7 @@ def _server(
                 _kill(connection, session)
             connection.execute(text(f"DROP DATABASE {gone.database}"))
 
-    copies = Copies(admin, new, drop)
+    copies = Copies(lambda template: MySQLTemplate(admin, new, template), drop)
 
     def stop_server() -> None:
         copies.close()

@@ -1,4 +1,4 @@
-"""PostgreSQL: every test gets a database of its own, copied from a template if it wants tables."""
+"""PostgreSQL: every test has a database for itself, a copy of a template if it wants tables."""
 
 import secrets
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from sqlalchemy import URL, create_engine, text
 
 from examples.embedded_postgres import EmbeddedPostgres
 from tests.servers import docker, environment
+from tests.servers.copies import Copies
+from tests.servers.postgresql_template import PostgreSQLTemplate
 from tests.servers.server import Missing, Server, first_of
 
 DRIVER = "postgresql+psycopg"
@@ -56,12 +58,20 @@ def _server(
         with admin.connect() as connection:
             connection.execute(text(statement))
 
-    def new(template: str = "template1") -> URL:
-        database = f"inbox_outbox_test_{uuid4().hex}"
-        run(f'CREATE DATABASE {database} TEMPLATE "{template}"')
-        return url.set(database=database)
+    def copied(template: URL) -> PostgreSQLTemplate:
+        def new() -> URL:
+            database = f"inbox_outbox_test_{uuid4().hex}"
+            run(f'CREATE DATABASE {database} TEMPLATE "{template.database}"')
+            return url.set(database=database)
+
+        return PostgreSQLTemplate(new)
+
+    empty = Copies(copied, lambda gone: run(f"DROP DATABASE {gone.database} WITH (FORCE)"))
+    copies = Copies(copied, empty.give_back)
 
     def stop_server() -> None:
+        copies.close()
+        empty.close()
         admin.dispose()
         stop()
 
@@ -72,9 +82,9 @@ def _server(
         origin=origin,
         version=version,
         admin_url=url,
-        new_database=new,
-        drop_database=lambda gone: run(f"DROP DATABASE {gone.database} WITH (FORCE)"),
-        copy_database=lambda template: new(str(template.database)),
+        new_database=lambda: empty.take(url.set(database="template1")),
+        drop_database=copies.give_back,
+        copy_database=copies.take,
         restart=restart,
         stop=stop_server,
     )

@@ -1,0 +1,66 @@
+"""The database with tables that tests on MariaDB and MySQL get copies of."""
+
+import re
+from collections.abc import Callable
+
+from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+
+class MySQLTemplate:
+    """Its tables are made again in each copy: neither server copies a database."""
+
+    def __init__(self, admin: Engine, new: Callable[[], URL], url: URL) -> None:
+        self._admin = admin
+        self._new = new
+        self._name = str(url.database)
+        with admin.connect() as connection:
+            self._tables = _tables(connection, self._name)
+            self._filled = [
+                table
+                for table in self._tables
+                if connection.scalar(text(f"SELECT EXISTS (SELECT 1 FROM {self._name}.`{table}`)"))
+            ]
+
+    def copy(self) -> URL:
+        """Make its tables in another database."""
+        url = self._new()
+        copy = str(url.database)
+        with self._admin.connect() as connection:
+            for table, created in self._tables.items():
+                connection.exec_driver_sql(created.replace(f"`{table}`", f"{copy}.`{table}`", 1))
+            self._fill(connection, copy)
+        return url
+
+    def restore(self, copy: URL) -> bool:
+        """Put a copy into this one's state; False if that cannot be done."""
+        with self._admin.connect() as connection:
+            return self._restore(connection, str(copy.database))
+
+    def _restore(self, connection: Connection, copy: str) -> bool:
+        others = text("SELECT count(*) FROM information_schema.processlist WHERE db = :copy")
+        if connection.scalar(others, {"copy": copy}):
+            return False
+        if connection.execute(text(f"SHOW TRIGGERS FROM {copy}")).first() is not None:
+            return False
+        try:
+            connection.execute(text("SET SESSION innodb_lock_wait_timeout = 2"))
+            for table in _tables(connection, copy):
+                does = "DELETE FROM" if table in self._tables else "DROP TABLE"
+                connection.execute(text(f"{does} {copy}.`{table}`"))
+            self._fill(connection, copy)
+            return _tables(connection, copy) == self._tables
+        except DBAPIError:  # a view, a foreign key, a lock: it is dropped, which says more if that fails, too
+            return False
+
+    def _fill(self, connection: Connection, copy: str) -> None:
+        for table in self._filled:
+            rows = f"SELECT * FROM {self._name}.`{table}`"
+            connection.execute(text(f"INSERT INTO {copy}.`{table}` {rows}"))
+
+
+def _tables(connection: Connection, database: str) -> dict[str, str]:
+    """How each table is made; not which number comes next, which no test has to know."""
+    names = sorted(connection.scalars(text(f"SHOW TABLES FROM {database}")))
+    shown = (connection.execute(text(f"SHOW CREATE TABLE {database}.`{table}`")).one()[1] for table in names)
+    return dict(zip(names, (re.sub(r" AUTO_INCREMENT=\d+", "", created) for created in shown), strict=True))
