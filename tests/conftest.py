@@ -1,5 +1,6 @@
 """Fixtures: a real database for each test, and what the run's header says about the servers."""
 
+import gc
 import logging
 import re
 import signal
@@ -92,8 +93,11 @@ def _is_mysql_again(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Processes that tests fork find everything loaded."""
+    """Processes that tests fork find everything loaded, and the garbage collector passes over what stays
+    until the end anyway: the modules and the items."""
     forked.preload()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

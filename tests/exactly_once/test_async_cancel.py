@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -105,11 +106,11 @@ def sessions(database: Database, engine: Engine) -> int:
     if name == "sqlite":
         engine.dispose()
         return sum(map(_is_open(str(database.url.database)), Path("/proc/self/fd").iterdir()))
-    for _ in range(100):  # the server may be a moment behind
+    found, deadline = 1, time.monotonic() + 30  # the server may be a moment behind
+    while found and time.monotonic() < deadline:
         with engine.connect() as connection:
             found = int(connection.exec_driver_sql(SESSIONS[name]).scalar_one())
-        if found == 0:
-            break
+        time.sleep(0.01 if found else 0)
     return found
 
 

@@ -1,8 +1,6 @@
 """Making and upgrading the tables: three ways, which may follow one another."""
 
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,25 +11,24 @@ from inbox import Inbox, Verdict, migration
 from inbox.schema import REVISION, metadata, tables
 from outbox import Message, Outbox
 from outbox.schema import BUCKETS
+from tests.support.alembic_project import run as alembic
 from tests.support.application import Application
 from tests.support.database import Database
 from tests.support.inspection import snapshot
-from tests.support.program import ROOT, run
+from tests.support.program import ROOT
 from tests.support.script import run_script
 
 pytestmark = pytest.mark.mysql
 
 MESSAGE = tables().message
 REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
-ALEMBIC = [sys.executable, "-W", "error", "-m", "alembic"]
 INBOX_TABLES = set(metadata.tables)
 
 
 @pytest.fixture
-def alembic(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The beginning of an `alembic` command in the repository, with the database in the environment."""
+def in_environment(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is where `alembic` in the repository looks for it."""
     monkeypatch.setenv(migration.URL_VARIABLE, database.url.render_as_string(hide_password=False))
-    return ALEMBIC
 
 
 def declared(database: Database) -> dict[str, object]:
@@ -56,9 +53,9 @@ def take(engine: Engine, *keys: str) -> list[Verdict]:
         return [Inbox("billing").accept(connection, key) for key in keys]
 
 
-def succeed(command: Sequence[str]) -> str:
-    """Run a program that must succeed; its output."""
-    done = run(list(command))
+def succeed(*arguments: str) -> str:
+    """Run an `alembic` command that must succeed; its output."""
+    done = alembic(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -82,39 +79,40 @@ def test_migrate_in_memory() -> None:
     engine.dispose()
 
 
-def test_alembic_in_the_repository(database: Database, alembic: list[str]) -> None:
+@pytest.mark.usefixtures("in_environment")
+def test_alembic_in_the_repository(database: Database) -> None:
     """`alembic upgrade head` does the same, `alembic check` finds nothing, `downgrade base` takes it back."""
     engine = database.engine()
-    succeed([*alembic, "upgrade", "head"])
+    succeed("upgrade", "head")
     assert snapshot(engine) == declared(database)
-    succeed([*alembic, "check"])
-    assert REVISION in succeed([*alembic, "current"])
-    succeed([*alembic, "downgrade", "base"])
+    succeed("check")
+    assert REVISION in succeed("current")
+    succeed("downgrade", "base")
     assert inspect(engine).get_table_names() == []
 
 
-def test_alembic_in_the_repository_prints(database: Database, alembic: list[str]) -> None:
+@pytest.mark.usefixtures("in_environment")
+def test_alembic_in_the_repository_prints(database: Database) -> None:
     """`alembic upgrade head --sql` prints what makes the same tables."""
-    run_script(database, succeed([*alembic, "upgrade", "head", "--sql"]))
+    run_script(database, succeed("upgrade", "head", "--sql"))
     assert snapshot(database.engine()) == declared(database)
 
 
 def test_alembic_in_the_repository_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without INBOX_OUTBOX_URL the error names that variable."""
     monkeypatch.delenv(migration.URL_VARIABLE, raising=False)
-    done = run([*ALEMBIC, "upgrade", "head"])
+    done = alembic("upgrade", "head")
     assert done.returncode != 0
     assert migration.URL_VARIABLE in done.stderr
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("in_environment")
 @pytest.mark.parametrize("arguments", [["upgrade", "head"], ["upgrade", "head", "--sql"], ["check"]])
-def test_alembic_in_the_repository_with_a_schema(
-    database: Database, alembic: list[str], arguments: list[str]
-) -> None:
+def test_alembic_in_the_repository_with_a_schema(database: Database, arguments: list[str]) -> None:
     """`alembic -x schema=app` places the tables in that schema on PostgreSQL; elsewhere it is refused."""
     if database.name != "postgresql":
-        done = run([*alembic, "-x", "schema=app", *arguments])
+        done = alembic("-x", "schema=app", *arguments)
         assert done.returncode != 0
         assert done.stderr.splitlines()[-1] == REFUSED
         assert "Traceback" not in done.stderr
@@ -122,7 +120,7 @@ def test_alembic_in_the_repository_with_a_schema(
     engine = database.engine()
     if arguments == ["check"]:
         migration.migrate(engine, schema="app")
-    output = succeed([*alembic, "-x", "schema=app", *arguments])
+    output = succeed("-x", "schema=app", *arguments)
     if "--sql" in arguments:
         run_script(database, output)
     assert set(inspect(engine).get_table_names("app")) == INBOX_TABLES
@@ -172,14 +170,15 @@ def test_in_a_schema_of_an_application(postgres: Database, tmp_path: Path) -> No
     assert inspect(engine).get_table_names("app") == []
 
 
-def test_the_ways_follow_one_another(database: Database, tmp_path: Path, alembic: list[str]) -> None:
+@pytest.mark.usefixtures("in_environment")
+def test_the_ways_follow_one_another(database: Database, tmp_path: Path) -> None:
     """Whoever comes second finds the tables made and changes nothing, whichever way the first one took."""
     engine, application = database.engine(), Application(tmp_path / "app", database.url)
     application.upgrade()
     take(engine, "a")
     made = snapshot(engine)
     migration.migrate(engine)
-    succeed([*alembic, "upgrade", "head"])
+    succeed("upgrade", "head")
     application.check()
     assert snapshot(engine) == made
     assert take(engine, "a") == [Verdict.DUPLICATE]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mysql
 
 pytest_plugins = ["tests.support.rabbit_fixtures"]
 
-FAULTS, FAULTS_WITH_RABBIT = 200, 25
+FAULTS_WITH_RABBIT = 25
 LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
 END = 180
 """Seconds in which everything has to arrive, once there are no more faults."""
@@ -81,20 +81,22 @@ def run(private_postgres: EmbeddedPostgres) -> Iterator[Run]:
     run.engine.dispose()
 
 
-def test_200_faults(run: Run) -> None:
-    """Producers, relays and the consumer are killed, or stopped past the lease and continued; connections are
+@pytest.mark.long(but_on="40")
+@pytest.mark.parametrize("faults", [40, 500])
+def test_faults(run: Run, faults: int) -> None:
+    """Producers, relays and the consumer are killed, or frozen past the lease and continued; connections are
     ended, and PostgreSQL is killed. Every committed message is taken exactly once, those of a key first
     arrive in their order, and none that was rolled back is ever seen."""
 
     def work(role: str, number: int) -> Work:
         return (relay, run.url, f"{number}", LEASE) if role == "relay" else (consumer, run.url)
 
-    run.go(work, FAULTS, lambda: True)
+    run.go(work, faults, lambda: True)
     copies = arrivals(run.engine)
     for copy in copies:
         take(run.engine, copy)
     assert_exact(run.engine, copies)
-    assert len(copies) > count(run.engine, MADE) > FAULTS
+    assert len(copies) > count(run.engine, MADE) > faults
 
 
 def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit) -> None:

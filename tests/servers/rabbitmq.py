@@ -54,6 +54,10 @@ class LocalRabbit:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
+    def answers(self) -> bool:
+        """Whether it does."""
+        return _answers(self._address)
+
     def kill(self) -> None:
         """Crash the server, as `kill -9` does."""
         self._process.stop(signal.SIGKILL)

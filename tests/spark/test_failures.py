@@ -38,8 +38,15 @@ def test_an_exception_costs_and_doubles_nothing(
     assert report["partitions"] == PARTITIONS
 
 
-@points
-@pytest.mark.parametrize("victim", ["python worker", "executor"])
+@pytest.mark.parametrize(
+    ("victim", "point"),
+    [
+        ("python worker", "after commit"),
+        ("executor", "before commit"),
+        pytest.param("python worker", "before commit", marks=pytest.mark.long),
+        pytest.param("executor", "after commit", marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_process_costs_and_doubles_nothing(
     application: Application, target: Target, faults: Faults, point: Point, victim: str
 ) -> None:
@@ -57,13 +64,13 @@ def test_a_killed_process_costs_and_doubles_nothing(
 
 @pytest.mark.parametrize(
     ("ledger", "point", "late"),
-    [("verify", "before ledger", 20), ("off", "before keys", 1), ("off", "before savepoint", 1)],
+    [("verify", "before ledger", 5), ("off", "before keys", 1), ("off", "before savepoint", 1)],
 )
 def test_a_zombie_changes_nothing(
     application: Application, target: Target, faults: Faults, ledger: str, point: Point, late: float
 ) -> None:
     """An attempt is held back until its speculative copy has committed and the job has returned; when it goes
-    on, up to 20 seconds later, nothing changes."""
+    on, up to 5 seconds later, nothing changes."""
     fault = faults.hold_at(point, partition=3)
     job = application.submit("write", faults, url=target.url, payments=PAYMENTS, ledger=ledger)
     [zombie] = faults.wait_for(fault)

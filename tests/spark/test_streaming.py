@@ -79,8 +79,15 @@ def test_a_batch_that_comes_again_is_applied_once(
     assert target.counted() == (560, 500)
 
 
-@sinks
-@pytest.mark.parametrize("ledger", ["verify", "trust"])
+@pytest.mark.parametrize(
+    ("sink", "ledger"),
+    [
+        ("foreach_batch", "verify"),
+        ("inbox", "trust"),
+        pytest.param("foreach_batch", "trust", marks=pytest.mark.long),
+        pytest.param("inbox", "verify", marks=pytest.mark.long),
+    ],
+)
 def test_a_stream_without_its_checkpoint_skips_nothing(
     application: Application, target: Target, tmp_path: Path, sink: str, ledger: str
 ) -> None:
@@ -101,8 +108,15 @@ def test_a_stream_without_its_checkpoint_skips_nothing(
     assert target.counted()[1] == 690
 
 
-@sinks
-@pytest.mark.parametrize("point", ["before commit", "after commit"])
+@pytest.mark.parametrize(
+    ("sink", "point"),
+    [
+        ("foreach_batch", "before commit"),
+        ("inbox", "after commit"),
+        pytest.param("foreach_batch", "after commit", marks=pytest.mark.long),
+        pytest.param("inbox", "before commit", marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_worker_of_a_stream_costs_nothing(
     application: Application,
     target: Target,

@@ -1,11 +1,12 @@
 """An application with an Alembic history of its own, whose commands are run as programs."""
 
-import sys
+import subprocess
 from pathlib import Path
 
+from alembic.config import main
 from sqlalchemy import URL
 
-from tests.support.program import run
+from tests.support.forked import run_forked
 
 INI = """
 [alembic]
@@ -70,6 +71,12 @@ def downgrade():
 """
 
 
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `alembic` in the repository to its end, in a process of its own."""
+    command = ["alembic", *arguments]
+    return subprocess.CompletedProcess(command, *run_forked(main, command))
+
+
 class Project:
     """The files of an application, and `alembic` on them."""
 
@@ -86,7 +93,7 @@ class Project:
     def alembic(self, *arguments: str) -> str:
         """Run a command that must succeed; what it prints."""
         options = ["-c", str(self._folder / "alembic.ini"), "-x", f"url={self._url}"]
-        done = run([sys.executable, "-W", "error", "-m", "alembic", *options, *arguments])
+        done = run(*options, *arguments)
         assert done.returncode == 0, done.stderr[-2_000:]
         return done.stdout
 

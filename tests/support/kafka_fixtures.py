@@ -1,4 +1,4 @@
-"""Fixtures of the Kafka tests: one broker for all of them, and one that a test may crash.
+"""Fixtures of the Kafka tests: one broker for all of them, and one for each module that tests may crash.
 
 A test module names this one as its plugin.
 """
@@ -11,7 +11,7 @@ import pytest
 from examples.embedded_postgres import free_port
 from tests import servers
 from tests.servers import Missing
-from tests.servers.kafka import LocalKafka, program
+from tests.servers.kafka import LocalKafka, answers, program
 from tests.support.kafka_topics import Topics
 from tests.support.proxy import TcpProxy
 
@@ -27,14 +27,22 @@ def topics() -> Iterator[Topics]:
 
 
 @pytest.fixture
-def private_kafka() -> Iterator[LocalKafka]:
+def private_kafka(kafka_to_crash: LocalKafka) -> Iterator[LocalKafka]:
     """A broker that the test may crash; it forgets nothing that it has answered."""
+    yield kafka_to_crash
+    if not answers(kafka_to_crash.address):
+        kafka_to_crash.restart()
+
+
+@pytest.fixture(scope="module")
+def kafka_to_crash() -> Iterator[LocalKafka]:
+    """The same for all tests of a module: it takes seconds to start."""
     server = LocalKafka(_program())
     yield server
     server.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def proxied_kafka() -> Iterator[tuple[Topics, TcpProxy]]:
     """A broker that tells its clients to come through a proxy."""
     port = free_port()

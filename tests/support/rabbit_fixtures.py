@@ -1,4 +1,4 @@
-"""Fixtures of the RabbitMQ tests: one server for all of them, and one that a test may crash.
+"""Fixtures of the RabbitMQ tests: one server for all of them, and one for each module that tests may crash.
 
 A test module names this one as its plugin.
 """
@@ -29,8 +29,16 @@ def queues(rabbitmq: RabbitServer) -> Iterator[Queues]:
 
 
 @pytest.fixture
-def private_rabbitmq() -> Iterator[LocalRabbit]:
+def private_rabbitmq(rabbitmq_to_crash: LocalRabbit) -> Iterator[LocalRabbit]:
     """A server that the test may crash; what it has confirmed it does not forget."""
+    yield rabbitmq_to_crash
+    if not rabbitmq_to_crash.answers():
+        rabbitmq_to_crash.restart()
+
+
+@pytest.fixture(scope="module")
+def rabbitmq_to_crash() -> Iterator[LocalRabbit]:
+    """The same for all tests of a module: it takes seconds to start."""
     found = program()
     if isinstance(found, Missing):
         _do_without(found)

@@ -51,9 +51,11 @@ def _application(cluster: SparkCluster, folder: Path) -> Iterator[Application]:
 
 
 @pytest.fixture
-def faults(application: Application) -> Faults:
-    """The faults of a job."""
-    return application.faults()
+def faults(application: Application) -> Iterator[Faults]:
+    """The faults of a job. Attempts that they still hold go on when the test is over: the thread in the
+    executor that waits for such an attempt was interrupted, and is busy all the time."""
+    yield application.faults()
+    application.release()
 
 
 @pytest.fixture

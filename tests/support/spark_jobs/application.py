@@ -126,6 +126,11 @@ class Application:
         self._faults.append(Faults(folder))
         return self._faults[-1]
 
+    def release(self) -> None:
+        """Let every attempt go on that a fault holds, or would hold."""
+        for faults in self._faults:
+            faults.release_all()
+
     def executors(self) -> list[Process]:
         """The JVMs that run this application's tasks."""
         return self._cluster.executors(self.id)

@@ -82,6 +82,11 @@ class Faults:
         """Let everybody go on whom this fault holds or would hold."""
         (self.folder / f"{name}.released").touch()
 
+    def release_all(self) -> None:
+        """Let everybody go on whom any fault holds or would hold."""
+        for number in range(1, self._count + 1):
+            self.release(f"fault-{number}")
+
     def of(self, name: str) -> list[Visit]:
         """To whom this fault has happened."""
         return [each for each in self.visits() if each.fault == name]
