@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Processes that share the tests; each starts servers of its own.
 WORKERS ?= 2
+# The tests start many processes: each should find compiled modules, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all check tests tests-all benchmark benchmark-outbox benchmark-spark benchmark-status clean
 

@@ -12,7 +12,8 @@ from examples._common import CONSUMER
 from examples.inbox_fastapi import make_app, metadata, orders
 from inbox import AsyncInbox
 from tests.support.database import Database
-from tests.support.program import command, complaints, run
+from tests.support.forked import run_module
+from tests.support.program import complaints
 
 Post = Callable[..., Awaitable[Response]]
 Scenario = Callable[[AsyncEngine, Post], Awaitable[None]]
@@ -68,7 +69,7 @@ def test_an_example_prints_what_it_shows(example: str, database: Database) -> No
     """The naive ways count one message twice, the inbox counts it once."""
     if example == "naive_select_for_update" and database.name == "sqlite":
         pytest.skip("SQLite has no row locks")
-    done = run(command(f"examples.{example}", url=database.url))
+    done = run_module(f"examples.{example}", url=database.url)
     assert (done.returncode, complaints(done.stderr)) == (0, "")
     assert done.stdout.splitlines() == OUTPUT[example]
 
@@ -76,19 +77,19 @@ def test_an_example_prints_what_it_shows(example: str, database: Database) -> No
 def test_an_example_can_run_again(database: Database) -> None:
     """What one run leaves behind does not change the next one."""
     for _ in range(2):
-        done = run(command("examples.inbox_decorator", url=database.url))
+        done = run_module("examples.inbox_decorator", url=database.url)
         assert done.stdout.splitlines() == OUTPUT["inbox_decorator"]
 
 
 def test_an_example_brings_its_own_database() -> None:
     """Without --url an example runs on the embedded PostgreSQL."""
-    done = run(command("examples.inbox_context_manager"))
+    done = run_module("examples.inbox_context_manager")
     assert done.stdout.splitlines() == OUTPUT["inbox_context_manager"]
 
 
 def test_an_example_keeps_a_wrong_url_to_itself() -> None:
     """A URL that cannot be read is not repeated: there may be a password in it."""
-    done = run([*command("examples.inbox_decorator"), "--url", "postgresql:secret"])
+    done = run_module("examples.inbox_decorator", "--url", "postgresql:secret")
     assert done.returncode == 2
     assert "secret" not in done.stdout + done.stderr
 
@@ -96,14 +97,14 @@ def test_an_example_keeps_a_wrong_url_to_itself() -> None:
 def test_for_update_is_refused_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where a lock clause means nothing, the example says so instead of pretending."""
     file = tmp_path_factory.mktemp("sqlite") / "example.db"
-    done = run([*command("examples.naive_select_for_update"), "--url", f"sqlite:///{file}"])
+    done = run_module("examples.naive_select_for_update", "--url", f"sqlite:///{file}")
     assert done.returncode == 1
     assert "SQLite has no row locks" in done.stderr
 
 
 def test_the_idempotent_post_prints_what_it_shows(database: Database) -> None:
     """Three requests at once make one order and get one answer."""
-    done = run(command("examples.inbox_fastapi", url=database.url))
+    done = run_module("examples.inbox_fastapi", url=database.url)
     assert done.returncode == 0, done.stderr
     *answers, reused, running, count = done.stdout.splitlines()
     assert len(answers) == 3

@@ -7,7 +7,7 @@ from examples.outbox_publish import TOPIC
 from outbox import Outbox
 from outbox.schema import tables
 from tests.support.database import Database
-from tests.support.program import command, run
+from tests.support.forked import run_module
 
 OUTPUT = {
     "outbox_publish": [
@@ -48,7 +48,7 @@ OUTPUT = {
 @pytest.mark.parametrize("example", OUTPUT)
 def test_an_example_prints_what_it_shows(example: str, database: Database) -> None:
     """A message leaves if and only if its transaction commits, and takes effect once."""
-    done = run(command(f"examples.{example}", url=database.url))
+    done = run_module(f"examples.{example}", url=database.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == OUTPUT[example]
 
@@ -57,13 +57,13 @@ def test_an_example_can_run_again(postgres: Database) -> None:
     """What an earlier run has left, inbox rows and messages, does not change the next one."""
     publish(postgres.engine(), TOPIC)
     for _ in range(2):
-        done = run(command("examples.outbox_direct", url=postgres.url))
+        done = run_module("examples.outbox_direct", url=postgres.url)
         assert done.stdout.splitlines() == OUTPUT["outbox_direct"]
 
 
 def test_an_example_brings_its_own_database() -> None:
     """Without --url an example runs on the embedded PostgreSQL."""
-    done = run(command("examples.outbox_resend"))
+    done = run_module("examples.outbox_resend")
     assert done.stdout.splitlines() == OUTPUT["outbox_resend"]
 
 
@@ -71,7 +71,7 @@ def test_an_example_takes_nobody_elses_messages(postgres: Database) -> None:
     """Where other messages are in the outbox it does not even begin: its relay would take them as well."""
     engine = postgres.engine()
     publish(engine, "somebody.elses")
-    done = run(command("examples.outbox_publish", url=postgres.url))
+    done = run_module("examples.outbox_publish", url=postgres.url)
     assert done.returncode == 1
     assert "somebody else's messages are in the outbox" in done.stderr
     with engine.connect() as connection:

@@ -5,6 +5,7 @@ To start Python and to import everything takes a second, which is most of what a
 
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import warnings
@@ -12,11 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.support.program import ROOT
+from sqlalchemy import URL
+
+from tests.support.program import ROOT, command
 
 _SERVER = multiprocessing.get_context("forkserver")
 _LOADED = [
     "alembic.command",
+    "examples._outbox",
     "inbox_outbox._app",
     "psycopg",
     "pymysql",
@@ -30,6 +34,12 @@ def preload() -> None:
     """Say what the server has to load. A process has one server, and whoever says this last is heard: so it
     has to be said when all modules have been imported, since examples say it, too."""
     _SERVER.set_forkserver_preload(_LOADED)
+
+
+def run_module(module: str, *arguments: str, url: URL | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a module on a database to its end, as `python -m` does."""
+    line = command(module, *arguments, url=url)
+    return subprocess.CompletedProcess(line, *run_forked(_module, line[line.index(module) :]))
 
 
 def run_forked(
@@ -51,6 +61,10 @@ def run_forked(
             child.join()
             raise subprocess.TimeoutExpired(arguments, timeout)
         return child.exitcode, out.read_text(), err.read_text()
+
+
+def _module() -> None:
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def _call(
