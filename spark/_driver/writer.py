@@ -16,7 +16,7 @@ from spark._executor.probe import unseen_rows
 from spark._executor.report import Counts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
 from spark._options.session import arrow_schema, known_parts, query_id, session_options
-from spark._options.settings import Settings, checked
+from spark._options.settings import Settings, check_given, checked
 
 from .job import Job
 from .ship import shipped
@@ -99,10 +99,30 @@ class InboxWriter:
         memory: int | None = None,
         inbox_schema: str | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self" and value is not None}
-        self._given = given
-        # Given options are checked now; the session's defaults when there is a session.
-        checked(**({"url": "postgresql://host/database", "table": "t", "key": "k", "consumer": "c"} | given))
+        self._given = _given(
+            url=url,
+            table=table,
+            key=key,
+            consumer=consumer,
+            results=results,
+            user=user,
+            password=password,
+            run=run,
+            batch=batch,
+            ledger=ledger,
+            atomicity=atomicity,
+            null_keys=null_keys,
+            batch_size=batch_size,
+            num_partitions=num_partitions,
+            max_connections=max_connections,
+            isolation_level=isolation_level,
+            session_init_statement=session_init_statement,
+            query_timeout=query_timeout,
+            lock_timeout=lock_timeout,
+            memory=memory,
+            inbox_schema=inbox_schema,
+        )
+        check_given(self._given)  # now; the session's defaults when there is a session
 
     def __repr__(self) -> str:
         return f"InboxWriter(table={self._given.get('table')!r}, consumer={self._given.get('consumer')!r})"
@@ -153,6 +173,11 @@ class InboxWriter:
             if name not in options:
                 raise InvalidOption(f"{name}: missing")
         return checked(**({"table": None} | options))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options without those that were omitted."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _write(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:

@@ -1,6 +1,6 @@
 """A writer's options, checked before anything is read or written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -24,6 +24,9 @@ ISOLATION_LEVELS = {
 }
 LONGEST_RUN = 64
 """The longest run name, in bytes of UTF-8; a streaming query adds its own id."""
+
+_STAND_INS: dict[str, Any] = {"url": "postgresql://host/database", "table": "t", "key": "k", "consumer": "c"}
+"""Valid values of the required options."""
 
 _TOO_WEAK = ("NONE", "READ_UNCOMMITTED")
 
@@ -112,6 +115,15 @@ def checked(
         memory=_whole("memory", memory, 2**20),
         inbox_schema=_text_or_none("inbox_schema", inbox_schema),
     )
+
+
+def check_given(options: Mapping[str, Any]) -> None:
+    """Check these options before the session is known, which may supply the missing ones.
+
+    Raises:
+        InvalidOption: as `checked`.
+    """
+    checked(**{**_STAND_INS, **options})
 
 
 def _results(value: object) -> Results:
