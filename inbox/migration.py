@@ -38,15 +38,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, DropTable
 
 from inbox._migrating.revisions import Features
-from inbox._migrating.turn import check, make_schema, turn
+from inbox._migrating.turns import check, make_schema, turn
 from inbox_outbox_base.checks.url import database_url
 from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import InvalidOption, TransientError, UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE, tables
 
-from ._migrating import revisions
-from ._migrating import turn as _turn
+from ._migrating import revisions, turns
 
 __all__ = [
     "URL_VARIABLE",
@@ -99,7 +98,7 @@ def migrate(
     """
     revisions.position(revision)
     wanted = revisions.checked(features)
-    deadline = time.monotonic() + _turn.LOCK_WAIT
+    deadline = time.monotonic() + turns.LOCK_WAIT
     while True:
         try:
             _migrate(engine, revision, schema, wanted)
@@ -107,7 +106,7 @@ def migrate(
             if not codes.ends_wait(error):
                 raise
             if not migrating(engine.dialect.name).starts_over or time.monotonic() > deadline:
-                raise TransientError(f"a table has been locked for {_turn.LOCK_WAIT} seconds") from error
+                raise TransientError(f"a table has been locked for {turns.LOCK_WAIT} seconds") from error
         else:
             return
         time.sleep(_PAUSE)

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import URL
 
 from inbox import Delivery, Outcome, Verdict
-from inbox_outbox_base.brokers.kafka import lane as _kafka_lane
+from inbox_outbox_base.brokers.kafka import lane
 from tests.support.database import Database
 from tests.support.kafka_consumers import (
     Handler,
@@ -61,7 +61,7 @@ def test_partitions_move(
 ) -> None:
     """While messages are applied a second consumer joins, and then one of both leaves. What a consumer has
     acknowledged it commits before it gives a partition away: nothing is even delivered twice."""
-    monkeypatch.setattr(_kafka_lane, "MOST", 10)  # so that partitions are paused while they move
+    monkeypatch.setattr(lane, "MOST", 10)  # so that partitions are paused while they move
     engine, topic = postgres.engine(pool_size=10), topics.new(partitions=4)
     make_table(engine)
     written = topics.put_by_key(topic, KEYS, each=40)

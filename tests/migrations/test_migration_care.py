@@ -12,7 +12,7 @@ from sqlalchemy import Engine, Table, delete, func, insert, inspect, select, upd
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration, show
-from inbox._migrating import turn
+from inbox._migrating import turns
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
 from inbox.schema import REVISION, STATUS_RULES, VERSION_TABLE, metadata, tables
 from inbox_outbox_base.tables.outbox import DEAD_RULES, MESSAGE_RULES
@@ -200,7 +200,7 @@ def test_whoever_waits_too_long_is_told(database: Database, monkeypatch: pytest.
     this process's turn."""
     if database.name not in ("mariadb", "mysql"):
         pytest.skip("the database itself raises an error")
-    monkeypatch.setattr(turn, "LOCK_WAIT", 1)
+    monkeypatch.setattr(turns, "LOCK_WAIT", 1)
     engine = database.engine()
     with engine.connect() as connection:
         connection.execute(select(func.get_lock(VERSION_TABLE, 10)))

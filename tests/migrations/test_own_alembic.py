@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, inspect, select
 
 from inbox import Inbox, Verdict, migration
-from inbox._migrating import turn
+from inbox._migrating import turns
 from inbox._migrating.revisions import revisions
 from inbox.errors import InvalidOption, TransientError, UnsupportedDatabase
 from inbox.schema import FEATURES, REVISION, VERSION_TABLE, metadata, metadata_for, tables
@@ -238,8 +238,8 @@ def test_a_locked_table_does_not_hold_a_migration_for_ever(
     """A migration that cannot have a table gives up with a transient error, at a revision from which the next
     one goes on. On PostgreSQL others get at the table in between, although they come after the migration."""
     skip_mysql(migrated)
-    monkeypatch.setattr(turn, "LOCK_WAIT", 3)
-    monkeypatch.setattr(turn, "TABLE_WAIT", 1)
+    monkeypatch.setattr(turns, "LOCK_WAIT", 3)
+    monkeypatch.setattr(turns, "TABLE_WAIT", 1)
     engine = migrated.engine()
     looks: list[int] = []
     stop = threading.Event()
@@ -271,7 +271,7 @@ def test_a_migration_goes_on_once_the_table_is_free(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that is free again within the minute is postgres after all."""
-    monkeypatch.setattr(turn, "TABLE_WAIT", 1)
+    monkeypatch.setattr(turns, "TABLE_WAIT", 1)
     with busy(postgres.engine()) as holder:
         free = threading.Timer(2, holder.rollback)
         free.start()
@@ -284,9 +284,9 @@ def test_somebody_else_s_migration_is_waited_for_with_a_bound(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL a migration that hangs does not hang the next one as well."""
-    monkeypatch.setattr(turn, "LOCK_WAIT", 1)
+    monkeypatch.setattr(turns, "LOCK_WAIT", 1)
     with (
-        turn.turn(postgres.engine()),
+        turns.turn(postgres.engine()),
         pytest.raises(TransientError, match="somebody else has been migrating for 1"),
     ):
         migration.migrate(postgres.engine())

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event, insert
 
 import outbox
 from outbox import Envelope, MessageState, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
-from outbox._publishing import buckets as _buckets
+from outbox._publishing import buckets
 from outbox._publishing.buckets import bucket_of
 from outbox.errors import InvalidOption, MessageNotFound, RelayRunning, WrongBucketCount, WrongState
 from outbox.schema import BUCKETS
@@ -188,7 +188,7 @@ def test_a_program_that_was_not_stopped(
     publish(engine, "a3")
     assert len([statement for statement in asked if "outbox_bucket" in statement]) == 1
     assert {row.bucket for row in waiting(engine).values()} == {bucket_of("a", BUCKETS)}
-    monkeypatch.setattr(_buckets, "BELIEVED", 0.0)
+    monkeypatch.setattr(buckets, "BELIEVED", 0.0)
     publish(engine, "a4")
     assert waiting(engine)["a4"].bucket == bucket_of("a", 100)
     assert "the database has 100 buckets now, and had 64" in caplog.text

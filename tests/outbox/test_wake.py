@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 
 from inbox.schema import metadata, metadata_for
 from outbox import Outbox
-from outbox._waking import wake as _wake
+from outbox._waking import wake
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.published import TOPIC, texts
@@ -168,7 +168,7 @@ def test_no_pool_in_a_loop_opens_one_more_connection(postgres: Database) -> None
 def test_its_connection_is_closed_when_idle(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """When no commit comes for a while the connection is closed and the thread ends; the next commit is
     heard again."""
-    monkeypatch.setattr(_wake, "_KEPT", 0.1)
+    monkeypatch.setattr(wake, "_KEPT", 0.1)
     engine, opened = postgres.engine(poolclass=NullPool), list[Any]()
     event.listen(engine, "connect", lambda connection, _: opened.append(connection))
     before = wake_up_threads()

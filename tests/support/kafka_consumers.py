@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from inbox import Backoff, Delivery, Inbox, Outcome, message_id
 from inbox.kafka import KafkaConsumer
-from inbox_outbox_base.brokers.kafka import lane as _kafka_lane
+from inbox_outbox_base.brokers.kafka import lane
 
 APPLIED = Table(
     "applied",
@@ -121,7 +121,7 @@ def main(address: str, topic: str, group: str, pause: str, most: str = "") -> No
     """Consume until SIGTERM."""
     options: dict[str, Any] = {}
     if most:
-        _kafka_lane.MOST, options = int(most), {"batch": 2}
+        lane.MOST, options = int(most), {"batch": 2}
     engine = create_engine(sys.stdin.readline().strip())
     handler = applying(engine, before=lambda _: time.sleep(float(pause)))
     consumer(address, topic, handler, group, **options).run()
