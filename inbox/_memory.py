@@ -77,9 +77,9 @@ class Memory:
             if len(self._known) > self._count:
                 del self._known[next(iter(self._known))]
 
-    def is_certain(self, key: Hashable, claim: bytes, transaction: RootTransaction) -> bool:
-        """Whether a row that this transaction sees is committed: the same row was seen in another transaction
-        before.
+    def see(self, key: Hashable, claim: bytes, transaction: RootTransaction) -> bool:
+        """Note that this transaction sees the row of this claim. Return whether the row is certainly
+        committed, because another transaction has seen it before.
 
         The transaction that added the row sees it too, but may be rolled back.
         """

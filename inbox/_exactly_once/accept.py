@@ -100,7 +100,7 @@ def _learn(
     committed."""
     place = place_of(connection, attempt.key)
     transaction = connection.get_transaction()
-    if begins or (transaction is not None and memory.is_certain(place, stored.claim, transaction)):
+    if begins or (transaction is not None and memory.see(place, stored.claim, transaction)):
         memory.remember(place, Known(stored.digest, stored.result), policy.kept(connection))
 
 

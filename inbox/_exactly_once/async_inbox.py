@@ -189,7 +189,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
                 return await retry_async(
                     once_or_remembered,
                     attempts,
-                    lambda error, attempt: self._is_retried(error, attempt, key, message),
+                    lambda error, attempt: self._decide_retry(error, attempt, key, message),
                     sleep=asyncio.sleep,
                 )
 

@@ -116,9 +116,9 @@ class Consumer:
         if transaction.verdict is not Verdict.NEW and self.on_refusal == "raise":
             raise_refusal(transaction.verdict, self.consumer, transaction.key)
 
-    def _is_retried(self, error: Exception, attempt: int, key: Callable[[Any], Key], message: Any) -> bool:
-        """Whether `handler` tries again; if so, tell monitoring. A message in flight is not retried: the call
-        has already waited for it."""
+    def _decide_retry(self, error: Exception, attempt: int, key: Callable[[Any], Key], message: Any) -> bool:
+        """Decide whether `handler` tries again, and tell monitoring if it does. A message in flight is not
+        retried: the call has already waited for it."""
         if isinstance(error, NotTaken) or not is_worth_another_try(error):
             return False
         if self.hooks:

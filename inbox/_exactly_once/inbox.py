@@ -244,7 +244,7 @@ class Inbox(Consumer, Listens[Listener]):
                 return retry(
                     lambda: self._remembered(source, key, payload, message) or once(message),
                     attempts,
-                    lambda error, attempt: self._is_retried(error, attempt, key, message),
+                    lambda error, attempt: self._decide_retry(error, attempt, key, message),
                 )
 
             looks = looking_at(source, self.tables.message, bind_arguments)

@@ -90,7 +90,7 @@ class Heartbeat:
         self.abandon()
         if not self._has_cancelled:
             return False
-        is_on_its_way = not isinstance(raised, asyncio.CancelledError) and await self._arrives()
+        is_on_its_way = not isinstance(raised, asyncio.CancelledError) and await self._await_cancellation()
         is_only_ours = self._handler.uncancel() <= self._cancelled_before
         if is_on_its_way and not is_only_ours:  # the other cancellation must still be raised
             self._handler.cancel()
@@ -101,8 +101,8 @@ class Heartbeat:
         """Called when the end is recorded."""
         await self._beats.leave()
 
-    async def _arrives(self) -> bool:
-        """Whether a cancellation that the block has not seen is raised here."""
+    async def _await_cancellation(self) -> bool:
+        """Let a cancellation arrive that the block has not seen; return whether there was one."""
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:

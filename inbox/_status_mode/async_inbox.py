@@ -18,7 +18,7 @@ from inbox_outbox_base.listening.outcome import Outcome
 
 from .async_claim import AsyncClaim
 from .async_heartbeat import Heartbeat, LoopHeartbeats
-from .claim_base import outcome_of
+from .claim_base import end_claim, outcome_of
 from .consumer import StatusConsumer
 from .hold import GivingUp, Hold
 
@@ -98,7 +98,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                 raise
         else:
             await heartbeat.stop()
-            await run(claim._end, None, self.backoff.delay)  # noqa: SLF001 - private: no handler may end its claim
+            await run(end_claim, claim, None, self.backoff.delay)
             await heartbeat.leave()
         finally:
             given.leave()
@@ -158,7 +158,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         """Record that the handler raised, and renew the lease while its steps are undone."""
         heartbeat = Heartbeat(self._heartbeats, hold)
         try:
-            await run(claim._end, error, self.backoff.delay)  # noqa: SLF001
+            await run(end_claim, claim, error, self.backoff.delay)
         except BaseException as raised:
             if await heartbeat.stop(raised):
                 raise _lost(hold) from raised

@@ -125,11 +125,7 @@ class ClaimBase:
         return self._held.steps.result(name)
 
     def _end(self, error: BaseException | None, delay: Callable[[int], float]) -> None:
-        """Record how the handler ended; if it gives up for good, first undo its finished steps.
-
-        `delay` says how long to wait after an attempt. Raises what an undo raised, unless the handler has its
-        own error.
-        """
+        """As `end_claim` describes."""
         hold = self._held
         if error is None:
             hold.check_process()
@@ -140,7 +136,7 @@ class ClaimBase:
         try:
             if error is None:
                 hold.complete(self._encoded())
-            elif not self._is_over(error):
+            elif not self._let_go(error):
                 self._give_up_or_fail(error)
         finally:
             self._settle(delay)
@@ -166,9 +162,9 @@ class ClaimBase:
             hold.undone(name)
         self._failed(error)
 
-    def _is_over(self, error: BaseException) -> bool:
-        """Whether there is nothing to write about this error: the message is somebody else's, or is only
-        given back because it was interrupted or its store did not answer."""
+    def _let_go(self, error: BaseException) -> bool:
+        """Let go of the message if the handler did not fail: it is somebody else's, or is given back because
+        it was interrupted or its store did not answer. Return whether that is so."""
         hold = self._held
         if isinstance(error, LeaseLost) and hold.lost:
             hold.lose()
@@ -208,6 +204,17 @@ class ClaimBase:
         self.verdict = _VERDICTS.get(status, self.verdict)
         if status is Status.FAILED:
             self.retry_after = delay(self.attempt)
+
+
+def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[int], float]) -> None:
+    """Record how the handler ended: with this error, or well if it is None; if it gives up for good, first
+    undo its finished steps. `delay` says how long to wait after an attempt.
+
+    A function and no method of the claim, which handlers get: none may end its own claim.
+
+    Raises: what an undo raised, unless the handler has its own error.
+    """
+    claim._end(error, delay)  # noqa: SLF001 - of this module
 
 
 def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outcome:

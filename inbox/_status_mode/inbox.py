@@ -15,7 +15,7 @@ from inbox_outbox_base.listening.listens import Listens
 from inbox_outbox_base.listening.outcome import Outcome
 
 from .claim import Claim
-from .claim_base import outcome_of
+from .claim_base import end_claim, outcome_of
 from .consumer import StatusConsumer
 from .heartbeats import Heartbeats
 from .hold import GivingUp, Hold
@@ -126,11 +126,11 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         try:
             yield claim
         except BaseException as error:
-            claim._end(error, self.backoff.delay)  # noqa: SLF001 - private: no handler may end its claim
+            end_claim(claim, error, self.backoff.delay)
             if not isinstance(error, GivingUp):
                 raise
         else:
-            claim._end(None, self.backoff.delay)  # noqa: SLF001
+            end_claim(claim, None, self.backoff.delay)
         finally:
             if given.is_here:  # a fork may have copied their lock while it was held
                 heartbeats.remove(given)

@@ -149,15 +149,14 @@ class StepTransaction:
             is_lost = is_aborted(root)
         else:
             is_lost = database.is_aborted(self._connection, None)
-        if is_lost or not self._is_recorded():
+        if is_lost or not self._write_steps():
             raise TransactionAborted(
                 f"step={self._name!r}: the body swallowed a database error that had aborted the transaction: "
                 "nothing was written"
             )
 
-    def _is_recorded(self) -> bool:
-        """Whether the record has the step now; it has not if the transaction has been undone since it
-        began."""
+    def _write_steps(self) -> bool:
+        """Write the step to the record; return False if the transaction has been undone since it began."""
         self._sent = time.monotonic()
         steps = self._steps.text()
         with OWN, self._bounded():

@@ -108,7 +108,8 @@ class Taking(ABC):
 
     @abstractmethod
     def is_autocommit(self, connection: Connection) -> bool:
-        """Whether each statement on this connection commits."""
+        """Whether each statement on this connection commits. May begin SQLAlchemy's transaction, as the next
+        statement would."""
 
     @abstractmethod
     def delete_oldest(

@@ -63,16 +63,16 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
     async def _beating(self) -> AsyncIterator[None]:
         from sqlalchemy.util import greenlet_spawn
 
-        lease = asyncio.create_task(greenlet_spawn(self._beat, self._is_over))
+        lease = asyncio.create_task(greenlet_spawn(self._beat, self._wait))
         try:
             yield
         finally:
             lease.cancel()
             await asyncio.wait([lease])
 
-    def _is_over(self, seconds: float) -> bool:
+    def _wait(self, seconds: float) -> bool:
         self._sleep(seconds)
-        return False
+        return False  # the task is cancelled instead
 
     def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
         outcomes: Iterable[Outcome] = self._finish(self._publisher.send(batch))

@@ -264,13 +264,13 @@ class RelayLoop(ABC, Generic[E, P]):
             self._renew()
         return time.monotonic() + longest < self._rounds.expires
 
-    def _beat(self, is_over: Callable[[float], bool]) -> None:
-        """Renew the lease during a long send; `is_over` waits for some seconds and says whether to end.
+    def _beat(self, wait: Callable[[float], bool]) -> None:
+        """Renew the lease during a long send; `wait` waits for some seconds and returns whether to end.
 
         Only during a send: a relay whose transaction never gets an answer has to lose its buckets.
         """
         lease = self._settings.lease
-        while not is_over(min(1.0, lease / 6)):
+        while not wait(min(1.0, lease / 6)):
             is_late = time.monotonic() > self._rounds.expires - lease / 2
             if self._is_sending and self._rounds.has_joined and is_late:
                 self._renew()

@@ -198,7 +198,7 @@ class ThreadWaker(Notifier):
     def _run(self) -> None:
         me, line = threading.current_thread(), Line(self._server)
         try:
-            while self._has_news(me):
+            while self._wait_for_news(me):
                 time.sleep(_AFTER_COMMIT)
                 pause = self._tell(line)
                 with self._changed:
@@ -207,7 +207,7 @@ class ThreadWaker(Notifier):
             self._end(me)
             line.close()
 
-    def _has_news(self, me: threading.Thread) -> bool:
+    def _wait_for_news(self, me: threading.Thread) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._schemas or self._runner is not me, _KEPT)
             return self._goes_on(me)
@@ -241,7 +241,7 @@ class TaskWaker(Notifier):
 
         line = Line(self._server)
         try:
-            while await self._has_news(hinted):
+            while await self._wait_for_news(hinted):
                 await asyncio.sleep(_AFTER_COMMIT)
                 await asyncio.sleep(await greenlet_spawn(self._tell, line))
         except GeneratorExit:  # the loop was closed: nothing can be awaited any more
@@ -252,7 +252,7 @@ class TaskWaker(Notifier):
             raise
         await greenlet_spawn(line.close)
 
-    async def _has_news(self, hinted: asyncio.Event) -> bool:
+    async def _wait_for_news(self, hinted: asyncio.Event) -> bool:
         me = asyncio.current_task()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KEPT):

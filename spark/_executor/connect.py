@@ -84,7 +84,7 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
             if is_late or not is_transient(error):
                 raise
         else:
-            if _initialized(connection, database, settings):
+            if _initialize(connection, database, settings):
                 return connection
             connection.close()
             if is_late:
@@ -92,7 +92,7 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
         time.sleep(random.uniform(0.05, 0.5))
 
 
-def _initialized(connection: Connection, database: Loading, settings: Settings) -> bool:
+def _initialize(connection: Connection, database: Loading, settings: Settings) -> bool:
     """Prepare the connection; return whether it may be kept."""
     try:
         if settings.session_init_statement is not None:

@@ -163,7 +163,7 @@ class AsyncRabbitConsumer:
 
     async def _next(self) -> Session | None:
         """Another session, as soon as RabbitMQ answers again; None if the consumer is stopped first."""
-        while not await self._stopped_within(self._failed_sessions):
+        while not await self._pause(self._failed_sessions):
             try:
                 return await self._opened()
             except Exception as error:  # noqa: BLE001 - it may pass, and the messages are safe
@@ -172,8 +172,8 @@ class AsyncRabbitConsumer:
             self._failed_sessions += 1
         return None
 
-    async def _stopped_within(self, failures: int) -> bool:
-        """Whether the consumer is stopped during the pause after this many failures."""
+    async def _pause(self, failures: int) -> bool:
+        """Pause after this many failures; return whether the consumer was stopped."""
         if failures:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_RECONNECT.delay(failures)):

@@ -89,6 +89,8 @@ class SQLiteTaking(Taking):
         return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
 
     def is_autocommit(self, connection: Connection) -> bool:
+        # Only a listener to SQLAlchemy's begin event may send BEGIN: without it, the driver seems to commit
+        # each statement.
         if not connection.in_transaction():
             connection.begin()
         driver = _driver(connection)
