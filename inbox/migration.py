@@ -239,9 +239,7 @@ def downgrade(
         start, present = _reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
     left = present - gone
     if features is not None and end > 0:
-        raise InvalidOption(
-            f"revision={revision!r}: with features= expected base, which takes their tables away"
-        )
+        raise InvalidOption(f"revision={revision!r}: with features= expected base, which drops their tables")
     if left:
         steps = [(start, step) for step in revisions.removals(start, present & gone, left)]
     else:
@@ -324,7 +322,7 @@ def _reached(connection: Connection, schema: str | None) -> int:
         raise UnsupportedDatabase(f"the tables are at revision {found}, unknown to this inbox-outbox")
     if found == "base" and (present := revisions.there(connection, schema)):
         raise UnsupportedDatabase(
-            f"tables of {', '.join(sorted(present))} are there, but {VERSION_TABLE} names no revision: no "
-            "migration of ours has made them (see `Autogenerate` in docs/tables.md)"
+            f"tables of {', '.join(sorted(present))} exist, but {VERSION_TABLE} names no revision: none of "
+            "our migrations created them (see `Autogenerate` in docs/tables.md)"
         )
     return revisions.position(found)

@@ -89,10 +89,8 @@ class OtelEvents:
         self._system = system
         self._tracer = trace.get_tracer("inbox", tracer_provider=tracer_provider)
         meter = metrics.get_meter("inbox", meter_provider=meter_provider)
-        self._events = meter.create_counter("inbox.events", "{event}", "What has happened to messages.")
-        self._active = meter.create_up_down_counter(
-            "inbox.active_handlers", "{handler}", "Handlers that are running."
-        )
+        self._events = meter.create_counter("inbox.events", "{event}", "Events of messages.")
+        self._active = meter.create_up_down_counter("inbox.active_handlers", "{handler}", "Running handlers.")
         self._handlers = _seconds(meter, "messaging.process.duration", "Duration of processing operation.")
         self._steps = _seconds(meter, "inbox.step.duration", "Duration of finished steps.")
         self._sent = meter.create_counter(

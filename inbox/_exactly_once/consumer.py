@@ -142,7 +142,7 @@ class Consumer:
         for option, given in (("keys", keys), ("payloads", payloads), ("message_times", times)):
             if isinstance(given, str | bytes | bytearray | Mapping):  # iterable, but not a sequence of keys
                 kind = type(given).__name__
-                raise InvalidOption(f"{option}={kind}: expected a sequence that has one for each message")
+                raise InvalidOption(f"{option}={kind}: expected a sequence with one for each message")
             if option != "keys" and given is not None and len(given) != len(keys):
                 raise InvalidOption(f"{option}: {len(given)} for {len(keys)} keys, expected one for each")
         return Messages(

@@ -179,8 +179,8 @@ class Transaction:
     def _check_not_ended(self) -> None:
         if self._handle.get_transaction() is not self._transaction:
             raise TransactionEnded(
-                "the body committed or rolled back by itself: the inbox row and the writes after that do "
-                "not stand or fall together"
+                "the body committed or rolled back: the inbox row and the writes after that are not in one "
+                "transaction"
             )
         if not self._transaction.is_active or self.connection.invalidated:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")

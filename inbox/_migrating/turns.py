@@ -24,12 +24,12 @@ def turn(engine: Engine, schema: str | None = None) -> Iterator[Connection]:
 
     Raises:
         InvalidOption, UnsupportedDatabase: as `check`.
-        TransientError: somebody else has been migrating for a minute.
+        TransientError: another migration has been running for a minute.
     """
     check(engine.dialect.name, schema)
     database = migrating(engine.dialect.name)
     with engine.execution_options(isolation_level=database.isolation).connect() as connection:
-        taken = f"somebody else has been migrating for {LOCK_WAIT} seconds"
+        taken = f"another migration has been running for {LOCK_WAIT} seconds"
         try:
             is_ours = database.wait_for_turn(connection, LOCK_WAIT, TABLE_WAIT)
         except DBAPIError as error:

@@ -54,8 +54,8 @@ class Keeping:
                     part = "" if column != "margin" else " (its producer and network)"
                     mine, its = (brief(timedelta(seconds=each)) for each in (given, stored))
                     raise InvalidOption(
-                        f"{option}={mine}{part}: {consumer!r} has asked for {its}. "
-                        "Leave it out, or shorten what is stored (set_policy), or override it this once"
+                        f"{option}={mine}{part}: consumer {consumer!r} has asked for {its}. "
+                        "Leave the option out, shorten what is stored (set_policy), or override it this once"
                     )
 
     def since(self, consumer: str) -> datetime:

@@ -134,7 +134,7 @@ def resolve_step(
     """
     options.one_of("outcome", outcome, ("done", "not_done"))
     if outcome == "not_done" and result is not None:
-        raise InvalidOption("result: a step that was not done has none")
+        raise InvalidOption(f"result={result!r:.80}: expected None with outcome='not_done'")
     record = _found(store, consumer, key, among=(Status.HALTED,))
     if checked_name(step) != record.pending_step:
         raise WrongStatus(f"key={record.key!r}: it is halted for step {record.pending_step!r}, not {step!r}")
@@ -149,7 +149,7 @@ def resolve_step(
 
 def _usable(store: Store) -> Store:
     if not isinstance(store, Store) or store.is_async:
-        raise InvalidOption(f"store={store!r}: expected a SqlStore or a RedisStore that is not asynchronous")
+        raise InvalidOption(f"store={store!r}: expected a synchronous SqlStore or RedisStore")
     return store
 
 
@@ -174,7 +174,7 @@ def _fenced(store: Store, record: Record) -> Record:
 
 
 def _changed(record: Record) -> WrongStatus:
-    return WrongStatus(f"key={record.key!r}: somebody has changed it just now, look at it again")
+    return WrongStatus(f"key={record.key!r}: it has just been changed; look at it again")
 
 
 def _decide(

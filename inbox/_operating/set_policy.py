@@ -73,7 +73,9 @@ def _replace(
         stored = look(connection, tables, consumer).get(consumer)
         chosen = mode or ("nothing" if stored is None else stored.mode)
         if chosen not in _MODES:
-            raise InvalidOption(f"mode=None: inbox_consumer says {chosen} about {consumer!r}; name one")
+            raise InvalidOption(
+                f"mode=None: inbox_consumer says {chosen} about {consumer!r}; expected exactly-once or status"
+            )
         if chosen == "exactly-once" and asked["dead_retention"] is not None:
             raise InvalidOption("dead_retention: there are no dead messages in mode exactly-once")
         values: dict[str, Any] = times(Retention(), DEAD_RETENTION.total_seconds())

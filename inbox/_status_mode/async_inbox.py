@@ -164,7 +164,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
                 raise _lost(hold) from raised
             if not (isinstance(raised, Exception) and isinstance(error, asyncio.CancelledError)):
                 raise
-            _log.exception("key %r was not given back: its lease has to run out", claim.key)
+            _log.exception("key %r was not given back: it stays taken until its lease expires", claim.key)
         else:
             await heartbeat.stop()
             await heartbeat.leave()

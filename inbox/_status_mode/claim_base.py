@@ -100,7 +100,7 @@ class ClaimBase:
     @property
     def _held(self) -> Hold:
         if self._hold is None:
-            raise InvalidOption(f"claim: a message that is {self.verdict} has no steps; look at claim.is_new")
+            raise InvalidOption(f"claim: a message that is {self.verdict} has no steps; check claim.is_new")
         return self._hold
 
     def _step(self, name: str, body: Callable[[], Any], undo: Undo | None, on_unknown: OnUnknown) -> Any:
@@ -195,7 +195,9 @@ class ClaimBase:
         for_good = hold.gives_up_on(error)
         left = list(hold.steps.to_undo()) if for_good and hold.steps.pending is None else []
         if left:
-            error = RuntimeError(f"{describe(error)}; the handler did not come to what undoes {left}")
+            error = RuntimeError(
+                f"{describe(error)}; not undone, because the handler did not reach them again: {left}"
+            )
         hold.fail(error, for_good=for_good)
 
     def _settle(self, delay: Callable[[int], float]) -> None:

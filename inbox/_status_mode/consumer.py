@@ -65,7 +65,7 @@ class StatusConsumer:
             raise InvalidOption(f"store={type(store).__name__}: expected a SqlStore or a RedisStore")
         if store.is_async is not self._is_async:
             other = "AsyncStatusInbox" if store.is_async else "StatusInbox"
-            raise InvalidOption(f"store={store!r}: it is for {other}")
+            raise InvalidOption(f"store={store!r}: this store needs {other}")
         self.consumer = options.consumer(consumer)
         self.store = store
         self.lease = options.seconds("lease", lease)
@@ -141,7 +141,7 @@ class StatusConsumer:
             return encode_key(key)
         if self.missing_key == "message_id":
             if message_id is None:
-                raise InvalidKey("key=None, message_id=None: with missing_key='message_id' one must be given")
+                raise InvalidKey("key=None, message_id=None: missing_key='message_id' needs one of them")
             return encode_key(("message id", message_id))
         if self.missing_key == "run":
             return None

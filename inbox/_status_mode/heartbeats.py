@@ -103,7 +103,7 @@ class Schedule:
             for held, left in self._store.renew([*claims], self._lease, self._keep, self.patience):
                 self._answered(claims.pop(held), sent, left)
         except Exception:  # noqa: BLE001 - more rounds fit in before the leases end
-            _log.exception("heartbeats of %d keys failed, of %r for one", len(claims), holds[0].held.key)
+            _log.exception("heartbeats of %d keys failed, one of them %r", len(claims), holds[0].held.key)
             self._retry(list(claims.values()))
 
     def _answered(self, hold: Hold, sent: float, left: float | None) -> None:

@@ -133,8 +133,8 @@ class Hold:
         if not self.is_here:
             return f"process {os.getpid()} was forked from {self._process}, which has the claim"
         if self.is_overdue:
-            return f"the handler ran for longer than max_runtime, {self._overdue_at - self._sent:g} s"
-        return "the lease is over, or somebody took the message away"
+            return f"the handler ran longer than max_runtime, {self._overdue_at - self._sent:g} s"
+        return "the lease has expired, or the message was taken away"
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
         """Tell monitoring."""
@@ -176,7 +176,9 @@ class Hold:
         """Around a step: no other step begins meanwhile, inside it or beside it, because each overwrites the
         record of all steps."""
         if self._running is not None:
-            raise InvalidOption(f"step={name!r}: step {self._running!r} has not ended; one follows the other")
+            raise InvalidOption(
+                f"step={name!r}: step {self._running!r} is still running; run one after the other"
+            )
         self._running = name
         try:
             yield
@@ -187,7 +189,7 @@ class Hold:
         """Whether to run the step; if not, its result is `steps.result(name)`."""
         options.one_of("on_unknown", on_unknown, ("retry", "halt"))
         if checked_name(name) in self._used:
-            raise InvalidOption(f"step={name!r}: this attempt has had a step of that name")
+            raise InvalidOption(f"step={name!r}: this attempt already has a step of this name")
         self._used.add(name)
         self.check()
         state = self.steps.state(name)
@@ -384,7 +386,7 @@ class Hold:
                 return
         self.emit(EventKind.FENCED_WRITE, error=what)
         self.lose()
-        raise LeaseLost(f"key={self.held.key!r}: {what} was refused, the claim is somebody else's by now")
+        raise LeaseLost(f"key={self.held.key!r}: {what} was refused, because the claim is lost")
 
     def _kept_alive(self) -> float:
         return self.lease + self._request.retention

@@ -73,7 +73,7 @@ class StepTransaction:
                 is_locked = store is None or store.lock(self._connection, held, self._witness)
         if not is_locked:
             self._hold.lose()
-            raise LeaseLost(f"key={self._hold.held.key!r}: the claim is somebody else's by now")
+            raise LeaseLost(f"key={self._hold.held.key!r}: the claim is lost")
         self._hold.is_locked = True
         if store is not None:  # without a store nothing is written yet, so the transaction may not have begun
             ending.watch(handle, self._connection, transaction)
@@ -143,7 +143,7 @@ class StepTransaction:
     def _record(self) -> None:
         database = database_of(self._connection)
         if not self._connection.in_transaction() or database.is_ended(self._connection):
-            raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back by itself")
+            raise TransactionEnded(f"step={self._name!r}: the body committed or rolled back")
         root = self._handle.get_transaction()
         if isinstance(root, SessionTransaction):
             is_lost = is_aborted(root)

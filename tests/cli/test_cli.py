@@ -159,7 +159,7 @@ def test_policies(postgres: Database) -> None:
     assert as_json(run("status", "--json"))[0]["policy"]["retention"] == 30 * 86_400
     done = run("purge", "--older-than", "36h")
     assert (done.returncode, count(postgres)) == (2, 5)
-    assert error(done).startswith("retention=36h: 'billing' has asked for 30d")
+    assert error(done).startswith("retention=36h: consumer 'billing' has asked for 30d")
     assert "no retention is stored of 'shipping': it was 7d" in succeeded(run("purge"))
     assert count(postgres) == 3
     assert succeeded(run("purge", "--older-than", "36h", "--override")).startswith("3 rows deleted")

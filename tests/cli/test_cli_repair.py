@@ -194,7 +194,7 @@ def test_a_message_in_another_status(store: Store, run: Callable[..., Done], com
         (["retry", CONSUMER, ""], "expected 1 to 512 bytes"),
         (["resolve-step", CONSUMER, KEY, "charge", "maybe"], "maybe"),
         (["resolve-step", CONSUMER, KEY, "charge", "done", "--result", "{"], "--result='{': expected JSON"),
-        (["resolve-step", CONSUMER, KEY, "charge", "not_done", "--result", "1"], "was not done has none"),
+        (["resolve-step", CONSUMER, KEY, "charge", "not_done", "--result", "1"], "result=1: expected None"),
         (["purge", "--dead-older-than", "1w"], "--dead-older-than='1w': expected a time such as 30s"),
     ],
 )

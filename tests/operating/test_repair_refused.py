@@ -84,7 +84,7 @@ def test_of_many_at_once_one_wins(store: Store, name: str, status: Status) -> No
 def test_a_worker_claims_first(store: Store) -> None:
     """If a worker claims the message between the operator's look and decision, the decision is refused."""
     has_ended(store, Status.FAILED)
-    with pytest.raises(WrongStatus, match="somebody has changed it just now"):
+    with pytest.raises(WrongStatus, match="it has just been changed"):
         retry(overtaken(store, lambda: store.claim(request(KEY))), CONSUMER, KEY)
     assert (stored(store, KEY).status, stored(store, KEY).attempts_started) == (Status.CONSUMING, 2)
 
@@ -92,7 +92,7 @@ def test_a_worker_claims_first(store: Store) -> None:
 def test_a_handler_ends_first(store: Store) -> None:
     """If the handler completes the message between the operator's look and decision, it stays completed."""
     claimed = store.claim(request(KEY))
-    with pytest.raises(WrongStatus, match="somebody has changed it just now"):
+    with pytest.raises(WrongStatus, match="it has just been changed"):
         release(overtaken(store, lambda: end(store, claimed, Status.CONSUMED)), CONSUMER, KEY)
     assert stored(store, KEY).status is Status.CONSUMED
 
@@ -150,11 +150,11 @@ BAD: list[tuple[Callable[[Store], object], type[Exception], str]] = [
     (
         lambda store: resolve_step(store, CONSUMER, KEY, "charge", "not_done", result=1),
         InvalidOption,
-        "result: a step that was not done has none",
+        "result=1: expected None with outcome='not_done'",
     ),
     (lambda store: resolve_step(store, CONSUMER, KEY, "", "done"), InvalidOption, "step=''"),
     (lambda store: discard(store, CONSUMER, KEY, by="a\0b"), InvalidOption, "contains a NUL"),
-    (lambda _: list_messages("inbox"), InvalidOption, "expected a SqlStore or a RedisStore"),  # type: ignore[arg-type]
+    (lambda _: list_messages("inbox"), InvalidOption, "expected a synchronous SqlStore or RedisStore"),  # type: ignore[arg-type]
 ]
 
 

@@ -87,7 +87,7 @@ def test_a_lost_claim_is_visible(migrated: Database, log: pytest.LogCaptureFixtu
         connection.execute(delete(tables().status))
     assert loud(log) == [
         "'orders' key='order-1': fenced write attempt=1 error='completing'",
-        "'orders' key='order-1': lost attempt=1 error='the lease is over, or somebody took the message away'",
+        "'orders' key='order-1': lost attempt=1 error='the lease has expired, or the message was taken away'",
         "'orders' key='order-1': abandoned attempt=1",
     ]
 

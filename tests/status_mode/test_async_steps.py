@@ -95,7 +95,7 @@ async def test_what_a_step_returns(place: Place) -> None:
         assert await claim.step("pair", lambda: (1, {"two": None})) == [1, {"two": None}]
         with pytest.raises(InvalidResult, match="step='set'"):
             await claim.step("set", lambda: {1})
-        with pytest.raises(InvalidOption, match="step='pair': this attempt has had"):
+        with pytest.raises(InvalidOption, match="step='pair': this attempt already has"):
             await claim.step("pair", lambda: 1)
         key = claim.step_key("pair")
         assert key != claim.step_key("set")
@@ -197,11 +197,11 @@ async def test_one_step_follows_the_other(place: Place) -> None:
 
         running = asyncio.create_task(claim.step("slow", slow))
         await begun.wait()
-        with pytest.raises(InvalidOption, match="step='fast': step 'slow' has not ended"):
+        with pytest.raises(InvalidOption, match="step='fast': step 'slow' is still running"):
             await claim.step("fast", lambda: pytest.fail("it was called"))
         go_on.set()
         assert await running == "slow"
-        with pytest.raises(InvalidOption, match="step='inner': step 'outer' has not ended"):
+        with pytest.raises(InvalidOption, match="step='inner': step 'outer' is still running"):
             await claim.step("outer", outer)
         assert await claim.step("fast", lambda: 1) == 1
     assert list(json.loads(recorded(place).steps or "")) == ["slow", "fast"]

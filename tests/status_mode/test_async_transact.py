@@ -197,7 +197,7 @@ async def test_no_step_inside_a_transaction(migrated: Database) -> None:
     async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
 
         async def nested(_: AsyncConnection) -> None:
-            with pytest.raises(InvalidOption, match="step='inner': step 'outer' has not ended"):
+            with pytest.raises(InvalidOption, match="step='inner': step 'outer' is still running"):
                 await claim.step("inner", lambda: pytest.fail("it was called"))
 
         await claim.transact("outer", nested)

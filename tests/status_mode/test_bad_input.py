@@ -85,7 +85,7 @@ def test_a_store_that_is_none_is_refused() -> None:
 def test_an_engine_with_one_connection_for_all_threads_is_refused() -> None:
     """Heartbeats of another thread would commit rows that the application rolls back."""
     for make in (create_engine, create_async_engine):
-        with pytest.raises(InvalidOption, match="engine: with StaticPool a heartbeat"):
+        with pytest.raises(InvalidOption, match="engine: expected a pool other than StaticPool"):
             SqlStore(make("postgresql+psycopg://", poolclass=StaticPool))
 
 

@@ -38,7 +38,7 @@ def test_no_step_inside_a_transaction(migrated: Database) -> None:
     """It could not be recorded, so it is an error, and is not called."""
     inbox = StatusInbox("orders", store=SqlStore(migrated.engine()))
     with inbox.claim("a") as claim:
-        with pytest.raises(InvalidOption, match="step='inner': step 'outer' has not ended"):
+        with pytest.raises(InvalidOption, match="step='inner': step 'outer' is still running"):
             claim.transact("outer", lambda _: _step(claim))
         assert claim.step("inner", lambda: 1) == 1
 

@@ -46,6 +46,6 @@ class LateEnds:
                 self._ends.setdefault(message, end)
                 return
             except Exception:  # noqa: BLE001 - the current claim is another message's
-                _log.exception("key %r: how its handler ended cannot be recorded", message[1])
+                _log.exception("key %r: cannot record how its handler ended", message[1])
             else:
-                _log.info("key %r: how its handler ended is recorded now", message[1])
+                _log.info("key %r: recorded late how its handler ended", message[1])

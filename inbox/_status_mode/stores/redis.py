@@ -56,10 +56,12 @@ class RedisStore(Store):
         if not isinstance(client, redis.Redis | redis.RedisCluster | asynchronous):
             raise InvalidOption(f"client={type(client).__name__}: expected a client of redis-py")
         if client.get_encoder().decode_responses:
-            raise InvalidOption("client: with decode_responses=True it cannot read bytes")
+            raise InvalidOption(
+                "client: decode_responses=True: expected False, because the store reads bytes"
+            )
         if _socket_timeout(client) is None:
             raise InvalidOption(
-                "client: socket_timeout=None lets a server that hangs stop the heartbeats of every message"
+                "client: socket_timeout=None: expected a time, or a server that hangs stops all heartbeats"
             )
         if not prefix or not isinstance(prefix, str):
             raise InvalidOption(f"prefix={prefix!r}: expected some text")

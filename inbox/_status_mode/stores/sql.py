@@ -74,7 +74,8 @@ class SqlStore(Store):
         self._database = taking(sync_engine.dialect.name)
         if isinstance(sync_engine.pool, StaticPool) and self._database.has_server:
             raise InvalidOption(
-                "engine: with StaticPool a heartbeat would commit what another thread is doing"
+                "engine: expected a pool other than StaticPool, with which a heartbeat would commit what "
+                "another thread is doing"
             )
         self.is_async = sync_engine is not engine
         self.engine = sync_engine
