@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Table, func, select
 
 from inbox_outbox_base.tables.outbox import OutboxTables
 
-from . import relaying_statements
+from . import member_statements, relaying_statements
 from .letter import Letter, read_loose
 
 _MOST_PARAMETERS = 1_000
@@ -100,7 +100,7 @@ class Relaying:
     def renew(self, connection: Connection, epoch: int, lease: float) -> bool:
         """Renew the lease, and lock it until the transaction ends; False if it is lost."""
         parameters = {"epoch_": epoch, "lease": lease}
-        return connection.execute(relaying_statements.renew(self.tables), parameters).rowcount == 1
+        return connection.execute(member_statements.renew(self.tables), parameters).rowcount == 1
 
     def scan(self, connection: Connection, scan: Scan) -> Found:
         """The oldest messages of each bucket in turn, until there are enough."""

@@ -1,11 +1,10 @@
-"""The statements that mean the same on every database: pure, built once, executed elsewhere."""
+"""The statements about messages that mean the same on every database: pure, built once."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from sqlalchemy import (
-    BindParameter,
     ColumnElement,
     Delete,
     Float,
@@ -51,7 +50,8 @@ def _bound(table: Table, *names: str) -> dict[str, ColumnElement[Any]]:
     return {name: bindparam(name, type_=table.c[name].type) for name in names}
 
 
-def _seconds(name: str) -> from_now:
+def in_seconds(name: str) -> from_now:
+    """That many seconds from now, by the database's clock."""
     return from_now(bindparam(name, type_=Float))
 
 
@@ -60,7 +60,8 @@ def _now() -> ColumnElement[Any]:
     return select(utcnow()).scalar_subquery()
 
 
-def _these(table: Table, column: str = "sequence") -> ColumnElement[bool]:
+def among(table: Table, column: str = "sequence") -> ColumnElement[bool]:
+    """The rows that the parameter `these` lists."""
     return table.c[column].in_(bindparam("these", expanding=True))
 
 
@@ -93,7 +94,7 @@ def add(tables: OutboxTables, names: tuple[str, ...] = COLUMNS) -> Insert:
 def add_delayed(tables: OutboxTables, names: tuple[str, ...], *, from_clock: bool) -> Insert:
     """Insert a message for later: this many seconds from now by the database's clock, or at a point in
     time."""
-    due = _seconds("due") if from_clock else bindparam("due", type_=tables.delayed.c.available_at.type)
+    due = in_seconds("due") if from_clock else bindparam("due", type_=tables.delayed.c.available_at.type)
     values = _bound(tables.delayed, *names) | {"available_at": due}
     return insert(tables.delayed).inline().values(values)
 
@@ -101,13 +102,7 @@ def add_delayed(tables: OutboxTables, names: tuple[str, ...], *, from_clock: boo
 @cache
 def free_ids(tables: OutboxTables) -> Delete:
     """Release producers' own ids for reuse."""
-    return delete(tables.ids).where(_these(tables.ids, "id"))
-
-
-@cache
-def count_buckets(tables: OutboxTables) -> Select[Any]:
-    """How many buckets the database has."""
-    return select(func.count()).select_from(tables.bucket)
+    return delete(tables.ids).where(among(tables.ids, "id"))
 
 
 def fetched(tables: OutboxTables) -> list[ColumnElement[Any]]:
@@ -143,7 +138,7 @@ def progressed(tables: OutboxTables) -> list[ColumnElement[Any]]:
 @cache
 def progress(tables: OutboxTables) -> Select[Any]:
     """How long some messages still have to wait."""
-    return select(*progressed(tables)).where(_these(tables.message))
+    return select(*progressed(tables)).where(among(tables.message))
 
 
 @cache
@@ -151,7 +146,7 @@ def payloads(tables: OutboxTables) -> Select[Any, Any]:
     """The payloads of some messages."""
     c = tables.message.c
     return select(c.sequence, type_coerce(c.payload, NullType()).label("payload")).where(
-        _these(tables.message)
+        among(tables.message)
     )
 
 
@@ -159,7 +154,7 @@ def payloads(tables: OutboxTables) -> Select[Any, Any]:
 def ids(tables: OutboxTables) -> Select[Any]:
     """The ids of some messages."""
     c = tables.message.c
-    return select(c.sequence, c.id).where(_these(tables.message))
+    return select(c.sequence, c.id).where(among(tables.message))
 
 
 @cache
@@ -183,13 +178,13 @@ def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[
 @cache
 def forget(tables: OutboxTables) -> Delete:
     """Delete messages that the broker has, or that have been moved."""
-    return delete(tables.message).where(_these(tables.message))
+    return delete(tables.message).where(among(tables.message))
 
 
 @cache
 def keep_sent(tables: OutboxTables) -> Insert:
     """Record messages that the broker has, from their rows."""
-    rows = select(*(tables.message.c[name] for name in SENT)).where(_these(tables.message))
+    rows = select(*(tables.message.c[name] for name in SENT)).where(among(tables.message))
     return insert(tables.sent).from_select(SENT, rows)
 
 
@@ -200,12 +195,13 @@ def wait(tables: OutboxTables) -> Update:
     changed: dict[str, ColumnElement[Any]] = {
         name: bindparam(f"{name}_", type_=tables.message.c[name].type) for name in names
     }
-    changed["retry_at"] = _seconds("delay_")
-    changed["failing_since"] = _since_first(tables)
+    changed["retry_at"] = in_seconds("delay_")
+    changed["failing_since"] = since_first(tables)
     return update(tables.message).where(_this(tables)).values(changed)
 
 
-def _since_first(tables: OutboxTables) -> ColumnElement[Any]:
+def since_first(tables: OutboxTables) -> ColumnElement[Any]:
+    """Since when the message has been failing, now that a send of it has failed."""
     return func.coalesce(tables.message.c.failing_since, utcnow())
 
 
@@ -228,104 +224,6 @@ def hold(tables: OutboxTables) -> Update:
 
 
 @cache
-def join(tables: OutboxTables) -> Insert:
-    """Insert a new relay; the database draws its epoch."""
-    values = {"name": bindparam("name"), "lease_until": _seconds("lease")}
-    return insert(tables.relay).values(values)
-
-
-@cache
-def renew(tables: OutboxTables) -> Update:
-    """Renew a relay's lease, if the relay still has it."""
-    mine = tables.relay.c.epoch == bindparam("epoch_")
-    return update(tables.relay).where(mine).values(lease_until=_seconds("lease"))
-
-
-@cache
-def note(tables: OutboxTables) -> Update:
-    """Record the messages that a relay is about to send."""
-    mine = tables.relay.c.epoch == bindparam("epoch_")
-    sending: BindParameter[Any] = bindparam("sending", type_=tables.relay.c.sending.type)
-    return update(tables.relay).where(mine).values(sending=sending)
-
-
-@cache
-def leave(tables: OutboxTables) -> Delete:
-    """Delete a relay."""
-    return delete(tables.relay).where(tables.relay.c.epoch == bindparam("epoch_"))
-
-
-@cache
-def expired(tables: OutboxTables) -> Select[Any]:
-    """Lock relays whose lease is over, skipping those that somebody else is retiring."""
-    c = tables.relay.c
-    return (
-        select(c.epoch, c.name, c.sending)
-        .where(c.lease_until < utcnow())
-        .order_by(c.epoch)
-        .with_for_update(skip_locked=True)
-    )
-
-
-@cache
-def suspect(tables: OutboxTables) -> Update:
-    """Mark a message that a relay was sending when it was lost: the broker may have it."""
-    c = tables.message.c
-    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
-    return (
-        update(tables.message)
-        .where(this, c.state != "held")
-        .values(
-            attempts=c.attempts + 1,
-            unanswered=c.unanswered + 1,
-            state="unknown",
-            retry_at=null(),
-            error=bindparam("error_"),
-            failing_since=_since_first(tables),
-        )
-    )
-
-
-@cache
-def live(tables: OutboxTables) -> Select[Any]:
-    """How many relays are at work."""
-    return select(func.count()).select_from(tables.relay).where(tables.relay.c.lease_until >= utcnow())
-
-
-@cache
-def owned(tables: OutboxTables) -> Select[Any]:
-    """The buckets of one relay."""
-    c = tables.bucket.c
-    return select(c.bucket).where(c.epoch == bindparam("epoch_")).order_by(c.bucket)
-
-
-@cache
-def free(tables: OutboxTables) -> Select[Any]:
-    """Lock free buckets, skipping those that somebody else is taking."""
-    c = tables.bucket.c
-    return (
-        select(c.bucket)
-        .where(c.epoch.is_(None))
-        .order_by(c.bucket)
-        .limit(bindparam("limit", type_=Integer))
-        .with_for_update(skip_locked=True)
-    )
-
-
-@cache
-def take(tables: OutboxTables) -> Update:
-    """Give buckets to a relay or, without an epoch, to nobody."""
-    epoch: BindParameter[Any] = bindparam("epoch", type_=tables.bucket.c.epoch.type)
-    return update(tables.bucket).where(_these(tables.bucket, "bucket")).values(epoch=epoch)
-
-
-@cache
-def free_all(tables: OutboxTables) -> Update:
-    """Free all buckets of a relay."""
-    return update(tables.bucket).where(tables.bucket.c.epoch == bindparam("epoch_")).values(epoch=null())
-
-
-@cache
 def paused(tables: OutboxTables) -> Select[Any]:
     """Topics whose messages wait."""
     return select(tables.pause.c.topic)
@@ -338,7 +236,7 @@ def due(tables: OutboxTables) -> Select[Any]:
     c = tables.delayed.c
     return (
         select(c.id)
-        .where(c.available_at <= _now(), _these(tables.delayed, "bucket"))
+        .where(c.available_at <= _now(), among(tables.delayed, "bucket"))
         .order_by(c.available_at, c.id)
         .limit(bindparam("limit", type_=Integer))
     )
@@ -348,7 +246,7 @@ def due(tables: OutboxTables) -> Select[Any]:
 def next_due(tables: OutboxTables) -> Select[Any, Any]:
     """The database's clock, and when the next delayed message of some buckets is due."""
     c = tables.delayed.c
-    mine = select(readable(c.available_at)).where(_these(tables.delayed, "bucket"))
+    mine = select(readable(c.available_at)).where(among(tables.delayed, "bucket"))
     soonest = mine.order_by(c.available_at).limit(1).scalar_subquery()
     return select(utcnow().label("now"), soonest.label("due"))
 
@@ -358,7 +256,7 @@ def add_due(tables: OutboxTables) -> Insert:
     """Add delayed messages to the others, in the order in which they leave; they keep their due times."""
     c = tables.delayed.c
     rows = select(*content(tables.delayed), movable(c.available_at))
-    rows = rows.where(_these(tables.delayed, "id")).order_by(c.available_at, c.id)
+    rows = rows.where(among(tables.delayed, "id")).order_by(c.available_at, c.id)
     return insert(tables.message).from_select((*CONTENT, "retry_at"), rows)
 
 
@@ -373,11 +271,11 @@ def forget_delayed(tables: OutboxTables) -> Delete:
 def old_sent(tables: OutboxTables) -> Select[Any]:
     """Some of the oldest records of messages sent more than a number of seconds ago."""
     c = tables.sent.c
-    old = c.sent_at < select(_seconds("age")).scalar_subquery()
+    old = c.sent_at < select(in_seconds("age")).scalar_subquery()
     return select(c.id, c.own_id).where(old).order_by(c.sent_at).limit(bindparam("limit", type_=Integer))
 
 
 @cache
 def forget_sent(tables: OutboxTables) -> Delete:
     """Delete records of sent messages."""
-    return delete(tables.sent).where(_these(tables.sent, "id"))
+    return delete(tables.sent).where(among(tables.sent, "id"))

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Delete, Engine, Row, Update
 from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.errors.outbox import InvalidOption, MessageNotFound, WrongState
@@ -181,7 +181,7 @@ def _revive_those_left(connection: Connection, tables: OutboxTables, letters: Se
 
 def _revive(connection: Connection, tables: OutboxTables, letters: Sequence[Row[Any]]) -> None:
     """Make them messages again, in newly computed buckets: the number of buckets may have grown."""
-    buckets = connection.execute(relaying_statements.count_buckets(tables)).scalar_one()
+    buckets = connection.execute(member_statements.count_buckets(tables)).scalar_one()
     given = [{"id_": letter.id, "bucket_": bucket_of(letter.key or letter.id, buckets)} for letter in letters]
     connection.execute(statements.revive(tables), given)
     these = {"these": [letter.id for letter in letters]}

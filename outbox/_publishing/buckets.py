@@ -8,7 +8,7 @@ from zlib import crc32
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.errors.outbox import WrongBucketCount
 from outbox.schema import OutboxTables
 
@@ -36,7 +36,7 @@ def bucket_count(connection: Connection, tables: OutboxTables) -> int:
     if known and now - asked < BELIEVED:
         return known
     try:
-        found = int(connection.execute(relaying_statements.count_buckets(tables)).scalar_one())
+        found = int(connection.execute(member_statements.count_buckets(tables)).scalar_one())
     except DBAPIError as error:
         raise_clearer(connection, tables, error)
     if found == 0:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.letter import Letter
 from outbox.schema import OutboxTables
 
@@ -27,15 +27,15 @@ class Members:
 
     def join(self, connection: Connection, name: str, lease: float) -> int:
         """Join the relays; return the epoch, which is larger than any before it."""
-        added = connection.execute(relaying_statements.join(self._tables), {"name": name, "lease": lease})
+        added = connection.execute(member_statements.join(self._tables), {"name": name, "lease": lease})
         key = added.inserted_primary_key
         assert key is not None  # noqa: S101 - a single row was inserted
         return int(key[0])
 
     def leave(self, connection: Connection, epoch: int) -> None:
         """Leave the group; the relay's buckets become free immediately."""
-        connection.execute(relaying_statements.free_all(self._tables), {"epoch_": epoch})
-        connection.execute(relaying_statements.leave(self._tables), {"epoch_": epoch})
+        connection.execute(member_statements.free_all(self._tables), {"epoch_": epoch})
+        connection.execute(member_statements.leave(self._tables), {"epoch_": epoch})
 
     def note(self, connection: Connection, epoch: int, letters: Iterable[Letter]) -> None:
         """Record what is about to be sent: if the relay is lost, these may have been sent or not."""
@@ -43,11 +43,11 @@ class Members:
         for letter in letters:
             sending.setdefault(letter.bucket, []).append(letter.sequence)
         text = json.dumps(sending, separators=(",", ":")) if sending else None
-        connection.execute(relaying_statements.note(self._tables), {"epoch_": epoch, "sending": text})
+        connection.execute(member_statements.note(self._tables), {"epoch_": epoch, "sending": text})
 
     def retire_expired(self, connection: Connection) -> None:
         """Free the buckets of relays whose lease has expired, and count their unfinished sends."""
-        for relay in connection.execute(relaying_statements.expired(self._tables)).all():
+        for relay in connection.execute(member_statements.expired(self._tables)).all():
             sending = json.loads(relay.sending or "{}")
             error = f"relay {relay.name} was lost while it was sending"
             suspects = [
@@ -56,24 +56,24 @@ class Members:
                 for sequence in sequences
             ]
             if suspects:
-                connection.execute(relaying_statements.suspect(self._tables), suspects)
+                connection.execute(member_statements.suspect(self._tables), suspects)
             self.leave(connection, relay.epoch)
             _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
 
     def balance(self, connection: Connection, epoch: int) -> list[int]:
         """Take free buckets up to a fair share, or give up the surplus; return those it owns now."""
-        mine = list(connection.execute(relaying_statements.owned(self._tables), {"epoch_": epoch}).scalars())
-        buckets = connection.execute(relaying_statements.count_buckets(self._tables)).scalar_one()
-        relays = connection.execute(relaying_statements.live(self._tables)).scalar_one()
+        mine = list(connection.execute(member_statements.owned(self._tables), {"epoch_": epoch}).scalars())
+        buckets = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
+        relays = connection.execute(member_statements.live(self._tables)).scalar_one()
         share = -(-buckets // max(1, relays))
         if len(mine) > share:
             surplus = mine[share:]
-            connection.execute(relaying_statements.take(self._tables), {"these": surplus, "epoch": None})
+            connection.execute(member_statements.take(self._tables), {"these": surplus, "epoch": None})
             return mine[:share]
         if len(mine) < share:
             wanted = {"limit": share - len(mine)}
-            taken = list(connection.execute(relaying_statements.free(self._tables), wanted).scalars())
+            taken = list(connection.execute(member_statements.free(self._tables), wanted).scalars())
             if taken:
-                connection.execute(relaying_statements.take(self._tables), {"these": taken, "epoch": epoch})
+                connection.execute(member_statements.take(self._tables), {"these": taken, "epoch": epoch})
             mine += taken
         return sorted(mine)

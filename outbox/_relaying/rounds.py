@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases import member_statements, relaying_statements
 from inbox_outbox_base.databases.letter import Letter, Unreadable, check_payload
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import Scan
@@ -92,7 +92,7 @@ class Rounds:
             UnsafeSequence: the sequence of message numbers is cached per session.
         """
         self._database.writers(connection)
-        count = connection.execute(relaying_statements.count_buckets(self._tables)).scalar_one()
+        count = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
         if count == 0:

@@ -8,7 +8,7 @@ import pytest
 
 from inbox import AsyncInbox, Inbox, Verdict
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.postgresql import taking
+from inbox_outbox_base.databases.postgresql.taking_statements import add_at_once
 from outbox import Outbox
 from tests.support.database import Database
 
@@ -39,7 +39,7 @@ def test_unpickled_inboxes_share_their_statements(postgres: Database) -> None:
         inbox: Inbox = pickle.loads(packed)  # noqa: S301 - the test's own
         assert inbox.accept(connection, f"order-{number}") is Verdict.NEW
         assert inbox.accept(connection, f"order-{number}") is Verdict.DUPLICATE
-        caches = (taking.add_at_once, taking_statements.find)
+        caches = (add_at_once, taking_statements.find)
         sizes.append([cache.cache_info().currsize for cache in caches])
     connection.close()
     assert sizes[0] == sizes[-1]

@@ -47,7 +47,7 @@ from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
-from .taking import _batch_lock
+from .taking_statements import batch_lock
 from .types import PostgreSQLTarget, column, quoted, relation, targets
 
 try:
@@ -116,7 +116,7 @@ class PostgreSQLLoading(Loading):
         return connection.execute(added.execution_options(preserve_rowcount=True), row).rowcount == 1
 
     def announce(self, connection: Connection, claim: Claim) -> None:
-        held = func.pg_advisory_xact_lock_shared(_batch_lock(claim.tables))
+        held = func.pg_advisory_xact_lock_shared(batch_lock(claim.tables))
         connection.execute(select(held), {"consumer": claim.consumer})
 
     def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:

@@ -10,46 +10,19 @@ import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from functools import cache
 from typing import Any, Literal
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    Connection,
-    Executable,
-    LargeBinary,
-    Select,
-    Subquery,
-    Table,
-    Text,
-    any_,
-    bindparam,
-    case,
-    cast,
-    column,
-    delete,
-    false,
-    func,
-    literal,
-    literal_column,
-    select,
-    text,
-)
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS, Insert, insert
+from sqlalchemy import Connection, cast, func, select, text
+from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.selectable import TableValuedAlias
-from sqlalchemy.sql.visitors import InternalTraversal
 
-from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
+
+from .taking_statements import add_at_once, add_in_order, delete_batch, find_many, wait_for_key
 
 # From psycopg.pq.TransactionStatus: importing that fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
@@ -57,7 +30,6 @@ _CANCEL = 2
 """Seconds for the connection that cancels another one's wait."""
 _END_WAIT = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
 
-_COLUMNS = tuple(taking_statements.ROW)
 _HAS_WRITTEN = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
 _WRITES = text("SELECT pg_logical_emit_message(true, 'inbox-outbox', '')")
 """Makes a COMMIT wait for a synchronous standby, which then also has everything committed before."""
@@ -70,140 +42,6 @@ _RISKS = text("""
 """)
 _NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
 _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
-
-
-@cache
-def add_at_once(tables: Tables) -> Insert:
-    """The hot statement: inserts the row unless its key, or a batch of its consumer, is in flight."""
-    key_lock, batch_lock = _key_lock(tables), _batch_lock(tables)
-    # The batch lock is only probed, and released immediately; CASE, unlike AND, guarantees that order. The
-    # key's lock comes last: kept without its row, it would report "in flight" for a key that nobody takes.
-    given_back, take = func.pg_advisory_unlock(batch_lock), func.pg_try_advisory_xact_lock(key_lock)
-    ours = case((given_back, take), else_=false())
-    is_free = case((func.pg_try_advisory_lock(batch_lock), ours), else_=false())
-    row = select(*_row(tables).values()).where(is_free)
-    added = insert(tables.message).from_select(_COLUMNS, row).on_conflict_do_nothing()
-    return added.execution_options(preserve_rowcount=True)
-
-
-@cache
-def add_in_order(tables: Tables, lock: Literal["key", "batch"], *, with_digests: bool = False) -> Select[Any]:
-    """The patient statement: takes a lock, waits for keys in flight, restores the lock timeout, and returns
-    the inserted keys. The ORDER BY makes the guard run before the first row is written, and makes two batches
-    meet their common keys in the same order, so that they cannot deadlock."""
-    c, row = tables.message.c, _row(tables)
-    if lock == "key":
-        held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
-    else:
-        held = func.pg_advisory_xact_lock_shared(_batch_lock(tables))
-    guard = select(
-        func.current_setting("lock_timeout").label("before"),
-        func.set_config("lock_timeout", bindparam("timeout", type_=Text), literal(True)).label("during"),
-        held.label("held"),
-    ).cte("guard")
-    keys = _given_keys_and_digests() if with_digests else _given_keys()
-    rows = (
-        select(
-            row["consumer"],
-            keys.c.key,
-            row["claim"],
-            keys.c.digest if with_digests else row["digest"],
-        )
-        .select_from(guard.join(keys, literal(True)))
-        .order_by(keys.c.key.collate("C"))
-    )
-    added = insert(tables.message).from_select(_COLUMNS, rows).on_conflict_do_nothing()
-    taken = added.returning(c.key).cte("taken")
-    before = select(guard.c.before).scalar_subquery()
-    restored = func.set_config("lock_timeout", before, literal(True))
-    keys_taken = func.array_agg(taken.c.key, type_=ARRAY(Text))
-    return select(keys_taken.label("keys"), restored.label("restored"))
-
-
-@cache
-def wait_for_key(tables: Tables) -> Select[Any]:
-    """Wait, for a limited time, until no transaction is taking the key any more."""
-    timeout = func.set_config("lock_timeout", bindparam("timeout", type_=Text), literal(True))
-    held: ColumnElement[Any] = func.pg_advisory_xact_lock(_key_lock(tables))
-    return select(timeout.label("during"), held.label("held"))
-
-
-@cache
-def _row(tables: Tables) -> dict[str, BindParameter[Any]]:
-    """The parameters of a new row. SQLAlchemy's time for a statement grows with their number, so all places
-    in a statement share them."""
-    return {name: bindparam(name, type_=tables.message.c[name].type) for name in _COLUMNS}
-
-
-def _key_lock(tables: Tables) -> ColumnElement[int]:
-    """The number of a key's advisory lock. It has 64 bits, so two keys rarely share one; then one of them
-    waits for the other needlessly. The server computes it, which costs no parameters."""
-    row = _row(tables)
-    return func.hashtextextended(row["key"], func.hashtextextended(row["consumer"], row_type(tables.message)))
-
-
-def _batch_lock(tables: Tables) -> ColumnElement[int]:
-    """The number of the advisory lock shared by all batches of a consumer."""
-    seed = row_type(tables.message) + literal_column("4294967296")  # no oid, so no key's lock is this one
-    return func.hashtextextended(_row(tables)["consumer"], seed)
-
-
-class row_type(ColumnElement[int]):  # noqa: N801
-    """The oid of a table's row type, which distinguishes tables of the same name in different schemas.
-
-    The server finds the table as elsewhere in the statement: by `search_path`, and by the name that a
-    `schema_translate_map` gives it. (In `'name'::regclass` it would be in a literal, unquoted.)
-    """
-
-    inherit_cache = True
-    type = BigInteger()
-    _traverse_internals = [("table", InternalTraversal.dp_clauseelement)]  # noqa: RUF012 - as in its base
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-
-
-@compiles(row_type, "postgresql")
-def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"pg_typeof(NULL::{compiler.preparer.format_table(element.table)})::oid::bigint"
-
-
-@cache
-def delete_batch(aging: Aging) -> Executable:
-    """Delete the oldest rows that nobody has locked, found by index and deleted by their place in the
-    table."""
-    place: ColumnElement[Any] = literal_column("ctid")
-    chosen = taking_statements.oldest(aging).with_only_columns(place).with_for_update(skip_locked=True)
-    places = func.array(chosen.scalar_subquery())
-    return delete(aging.table).where(place == any_(places)).returning(aging.table.c[aging.time])
-
-
-@cache
-def find_many(tables: Tables) -> Select[Any]:
-    """Which of some keys exist: one parameter, so that the statement is the same for any number."""
-    c = tables.message.c
-    keys = func.array(select(_given_keys().c.key).scalar_subquery())
-    return select(c.key, c.claim, c.digest).where(c.consumer == bindparam("consumer_"), c.key == any_(keys))
-
-
-def _given_keys() -> TableValuedAlias:
-    """The keys of a batch as rows. They are sent as JSON, which both ends handle faster than a text array."""
-    keys = cast(bindparam("keys", type_=Text), JSON)
-    return func.json_array_elements_text(keys).table_valued("key", name="given").render_derived()
-
-
-def _given_keys_and_digests() -> Subquery:
-    """The same with each key's digest, in hexadecimal or null."""
-    pairs = func.json_array_elements(cast(bindparam("keys", type_=Text), JSON)).table_valued(
-        column("pair", JSON), name="given"
-    )
-    pair = pairs.render_derived().c.pair
-    digest = func.decode(pair[1].as_string(), "hex", type_=LargeBinary)
-    return select(pair[0].as_string().label("key"), digest.label("digest")).subquery()
-
-
-def _as_json(keys: Sequence[object]) -> str:
-    return json.dumps(keys, ensure_ascii=False)
 
 
 class PostgreSQLTaking(Taking):
@@ -319,3 +157,7 @@ def _driver(connection: Connection) -> Any:
 def _milliseconds(wait: float) -> str:
     """At least one: in PostgreSQL a lock timeout of 0 means no limit."""
     return str(max(1, round(wait * 1000)))
+
+
+def _as_json(keys: Sequence[object]) -> str:
+    return json.dumps(keys, ensure_ascii=False)

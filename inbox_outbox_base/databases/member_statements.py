@@ -1,0 +1,130 @@
+"""The statements about relays, their leases and their buckets, which mean the same on every database."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    Delete,
+    Insert,
+    Integer,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    update,
+)
+
+from inbox_outbox_base.tables.inbox import utcnow
+from inbox_outbox_base.tables.outbox import OutboxTables
+
+from .relaying_statements import among, in_seconds, since_first
+
+
+@cache
+def count_buckets(tables: OutboxTables) -> Select[Any]:
+    """How many buckets the database has."""
+    return select(func.count()).select_from(tables.bucket)
+
+
+@cache
+def join(tables: OutboxTables) -> Insert:
+    """Insert a new relay; the database draws its epoch."""
+    values = {"name": bindparam("name"), "lease_until": in_seconds("lease")}
+    return insert(tables.relay).values(values)
+
+
+@cache
+def renew(tables: OutboxTables) -> Update:
+    """Renew a relay's lease, if the relay still has it."""
+    mine = tables.relay.c.epoch == bindparam("epoch_")
+    return update(tables.relay).where(mine).values(lease_until=in_seconds("lease"))
+
+
+@cache
+def note(tables: OutboxTables) -> Update:
+    """Record the messages that a relay is about to send."""
+    mine = tables.relay.c.epoch == bindparam("epoch_")
+    sending: BindParameter[Any] = bindparam("sending", type_=tables.relay.c.sending.type)
+    return update(tables.relay).where(mine).values(sending=sending)
+
+
+@cache
+def leave(tables: OutboxTables) -> Delete:
+    """Delete a relay."""
+    return delete(tables.relay).where(tables.relay.c.epoch == bindparam("epoch_"))
+
+
+@cache
+def expired(tables: OutboxTables) -> Select[Any]:
+    """Lock relays whose lease is over, skipping those that somebody else is retiring."""
+    c = tables.relay.c
+    return (
+        select(c.epoch, c.name, c.sending)
+        .where(c.lease_until < utcnow())
+        .order_by(c.epoch)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def suspect(tables: OutboxTables) -> Update:
+    """Mark a message that a relay was sending when it was lost: the broker may have it."""
+    c = tables.message.c
+    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    return (
+        update(tables.message)
+        .where(this, c.state != "held")
+        .values(
+            attempts=c.attempts + 1,
+            unanswered=c.unanswered + 1,
+            state="unknown",
+            retry_at=null(),
+            error=bindparam("error_"),
+            failing_since=since_first(tables),
+        )
+    )
+
+
+@cache
+def live(tables: OutboxTables) -> Select[Any]:
+    """How many relays are at work."""
+    return select(func.count()).select_from(tables.relay).where(tables.relay.c.lease_until >= utcnow())
+
+
+@cache
+def owned(tables: OutboxTables) -> Select[Any]:
+    """The buckets of one relay."""
+    c = tables.bucket.c
+    return select(c.bucket).where(c.epoch == bindparam("epoch_")).order_by(c.bucket)
+
+
+@cache
+def free(tables: OutboxTables) -> Select[Any]:
+    """Lock free buckets, skipping those that somebody else is taking."""
+    c = tables.bucket.c
+    return (
+        select(c.bucket)
+        .where(c.epoch.is_(None))
+        .order_by(c.bucket)
+        .limit(bindparam("limit", type_=Integer))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@cache
+def take(tables: OutboxTables) -> Update:
+    """Give buckets to a relay or, without an epoch, to nobody."""
+    epoch: BindParameter[Any] = bindparam("epoch", type_=tables.bucket.c.epoch.type)
+    return update(tables.bucket).where(among(tables.bucket, "bucket")).values(epoch=epoch)
+
+
+@cache
+def free_all(tables: OutboxTables) -> Update:
+    """Free all buckets of a relay."""
+    return update(tables.bucket).where(tables.bucket.c.epoch == bindparam("epoch_")).values(epoch=null())

@@ -1,0 +1,174 @@
+"""PostgreSQL: the statements of a relay, for all buckets together.
+
+The plans are forced as far as possible: a plan made while the table was empty is cached, and a sequential
+scan would be fatal once millions of messages wait.
+"""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Delete,
+    Integer,
+    LargeBinary,
+    Select,
+    SmallInteger,
+    Text,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    cast,
+    column,
+    delete,
+    func,
+    literal,
+    select,
+    true,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, Insert, array, insert
+from sqlalchemy.sql.dml import ReturningInsert
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import TypeEngine
+
+from inbox_outbox_base.databases import member_statements, relaying_statements
+from inbox_outbox_base.tables.outbox import OutboxTables
+
+from .numbers import array_of
+
+_NOT_TEXT: dict[str, type[TypeEngine[Any]]] = {"bucket": SmallInteger, "own_id": Boolean}
+_OFF = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+_SCANNING = dict.fromkeys(_OFF, "off") | {"TimeZone": "UTC"}
+"""The planner reads tables by their indexes, and psycopg has nothing to convert."""
+_LIMITS = ("idle_in_transaction_session_timeout", "tcp_user_timeout")
+
+
+def _scanning() -> list[ColumnElement[Any]]:
+    """Settings for a scan, until the transaction ends."""
+    return [
+        func.set_config(name, literal(value), literal(True)).label(name) for name, value in _SCANNING.items()
+    ]
+
+
+@cache
+def prepare() -> Select[Any]:
+    """Settings for a scan."""
+    return select(*_scanning())
+
+
+@cache
+def renew(tables: OutboxTables) -> Update:
+    """Renew the lease, and apply the settings for a scan in the same statement. It also sets limits as long
+    as the lease: otherwise the transaction of a relay that hangs, or whose machine is gone, would keep the
+    relay's row locked, and nobody could take its buckets. One limit is for a server waiting for the relay,
+    one for a server sending rows to it."""
+    limit = bindparam("milliseconds", type_=Text)
+    limits = (func.set_config(name, limit, literal(True)).label(name) for name in _LIMITS)
+    return member_statements.renew(tables).returning(*_scanning(), *limits)
+
+
+@cache
+def add_many(tables: OutboxTables, names: tuple[str, ...]) -> Insert:
+    """Many messages, numbered in order: the payloads in one piece, cut by the server, and the rest as JSON.
+    Both ends handle that many times faster than an array for each column."""
+    given = (
+        func.json_to_recordset(cast(bindparam("rows", type_=Text), JSON))
+        .table_valued(
+            *(column(name, _NOT_TEXT.get(name, Text)) for name in names),
+            *(column(name, Integer) for name in ("place", "start", "size")),
+            name="given",
+        )
+        .render_derived(with_types=True)
+    )
+    payload = func.substring(bindparam("payloads", type_=LargeBinary), given.c.start, given.c.size)
+    rows = select(*(given.c[name] for name in names), payload).order_by(given.c.place)
+    return insert(tables.message).from_select((*names, "payload"), rows)
+
+
+@cache
+def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
+    """Ids that nobody uses."""
+    given = func.json_array_elements_text(cast(bindparam("ids", type_=Text), JSON)).column_valued("given")
+    taken = insert(tables.ids).from_select(["id"], select(given)).on_conflict_do_nothing()
+    return taken.returning(tables.ids.c.id)
+
+
+@cache
+def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
+    """The oldest messages of each bucket in turn, until there are enough."""
+    c = tables.message.c
+    places = (
+        func.unnest(array_of("buckets", SmallInteger), array_of("lows", BigInteger))
+        .table_valued("bucket", "low", name="place")
+        .render_derived()
+    )
+    limit = bindparam("limit", type_=Integer)
+    of_bucket = (
+        select(*relaying_statements.fetched(tables))
+        .where(c.bucket == places.c.bucket, c.sequence > places.c.low)
+        .order_by(c.sequence)
+        .limit(bindparam("each", type_=Integer))
+    )
+    if unblocked:
+        # A sub-select with an unknown number of rows is hashed: with an array, each row would be
+        # compared with each blocked key.
+        blocked = func.json_array_elements_text(cast(bindparam("blocked", type_=Text), JSON), type_=Text)
+        of_bucket = of_bucket.where(func.coalesce(c.key, c.id).not_in(select(blocked)))
+    if unpaused:
+        of_bucket = of_bucket.where(c.topic != func.all(bindparam("paused", type_=ARRAY(Text))))
+    found = of_bucket.lateral("found")
+    return select(*found.c).select_from(places.join(found, true())).limit(limit)
+
+
+def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
+    """The messages with the given buckets and sequences, and ids: after a failover that lost the last
+    commits, other messages may have their numbers.
+
+    Each place is an array of one, so that the planner can only look it up in the index. If it believed the
+    table to be empty, as it was when analysed, it would otherwise scan it and compare each row with
+    everything given.
+    """
+    c = tables.message.c
+    arrays = [array_of("buckets", SmallInteger), array_of("sequences", BigInteger)]
+    place = ["bucket", "sequence"]
+    if by_id:
+        arrays.append(array_of("ids", Text))
+    given = func.unnest(*arrays).table_valued(*place, *["id"] * by_id, name="given").render_derived()
+    found = and_(*(c[name] == any_(array([given.c[name]])) for name in place))
+    return and_(found, c.id == given.c.id) if by_id else found
+
+
+@cache
+def progress(tables: OutboxTables) -> Select[Any]:
+    """How long some messages still have to wait."""
+    return select(*relaying_statements.progressed(tables)).where(_given(tables))
+
+
+@cache
+def payloads(tables: OutboxTables) -> Select[Any, Any]:
+    """The payloads of some messages."""
+    c = tables.message.c
+    return select(c.sequence, c.payload).where(_given(tables))
+
+
+@cache
+def left(tables: OutboxTables) -> Select[Any]:
+    """The messages among these that still exist."""
+    return select(tables.message.c.id).where(_given(tables, by_id=True))
+
+
+@cache
+def forget(tables: OutboxTables) -> Delete:
+    """Delete messages that have left."""
+    return delete(tables.message).where(_given(tables, by_id=True))
+
+
+@cache
+def record_sent(tables: OutboxTables) -> Insert:
+    """Delete messages that have left, and record them."""
+    gone = (
+        forget(tables).returning(*(tables.message.c[name] for name in relaying_statements.SENT)).cte("gone")
+    )
+    return insert(tables.sent).from_select(relaying_statements.SENT, select(*gone.c))
