@@ -42,13 +42,13 @@ def _add_buckets(connection: Connection, tables: OutboxTables, count: int) -> No
     connection.execute(statements.lock_relays(tables))
     for relay in connection.execute(statements.relays(tables)):
         if relay.lease_until >= relay.now:
-            raise RelayRunning(f"relay {relay.name} is at work, or was lost just now; stop all relays first")
+            raise RelayRunning(f"relay {relay.name} is running, or was lost just now; stop all relays first")
     for table in (tables.message, tables.delayed):
         if connection.execute(statements.anything(table)).first() is not None:
-            raise WrongState(f"there are messages in {table.name}: with other buckets keys lose their order")
+            raise WrongState(f"table {table.name} is not empty: with other buckets keys lose their order")
     there = len(connection.execute(statements.buckets(tables)).all())
     if count < there:
-        raise InvalidOption(f"count={count!r}: there are {there}, and there may only be more")
+        raise InvalidOption(f"count={count!r}: expected at least {there}, the present number")
     if count > there:
         added = [{"bucket_": number} for number in range(there, count)]
         connection.execute(statements.add_buckets(tables), added)

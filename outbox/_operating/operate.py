@@ -282,7 +282,7 @@ def _found(connection: Connection, tables: OutboxTables, message_id: str) -> Row
         found = connection.execute(statement, given).first()
         if found is not None:
             return found
-    raise MessageNotFound(f"the outbox has no message {message_id!r}; it may have left")
+    raise MessageNotFound(f"the outbox has no message {message_id!r}; it may have been sent")
 
 
 def _change(connection: Connection, statement: Update | Delete, message: Row[Any]) -> None:
@@ -293,4 +293,4 @@ def _change(connection: Connection, statement: Update | Delete, message: Row[Any
 
 
 def _changed(message_id: str) -> WrongState:
-    return WrongState(f"id={message_id!r}: somebody has changed it just now, look at it again")
+    return WrongState(f"id={message_id!r}: it has just been changed; look at it again")

@@ -43,8 +43,8 @@ def bucket_count(connection: Connection, tables: OutboxTables) -> int:
         raise WrongBucketCount(f"table {tables.bucket.fullname} is empty: the database has no buckets")
     if known and found != known:
         _log.warning(
-            "the database has %d buckets now, and had %d: what this process has published in the last minute "
-            "may have lost its order; stop whoever publishes before the number is changed",
+            "the database now has %d buckets, and had %d: messages published by this process in the last "
+            "minute may be out of order; stop all publishers before you change the number",
             found,
             known,
         )

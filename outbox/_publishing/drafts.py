@@ -59,7 +59,8 @@ class Drafts:
             payload, content_type, headers = self._events.wrapped(payload, content_type, headers)
         if len(payload) > self._largest_payload:
             raise InvalidMessage(
-                f"payload of {len(payload):,} bytes: at most largest_payload={self._largest_payload:,}"
+                f"payload of {len(payload):,} bytes: expected at most "
+                f"largest_payload={self._largest_payload:,}"
             )
         row: dict[str, Any] = {
             "id": message_id,
@@ -85,7 +86,7 @@ class Drafts:
 
 def _tombstone(message: Message) -> tuple[bytes, str]:
     if message.key is None:
-        raise InvalidMessage("payload=None, key=None: a tombstone deletes what its key had, and needs one")
+        raise InvalidMessage("payload=None, key=None: a tombstone needs the key that it deletes")
     if message.content_type is not None:
         raise InvalidMessage(f"payload=None, content_type={message.content_type!r:.80}: expected None")
     return b"", ""

@@ -79,7 +79,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Enum):
         return value.value
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+    raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
 def _utf8(text: str) -> bytes:

@@ -27,7 +27,7 @@ def move_due(connection: Connection, database: Relaying, buckets: Sequence[int])
         connection.execute(relaying_statements.add_due(tables), {"these": due})
         forget = relaying_statements.forget_delayed(tables)
         if connection.execute(forget, [{"id_": each} for each in due]).rowcount < len(due):
-            raise Overtaken("somebody has dropped a delayed message that was about to be moved")
+            raise Overtaken("a delayed message was dropped before it could be moved")
     if len(due) >= _MOVED:
         return 0.0
     found = connection.execute(relaying_statements.next_due(tables), {"these": buckets}).one()
@@ -45,6 +45,8 @@ def forget_sent(connection: Connection, database: Relaying, keep: float | None) 
         forgotten = connection.execute(relaying_statements.forget_sent(tables), these).rowcount
         own = [row.id for row in old if row.own_id]
         if own and forgotten < len(old):
-            raise Overtaken("another relay has forgotten what was sent; its producer may use an id again")
+            raise Overtaken(
+                "another relay has already deleted records of sent messages, so their ids can be used again"
+            )
         database.free_ids(connection, own)
     return 0.0 if len(old) == _MOVED else math.inf

@@ -42,14 +42,14 @@ class Journal:
 
     def overlooked(self, messages: int) -> None:
         """Count messages that were found below the marks."""
-        self._counts["found late"] += messages
+        self._counts["overlooked"] += messages
 
     def not_looked(self, error: Exception) -> None:
         """Log, at most once a minute, that the search for overlooked messages failed."""
         now = time.monotonic()
         if now >= self._next_complaint:
             self._next_complaint = now + MINUTE
-            _log.warning("overlooked messages could not be looked for: %s", reason(error))
+            _log.warning("the search for overlooked messages failed: %s", reason(error))
 
     def settled(self, report: Report) -> None:
         """Record a batch whose outcomes have been committed."""

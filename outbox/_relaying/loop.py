@@ -96,7 +96,9 @@ class RelayLoop(ABC, Generic[E, P]):
             )
         listen_url = self._settings.listen_url
         if listen_url is not None and own.dialect.name != listen_url.get_backend_name():
-            raise InvalidOption(f"listen_url: the engine's database is {own.dialect.name}")
+            raise InvalidOption(
+                f"listen_url: {listen_url.get_backend_name()}, but the engine uses {own.dialect.name}"
+            )
         self._line = line_of(own, listen_url)
         self._rounds = Rounds(self._settings, own.dialect.name)
         self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
@@ -290,7 +292,9 @@ class RelayLoop(ABC, Generic[E, P]):
         except LeaseLost as error:
             self._lost(error)
         except TROUBLE as error:
-            _log.warning("the buckets are free once the lease is over: %s", reason(error))
+            _log.warning(
+                "the relay could not leave, so its buckets are free when its lease expires: %s", reason(error)
+            )
         else:
             self._finish_batch()
         self._rounds.forget()
@@ -298,7 +302,7 @@ class RelayLoop(ABC, Generic[E, P]):
     def _lost(self, error: LeaseLost) -> None:
         """Start over as a new relay."""
         refused = len(self._report.accepted)
-        _log.warning("%s; %d completions were refused and changed nothing", error, refused)
+        _log.warning("%s; it could not record %d sent messages, which may be sent again", error, refused)
         self._report = Report()
         self._rounds.forget()
 

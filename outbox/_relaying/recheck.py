@@ -68,9 +68,9 @@ def _reported(found: dict[int, int]) -> int:
     overlooked = sum(found.values())
     if overlooked:
         _log.warning(
-            "%d messages had been overlooked, in buckets %s: they leave now. Their numbers are lower than "
-            "numbers that were drawn and committed before them: was the sequence cached or set back, or were "
-            "rows copied with their numbers?",
+            "%d messages had been overlooked, in buckets %s, and are sent now. Their numbers are lower than "
+            "those of messages committed before them: check whether the sequence was cached or set back, or "
+            "rows were copied with their numbers",
             overlooked,
             ", ".join(map(str, sorted(found))),
         )

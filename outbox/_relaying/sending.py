@@ -81,7 +81,7 @@ class Pace:
             if now >= rest.said + _SAID_EVERY:
                 rest.said = now
                 log.warning(
-                    "topic %r is not taken, and tried again and again: %s", topic, strike_out(reasons[topic])
+                    "topic %r is not taken by the broker, retrying: %s", topic, strike_out(reasons[topic])
                 )
 
 
@@ -123,7 +123,7 @@ class Sending:
             silence = Unknown(f"{type(error).__name__}: {error}")
         finally:  # an interruption is not swallowed, and the outcomes given so far are written
             if len(answers) > len(letters):
-                answers, silence = [], _unknown("more answers than there were messages")
+                answers, silence = [], _unknown("more answers than messages")
             failed = len(self.report.others)
             for letter, answer in zip(letters, chain(answers, repeat(silence)), strict=False):
                 if isinstance(answer, Accepted):
@@ -141,7 +141,7 @@ class Sending:
 
 
 def _checked(answer: Any) -> Outcome:
-    return answer if isinstance(answer, Outcome) else _unknown(f"{answer!r:.80}, which is no outcome")
+    return answer if isinstance(answer, Outcome) else _unknown(f"{answer!r:.80}, which is not an Outcome")
 
 
 def _unknown(what: str) -> Unknown:

@@ -44,7 +44,7 @@ class Settings:
         on_event: Hook | Iterable[Hook] | None,
     ) -> None:
         if not callable(getattr(publisher, "send", None)):
-            raise InvalidOption(f"publisher={type(publisher).__name__}: expected something with send(batch)")
+            raise InvalidOption(f"publisher={type(publisher).__name__}: expected an object with send(batch)")
         if not isinstance(backoff, Backoff | None):
             raise InvalidOption(f"backoff={backoff!r}: expected a Backoff")
         self.name = outbox_options.text("name", name or f"{socket.gethostname()[:200]}:{os.getpid()}", 255)
@@ -77,12 +77,14 @@ class Settings:
 def _listen_url(given: object) -> URL:
     """The URL, checked; no error contains its password."""
     if not isinstance(given, str | URL):
-        raise InvalidOption(f"listen_url={type(given).__name__}: expected an address of the database")
+        raise InvalidOption(f"listen_url={type(given).__name__}: expected the URL of the database")
     text = given if isinstance(given, str) else given.render_as_string(hide_password=False)
     url = database_url(text, "listen_url", error=InvalidOption)
     server = notifying(url.get_backend_name())
     if server is None or url.get_driver_name() != server.driver:
-        raise InvalidOption(f"listen_url: {url.drivername}: only PostgreSQL wakes relays, through psycopg")
+        raise InvalidOption(
+            f"listen_url: {url.drivername}: expected postgresql+psycopg; no other wakes relays"
+        )
     return url
 
 
@@ -94,7 +96,7 @@ def _timeout(publisher: Any, lease: float) -> float | None:
     seconds = outbox_options.seconds("publisher.timeout", timeout)
     if seconds > _SHARE * lease:
         raise UnsafeBroker(
-            f"publisher.timeout={seconds:g}: a send could outlast the relay's lease of {lease:g} seconds; "
-            f"at most {_SHARE * lease:g} leave time to renew it"
+            f"publisher.timeout={seconds:g}: expected at most {_SHARE * lease:g}, or a send could outlast "
+            f"the relay's lease of {lease:g} seconds"
         )
     return seconds

@@ -68,11 +68,11 @@ class Line:
     def not_heard(self, side: SideConnection) -> NotHeard:
         """Stop listening; return the error that explains why."""
         url = (self._own or self._engine).url
-        where = f"a notification did not arrive at {url.host}:{url.port} within {self.patience(side):g} s"
+        where = f"no notification arrived within {self.patience(side):g} s at {url.host}:{url.port}"
         if self._is_pooled(side):
             self._unlisten(side)
-            return NotHeard(f"{where}, which is a pooler: give the server's own address as listen_url")
-        return NotHeard(f"{where}: is it the relay's database?" if self._own else where)
+            return NotHeard(f"{where}, which is a pooler: set listen_url to the server's own address")
+        return NotHeard(f"{where}: check that it is the relay's database" if self._own else where)
 
     def _unlisten(self, side: SideConnection) -> None:
         """Begin transactions until one gets the listening session, which belongs to the pooler."""

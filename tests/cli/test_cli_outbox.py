@@ -124,7 +124,7 @@ def test_drop(engine: Engine, run: Run) -> None:
 def test_an_unknown_message(run: Run, command: str) -> None:
     """A message that is not there is exit code 3."""
     done = run("outbox", command, "nobody")
-    assert error(done) == "the outbox has no message 'nobody'; it may have left"
+    assert error(done) == "the outbox has no message 'nobody'; it may have been sent"
     assert done.returncode == 3
 
 

@@ -127,14 +127,14 @@ def test_the_limits_themselves_are_taken(migrated: Database, way: Way) -> None:
     with way(engine) as handle:
         OUTBOX.publish(handle, **largest)
         with pytest.raises(
-            InvalidMessage, match="payload of 1,000,001 bytes: at most largest_payload=1,000,000"
+            InvalidMessage, match="payload of 1,000,001 bytes: expected at most largest_payload=1,000,000"
         ):
             OUTBOX.publish(handle, **largest | {"payload": b"p" * 1_000_001})
         with pytest.raises(InvalidMessage, match="headers of 65,537 bytes"):
             OUTBOX.publish(handle, **largest | {"headers": fitting(65_537, ["a", "b"])})
         OUTBOX.publish(handle, "t", "p", key="k", headers={"n": ""}, content_type="c")
         Outbox(largest_payload=3).publish(handle, "t", "ppp")
-        with pytest.raises(InvalidMessage, match="payload of 4 bytes: at most largest_payload=3"):
+        with pytest.raises(InvalidMessage, match="payload of 4 bytes: expected at most largest_payload=3"):
             Outbox(largest_payload=3).publish(handle, "t", "pppp")
     rows = waiting(engine)
     assert len(rows) == 3

@@ -137,7 +137,7 @@ def test_retry_of_what_needs_none(engine: Engine) -> None:
     with pytest.raises(WrongState, match="it is delayed"):
         outbox.retry(engine, delayed)
     relay(engine, Recorder())
-    with pytest.raises(MessageNotFound, match="it may have left"):
+    with pytest.raises(MessageNotFound, match="it may have been sent"):
         outbox.retry(engine, pending)
 
 

@@ -226,7 +226,7 @@ def test_the_command_line_s_relay(pooled: Database) -> None:
         "mysql://user:pass-word@host/shop",
     ]
     done = in_this_process("outbox", "drain", *options)
-    assert error(done) == "listen_url: mysql+pymysql: only PostgreSQL wakes relays, through psycopg"
+    assert error(done) == "listen_url: mysql+pymysql: expected postgresql+psycopg; no other wakes relays"
 
 
 def off(url: URL) -> str:

@@ -74,13 +74,13 @@ SAYS_NOTHING = {
     "is a generator that raises": (lambda batch: itertools.chain(raising(batch)), "ConnectionError: gone"),
     "forgets to answer": (lambda _: None, "TypeError: 'NoneType' object is not iterable"),
     "answers nothing": (lambda _: [], "the publisher gave no answer"),
-    "answers True": (lambda batch: [True] * len(batch), "the publisher gave True, which is no outcome"),
-    "answers a class": (lambda batch: [type(ACCEPTED)] * len(batch), "which is no outcome"),
+    "answers True": (lambda batch: [True] * len(batch), "the publisher gave True, which is not an Outcome"),
+    "answers a class": (lambda batch: [type(ACCEPTED)] * len(batch), "which is not an Outcome"),
     "answers too much": (
         lambda batch: [ACCEPTED] * (len(batch) + 1),
-        "more answers than there were messages",
+        "more answers than messages",
     ),
-    "never stops": (lambda _: itertools.repeat(ACCEPTED), "more answers than there were messages"),
+    "never stops": (lambda _: itertools.repeat(ACCEPTED), "more answers than messages"),
 }
 
 
@@ -172,7 +172,7 @@ def test_any_retry_after_can_be_stored(engine: Engine, retry_after: Any) -> None
         ({"lease": 0.5}, "lease=0.5"),
         ({"lease": "30"}, "lease='30'"),
         ({"lease": timedelta(days=2)}, "lease="),
-        ({"listen_url": 5}, "listen_url=int: expected an address"),
+        ({"listen_url": 5}, "listen_url=int: expected the URL"),
         ({"listen_url": "here"}, "listen_url: expected something like postgresql://"),
         ({"listen_url": "mysql://u:secret@h/d"}, "listen_url: mysql+pymysql: only PostgreSQL"),
         ({"listen_url": "postgresql+asyncpg://u:secret@h/d"}, "listen_url: postgresql+asyncpg: only"),
@@ -227,7 +227,7 @@ def test_what_can_be_an_engine() -> None:
 
 def test_listening_where_there_is_nothing_to_hear() -> None:
     """Only PostgreSQL notifies."""
-    with pytest.raises(InvalidOption, match="listen_url: the engine's database is sqlite"):
+    with pytest.raises(InvalidOption, match="listen_url: postgresql, but the engine uses sqlite"):
         Relay(create_engine("sqlite://"), Recorder(), listen_url="postgresql://h/d")
 
 

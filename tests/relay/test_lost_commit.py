@@ -129,5 +129,5 @@ def test_a_relay_can_be_stopped_while_the_database_is_away(
     wait_until(lambda: "does not answer" in caplog.text)
     relay.stop()
     running.result()
-    assert "free once the lease is over" in caplog.text
+    assert "free when its lease expires" in caplog.text
     engine.dispose()

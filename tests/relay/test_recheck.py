@@ -231,4 +231,4 @@ def test_a_look_that_always_fails(postgres: Database, caplog: pytest.LogCaptureF
         wait_until(lambda: len(failed) >= 3)
         publish(engine, "a2")
         wait_until(lambda: publisher.of("a") == ["a1", "a2"])
-    assert caplog.text.count("overlooked messages could not be looked for: ") == 1
+    assert caplog.text.count("the search for overlooked messages failed: ") == 1
