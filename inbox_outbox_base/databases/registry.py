@@ -1,13 +1,13 @@
-"""Which folder serves which database, for each contract; it is imported on first use."""
+"""The code for a database, by contract; it is imported on first use."""
 
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
 from inbox_outbox_base.errors import outbox as outbox_errors
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
+from inbox_outbox_base.supported import FOLDERS, part
 
 if TYPE_CHECKING:  # at run time imported on first use
     from inbox_outbox_base.tables.outbox import OutboxTables
@@ -18,14 +18,6 @@ if TYPE_CHECKING:  # at run time imported on first use
     from .notifying import Notifying
     from .relaying import Relaying
     from .taking import Taking
-
-_FOLDERS = {
-    "postgresql": ("postgresql", "PostgreSQL"),
-    "mysql": ("mysql", "MySQL"),
-    "mariadb": ("mysql", "MySQL"),
-    "sqlite": ("sqlite", "SQLite"),
-}
-"""By SQLAlchemy's name of the dialect: the folder, and the prefix of its classes."""
 
 
 @cache
@@ -72,7 +64,7 @@ def relaying(dialect: str, tables: "OutboxTables") -> "Relaying":
 @cache
 def notifying(dialect: str) -> "Notifying | None":
     """How to wake relays of other processes; None on a database without notifications."""
-    if dialect not in _FOLDERS or not _class("relaying", dialect).has_notifications:
+    if dialect not in FOLDERS or not _class("relaying", dialect).has_notifications:
         return None
     return _class("notifying", dialect)()  # type: ignore[no-any-return]
 
@@ -95,10 +87,8 @@ def migrating(dialect: str) -> "Migrating":
     return _class("migrating", dialect)()  # type: ignore[no-any-return]
 
 
-@cache
 def _class(contract: str, dialect: str) -> Any:
-    if dialect not in _FOLDERS:
-        known = ", ".join(_FOLDERS)
+    if dialect not in FOLDERS:
+        known = ", ".join(FOLDERS)
         raise UnsupportedDatabase(f"dialect={dialect!r}: only {known} are supported")
-    folder, name = _FOLDERS[dialect]
-    return getattr(import_module(f"{__package__}.{folder}.{contract}"), name + contract.capitalize())
+    return part(contract, dialect)

@@ -4,24 +4,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Dialect, LargeBinary, Table, Text, event
+from sqlalchemy import BigInteger, DateTime, Dialect, LargeBinary, Table, Text, TextClause, event, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDL
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-MYSQL = ("mysql", "mariadb")
-"""SQLAlchemy's names for the two databases with MySQL's dialect."""
+from inbox_outbox_base.supported import FOLDERS
 
-OPTIONS: dict[str, Any] = {
-    "mysql_engine": "InnoDB",
-    "mysql_charset": "utf8mb4",
-    "mariadb_engine": "InnoDB",
-    "mariadb_charset": "utf8mb4",
-}
-"""The options of all our tables."""
-
+from .storing import storing, varied
 
 ROWS = "rows"
 """The key in a table's `info` for its initial rows: a copy of the table has no listeners."""
@@ -41,29 +33,19 @@ class Bytewise(TypeDecorator[str]):
         self.longest = longest
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in MYSQL:
-            return dialect.type_descriptor(_mysql().VARBINARY(self.longest))
         # Not type_descriptor(), which would make it a VARCHAR on PostgreSQL.
-        return Text(collation="C" if dialect.name == "postgresql" else None)
+        return storing(dialect.name).text(self.longest) or Text()
 
     # Processors, not process_bind_param(): they cost nothing where there is nothing to do.
     def bind_processor(self, dialect: Dialect) -> Callable[[str | None], Any] | None:
-        return _encoded if dialect.name in MYSQL else None
+        return _encoded if storing(dialect.name).has_binary_text else None
 
     def literal_processor(self, dialect: Dialect) -> Callable[[str], str] | None:
         processor: Callable[[str], str] | None = Text().literal_processor(dialect)  # type: ignore[no-untyped-call]
         return processor
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], str | None] | None:
-        return _decoded if dialect.name in MYSQL else None
-
-
-def _mysql() -> Any:
-    """SQLAlchemy's dialect, imported only when a table is declared, to keep the import of this library
-    cheap."""
-    from sqlalchemy.dialects import mysql
-
-    return mysql
+        return _decoded if storing(dialect.name).has_binary_text else None
 
 
 def _encoded(value: str | None) -> Any:
@@ -81,17 +63,16 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in MYSQL:
-            return dialect.type_descriptor(_mysql().DATETIME(fsp=6))
-        return dialect.type_descriptor(DateTime(timezone=dialect.name == "postgresql"))
+        known = storing(dialect.name)
+        return dialect.type_descriptor(known.time() or DateTime(timezone=known.has_time_zones))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None or dialect.name == "postgresql":
+        if value is None or storing(dialect.name).has_time_zones:
             return value
         return value.astimezone(UTC).replace(tzinfo=None)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
-        if dialect.name == "postgresql":
+        if storing(dialect.name).has_time_zones:
             return _in_utc
         return super().result_processor(dialect, coltype)
 
@@ -104,8 +85,7 @@ def _in_utc(value: datetime | None) -> datetime | None:
 
 
 class utcnow(FunctionElement[datetime]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """The database's own clock, in UTC; on PostgreSQL not `now()`, which stands still during a
-    transaction."""
+    """The database's own clock, in UTC."""
 
     inherit_cache = True
     type = UtcDateTime()
@@ -113,17 +93,7 @@ class utcnow(FunctionElement[datetime]):  # noqa: N801 - named like SQLAlchemy's
 
 @compiles(utcnow)
 def _utcnow(element: utcnow, compiler: SQLCompiler, **kw: Any) -> str:
-    return "clock_timestamp()"
-
-
-@compiles(utcnow, *MYSQL)
-def _utcnow_mysql(element: utcnow, compiler: SQLCompiler, **kw: Any) -> str:
-    return "(utc_timestamp(6))"
-
-
-@compiles(utcnow, "sqlite")
-def _utcnow_sqlite(element: utcnow, compiler: SQLCompiler, **kw: Any) -> str:
-    return "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
+    return storing(compiler.dialect.name).now
 
 
 class from_now(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own functions
@@ -133,48 +103,54 @@ class from_now(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's ow
     type = UtcDateTime()
 
 
-@compiles(from_now, "postgresql")
-def _from_now_postgresql(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"(clock_timestamp() + make_interval(secs => {compiler.process(element.clauses, **kw)}))"
-
-
-@compiles(from_now, "mysql", "mariadb")
-def _from_now_mysql(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"(utc_timestamp(6) + INTERVAL {compiler.process(element.clauses, **kw)} SECOND)"
-
-
-@compiles(from_now, "sqlite")
-def _from_now_sqlite(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
-    seconds = compiler.process(element.clauses, **kw)
-    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds'))"
+@compiles(from_now, *FOLDERS)
+def _from_now(element: from_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return storing(compiler.dialect.name).from_now(compiler.process(element.clauses, **kw))
 
 
 def binary(length: int) -> TypeEngine[bytes]:
     """A binary column of at most `length` bytes."""
-    return LargeBinary().with_variant(_mysql().VARBINARY(length), *MYSQL)
+    return varied(LargeBinary(), lambda known: known.binary(length))
 
 
 def long_text() -> TypeEngine[str]:
     """Text of up to 16 MB."""
-    return Text().with_variant(_mysql().MEDIUMTEXT, *MYSQL)
+    return varied(Text(), lambda known: known.long_text())
 
 
 def long_binary() -> TypeEngine[bytes]:
     """Bytes of unlimited length."""
-    return LargeBinary().with_variant(_mysql().LONGBLOB, *MYSQL)
+    return varied(LargeBinary(), lambda known: known.long_binary())
+
+
+def number() -> TypeEngine[int]:
+    """A column that numbers the rows."""
+    return varied(BigInteger(), lambda known: known.number())
+
+
+def plain_text(longest: int) -> TypeEngine[str]:
+    """`Bytewise` as SQLAlchemy's own type, for DDL."""
+    return varied(Text(), lambda known: known.text(longest))
+
+
+def plain_time() -> TypeEngine[datetime]:
+    """`UtcDateTime` as SQLAlchemy's own type, for DDL."""
+    return varied(DateTime(timezone=True), lambda known: known.time())
+
+
+def plain_now(dialect: str) -> TextClause:
+    """`utcnow` as SQLAlchemy's own expression, for DDL."""
+    return text(storing(dialect).now)
 
 
 def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
     """The same type for DDL, as SQLAlchemy's own type: Alembic can write it without another import."""
     if isinstance(column, Bytewise):
-        text = Text().with_variant(Text(collation="C"), "postgresql")
-        text = text.with_variant(_mysql().VARBINARY(column.longest), *MYSQL)
+        found = plain_text(column.longest)
         for dialect, other in column._variant_mapping.items():  # noqa: SLF001 - Alembic reads it, too
-            text = text.with_variant(other, dialect)
-        return text
-    if isinstance(column, UtcDateTime):
-        return DateTime(timezone=True).with_variant(_mysql().DATETIME(fsp=6), *MYSQL)
-    return column
+            found = found.with_variant(other, dialect)
+        return found
+    return plain_time() if isinstance(column, UtcDateTime) else column
 
 
 def begin_with(table: Table, rows: str) -> None:

@@ -21,7 +21,6 @@ from sqlalchemy import (
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .columns import (
-    OPTIONS,
     ROWS,
     Bytewise,
     UtcDateTime,
@@ -33,6 +32,7 @@ from .columns import (
     utcnow,
 )
 from .outbox import OUTBOX, OutboxTables, outbox_tables
+from .storing import options
 
 __all__ = [
     "CONSUMER_RULES",
@@ -92,7 +92,7 @@ def _tables(schema: str | None) -> Tables:
         Column("digest", binary(16)),
         Column("result", long_text()),
         PrimaryKeyConstraint("consumer", "key", name="inbox_message_pkey"),
-        **OPTIONS,
+        **options(),
     )
     _named(message, "consumer", "key")
     Index("inbox_message_accepted_at", message.c.consumer, message.c.accepted_at)
@@ -134,7 +134,7 @@ def _ledger(metadata: MetaData) -> Table:
         PrimaryKeyConstraint(
             "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_pkey"
         ),
-        **OPTIONS,
+        **options(),
     )
     total = sum((ledger.c[name] for name in counts[1:]), start=ledger.c[counts[0]])
     ledger.append_constraint(CheckConstraint(ledger.c.rows_read == total, name="inbox_ledger_adds_up"))
@@ -166,7 +166,7 @@ def _consumer(metadata: MetaData) -> Table:
         Column("digest_format", SmallInteger, nullable=False),
         Column("declared_at", UtcDateTime, nullable=False, server_default=utcnow()),
         PrimaryKeyConstraint("consumer", "id", name="inbox_consumer_pkey"),
-        **OPTIONS,
+        **options(),
     )
     _named(consumer, "consumer")
     for name, rule in CONSUMER_RULES.items():
@@ -200,7 +200,7 @@ def _status(metadata: MetaData) -> Table:
         Column("updated_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("interruptions", Integer, nullable=False, server_default="0"),
         PrimaryKeyConstraint("consumer", "key", name="inbox_status_pkey"),
-        **OPTIONS,
+        **options(),
     )
     _named(status, "consumer", "key")
     for name, rule in STATUS_RULES.items():

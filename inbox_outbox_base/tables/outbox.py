@@ -8,6 +8,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Index,
     Integer,
     MetaData,
@@ -15,12 +16,16 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    TextClause,
     literal_column,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from .columns import OPTIONS, Bytewise, UtcDateTime, begin_with, long_binary, long_text, utcnow
+from inbox_outbox_base.supported import FOLDERS
+
+from .columns import Bytewise, UtcDateTime, begin_with, long_binary, long_text, number, utcnow
+from .storing import options, storing, varied
 
 BUCKETS = 64
 """The number of buckets in new tables."""
@@ -61,18 +66,25 @@ OUTBOX = tuple(f"outbox_{name}" for name in (*OutboxTables.__slots__[:-1], "id")
 
 
 class _BucketFirst(PrimaryKeyConstraint):
-    """The primary key on the sequence; on PostgreSQL on bucket and sequence, so that a new message costs one
+    """The primary key on the sequence; where possible on bucket and sequence, so that a new message costs one
     index.
 
-    MySQL and SQLite can only number rows by a column that begins an index. PostgreSQL does not require that,
+    Most databases can only number rows by a column that begins an index. PostgreSQL does not require that,
     and with an index on the sequence alone its planner may read all buckets to find the oldest messages of
     one.
     """
 
 
-@compiles(_BucketFirst, "postgresql")
+@compiles(_BucketFirst)
 def _bucket_first(constraint: _BucketFirst, compiler: DDLCompiler, **kw: Any) -> str:
-    return f"CONSTRAINT {constraint.name} PRIMARY KEY (bucket, sequence)"
+    if storing(compiler.dialect.name).numbers_any_column:
+        return f"CONSTRAINT {constraint.name} PRIMARY KEY (bucket, sequence)"
+    return compiler.visit_primary_key_constraint(constraint, **kw)
+
+
+def where_sent(condition: ColumnElement[bool] | TextClause) -> dict[str, Any]:
+    """The options of an index that leaves out other rows, where it can."""
+    return {f"{dialect}_where": condition for dialect in FOLDERS if storing(dialect).numbers_any_column}
 
 
 def outbox_tables(metadata: MetaData) -> OutboxTables:
@@ -89,13 +101,10 @@ def outbox_tables(metadata: MetaData) -> OutboxTables:
     )
 
 
-def _number() -> BigInteger:
-    return BigInteger().with_variant(Integer, "sqlite")
-
-
 def _id() -> Column[str]:
-    """A message's id. (SQLite does not enforce the length.)"""
-    return Column("id", Bytewise(LONGEST_ID).with_variant(String(36), "sqlite"), nullable=False)
+    """A message's id. It was of 36 characters at first, and still is where that could not be changed."""
+    kind = varied(Bytewise(LONGEST_ID), lambda known: None if known.changes_types else String(36))
+    return Column("id", kind, nullable=False)
 
 
 def _own_id() -> Column[bool]:
@@ -121,7 +130,7 @@ def _message(metadata: MetaData) -> Table:
         "outbox_message",
         metadata,
         Column("bucket", SmallInteger, nullable=False),
-        Column("sequence", _number(), autoincrement=True, nullable=False),
+        Column("sequence", number(), autoincrement=True, nullable=False),
         _id(),
         *_content(),
         Column("attempts", Integer, nullable=False, server_default="0"),
@@ -132,18 +141,13 @@ def _message(metadata: MetaData) -> Table:
         _own_id(),
         Column("failing_since", UtcDateTime),
         _BucketFirst("sequence", name="outbox_message_pkey"),
-        sqlite_autoincrement=True,  # a reused number would let an old relay delete a new message
-        **OPTIONS,
+        **options(numbered=True),  # a reused number would let an old relay delete a new message
     )
     for name, rule in MESSAGE_RULES.items():
         message.append_constraint(CheckConstraint(rule, name=f"outbox_message_{name}"))
-    # On PostgreSQL, where the primary key begins with the bucket, it holds only the few sent messages.
-    Index(
-        "outbox_message_bucket",
-        message.c.bucket,
-        message.c.sequence,
-        postgresql_where=message.c.state != literal_column("'pending'"),
-    )
+    # Where the primary key begins with the bucket, it holds only the few messages that have been sent.
+    was_sent = message.c.state != literal_column("'pending'")
+    Index("outbox_message_bucket", message.c.bucket, message.c.sequence, **where_sent(was_sent))
     return message
 
 
@@ -158,7 +162,7 @@ def _delayed(metadata: MetaData) -> Table:
         *_content(),
         _own_id(),
         PrimaryKeyConstraint("id", name="outbox_delayed_pkey"),
-        **OPTIONS,
+        **options(),
     )
     Index("outbox_delayed_available_at", delayed.c.available_at)
     return delayed
@@ -178,7 +182,7 @@ def _dead(metadata: MetaData) -> Table:
         Column("dead_at", UtcDateTime, nullable=False, server_default=utcnow()),
         _own_id(),
         PrimaryKeyConstraint("id", name="outbox_dead_pkey"),
-        **OPTIONS,
+        **options(),
     )
     for name, rule in DEAD_RULES.items():
         dead.append_constraint(CheckConstraint(rule, name=f"outbox_dead_{name}"))
@@ -198,7 +202,7 @@ def _sent(metadata: MetaData) -> Table:
         Column("sent_at", UtcDateTime, nullable=False, server_default=utcnow()),
         _own_id(),
         PrimaryKeyConstraint("id", name="outbox_sent_pkey"),
-        **OPTIONS,
+        **options(),
     )
     Index("outbox_sent_sent_at", sent.c.sent_at)
     return sent
@@ -212,7 +216,7 @@ def _bucket(metadata: MetaData) -> Table:
         Column("bucket", SmallInteger, nullable=False, autoincrement=False),
         Column("epoch", BigInteger),
         PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
-        **OPTIONS,
+        **options(),
     )
     begin_with(bucket, f"(bucket) VALUES {', '.join(f'({number})' for number in range(BUCKETS))}")
     return bucket
@@ -223,14 +227,13 @@ def _relay(metadata: MetaData) -> Table:
     return Table(
         "outbox_relay",
         metadata,
-        Column("epoch", _number(), autoincrement=True, nullable=False),
+        Column("epoch", number(), autoincrement=True, nullable=False),
         Column("name", String(255), nullable=False),
         Column("lease_until", UtcDateTime, nullable=False),
         Column("sending", long_text()),
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
-        sqlite_autoincrement=True,  # an epoch is never reused
-        **OPTIONS,
+        **options(numbered=True),  # an epoch is never reused
     )
 
 
@@ -242,10 +245,10 @@ def _pause(metadata: MetaData) -> Table:
         Column("topic", Bytewise(LONGEST_TOPIC), nullable=False),
         Column("paused_at", UtcDateTime, nullable=False, server_default=utcnow()),
         PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
-        **OPTIONS,
+        **options(),
     )
 
 
 def _ids(metadata: MetaData) -> Table:
     """Ids chosen by producers, each kept as long as the outbox knows its message, in whichever table."""
-    return Table("outbox_id", metadata, _id(), PrimaryKeyConstraint("id", name="outbox_id_pkey"), **OPTIONS)
+    return Table("outbox_id", metadata, _id(), PrimaryKeyConstraint("id", name="outbox_id_pkey"), **options())

@@ -9,7 +9,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from .columns import MYSQL, UtcDateTime
+from .columns import UtcDateTime
+from .storing import storing
 
 NO_TIME = datetime.min.replace(tzinfo=UTC)
 """The value read from a column without a valid time: text on SQLite, a zero date on MySQL and MariaDB."""
@@ -19,7 +20,7 @@ class _Readable(UtcDateTime):
     cache_ok = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
-        if dialect.name == "postgresql":
+        if storing(dialect.name).has_time_zones:  # then it holds times only, and `readable` has moved them
             return super().result_processor(dialect, coltype)
         parse: Any = self.load_dialect_impl(dialect).result_processor(dialect, coltype)
 
@@ -36,10 +37,7 @@ class _Readable(UtcDateTime):
 
 
 class readable(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own functions
-    """A column's time, whatever it holds: read directly, one invalid value would stop the whole query.
-
-    PostgreSQL's times before Python's first year or after its last, such as infinity, are moved to that year.
-    """
+    """A column's time, whatever it holds: read directly, one invalid value would stop the whole query."""
 
     inherit_cache = True
     type = _Readable()
@@ -54,21 +52,9 @@ class movable(FunctionElement[Any]):  # noqa: N801 - named like SQLAlchemy's own
 
 @compiles(movable)
 def _movable(element: movable, compiler: SQLCompiler, **kw: Any) -> str:
-    return compiler.process(element.clauses.clauses[0], **kw)
-
-
-@compiles(movable, *MYSQL)
-def _movable_mysql(element: movable, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"GREATEST({compiler.process(element.clauses.clauses[0], **kw)}, TIMESTAMP '1000-01-01 00:00:00')"
+    return storing(compiler.dialect.name).movable(compiler.process(element.clauses.clauses[0], **kw))
 
 
 @compiles(readable)
 def _readable(element: readable, compiler: SQLCompiler, **kw: Any) -> str:
-    return compiler.process(element.clauses.clauses[0], **kw)
-
-
-@compiles(readable, "postgresql")
-def _readable_postgresql(element: readable, compiler: SQLCompiler, **kw: Any) -> str:
-    time = compiler.process(element.clauses.clauses[0], **kw)
-    first, last = (f"TIMESTAMPTZ '{each} 00:00Z'" for each in ("0001-01-02", "9999-12-30"))
-    return f"CASE WHEN {time} < {first} THEN {first} WHEN {time} > {last} THEN {last} ELSE {time} END"
+    return storing(compiler.dialect.name).readable(compiler.process(element.clauses.clauses[0], **kw))

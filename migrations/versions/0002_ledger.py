@@ -2,7 +2,9 @@
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import mysql
+
+from inbox_outbox_base.tables.columns import binary, plain_now, plain_text, plain_time
+from inbox_outbox_base.tables.storing import options
 
 revision = "0002"
 down_revision = "0001"
@@ -11,38 +13,24 @@ depends_on = None
 features = ("ledger",)
 makes = ("inbox_ledger",)
 
-NOW = {
-    "postgresql": "clock_timestamp()",
-    "mysql": "(utc_timestamp(6))",
-    "mariadb": "(utc_timestamp(6))",
-    "sqlite": "(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
-}
-
-
-def _bytewise(longest: int) -> sa.types.TypeEngine[str]:
-    text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-    return text.with_variant(mysql.VARBINARY(longest), "mysql", "mariadb")
-
 
 def upgrade() -> None:
     context = op.get_context()
-    schema = context.opts["inbox_schema"]
-    time = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-    binary = sa.LargeBinary().with_variant(mysql.VARBINARY(16), "mysql", "mariadb")
+    schema, now = context.opts["inbox_schema"], plain_now(context.dialect.name)
     op.create_table(
         "inbox_ledger",
-        sa.Column("consumer", _bytewise(128), nullable=False),
-        sa.Column("run", _bytewise(128), nullable=False),
+        sa.Column("consumer", plain_text(128), nullable=False),
+        sa.Column("run", plain_text(128), nullable=False),
         sa.Column("batch", sa.BigInteger, nullable=False),
         sa.Column("part", sa.Integer, nullable=False),
         sa.Column("parts", sa.Integer, nullable=False),
-        sa.Column("fingerprint", binary, nullable=False),
+        sa.Column("fingerprint", binary(16), nullable=False),
         sa.Column("rows_read", sa.BigInteger, nullable=False),
         sa.Column("rows_new", sa.BigInteger, nullable=False),
         sa.Column("rows_duplicate", sa.BigInteger, nullable=False),
         sa.Column("rows_repeated", sa.BigInteger, nullable=False),
         sa.Column("rows_dropped", sa.BigInteger, nullable=False),
-        sa.Column("committed_at", time, nullable=False, server_default=sa.text(NOW[context.dialect.name])),
+        sa.Column("committed_at", plain_time(), nullable=False, server_default=now),
         sa.PrimaryKeyConstraint(
             "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_pkey"
         ),
@@ -55,10 +43,7 @@ def upgrade() -> None:
             name="inbox_ledger_adds_up",
         ),
         schema=schema,
-        mysql_engine="InnoDB",
-        mysql_charset="utf8mb4",
-        mariadb_engine="InnoDB",
-        mariadb_charset="utf8mb4",
+        **options(),
     )
     op.create_index("inbox_ledger_committed_at", "inbox_ledger", ["consumer", "committed_at"], schema=schema)
 

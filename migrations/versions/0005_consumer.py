@@ -2,7 +2,9 @@
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import mysql
+
+from inbox_outbox_base.tables.columns import binary, plain_now, plain_text, plain_time
+from inbox_outbox_base.tables.storing import options
 
 revision = "0005"
 down_revision = "0004"
@@ -11,12 +13,6 @@ depends_on = None
 features = ("inbox", "status", "ledger")
 makes = ("inbox_consumer",)
 
-NOW = {
-    "postgresql": "clock_timestamp()",
-    "mysql": "(utc_timestamp(6))",
-    "mariadb": "(utc_timestamp(6))",
-    "sqlite": "(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
-}
 RULES = {
     "mode": "mode IN ('exactly-once', 'status')",
     "retention": "margin >= 0 AND retention >= margin",
@@ -26,29 +22,22 @@ RULES = {
 
 def upgrade() -> None:
     context = op.get_context()
-    text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-    time = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-    now = sa.text(NOW[context.dialect.name])
+    now = plain_now(context.dialect.name)
     op.create_table(
         "inbox_consumer",
-        sa.Column("consumer", text.with_variant(mysql.VARBINARY(128), "mysql", "mariadb"), nullable=False),
-        sa.Column(
-            "id", sa.LargeBinary().with_variant(mysql.VARBINARY(16), "mysql", "mariadb"), nullable=False
-        ),
+        sa.Column("consumer", plain_text(128), nullable=False),
+        sa.Column("id", binary(16), nullable=False),
         sa.Column("mode", sa.String(12), nullable=False),
         sa.Column("retention", sa.BigInteger, nullable=False),
         sa.Column("margin", sa.BigInteger, nullable=False),
         sa.Column("dead_retention", sa.BigInteger),
         sa.Column("digest_format", sa.SmallInteger, nullable=False),
-        sa.Column("declared_at", time, nullable=False, server_default=now),
+        sa.Column("declared_at", plain_time(), nullable=False, server_default=now),
         sa.PrimaryKeyConstraint("consumer", "id", name="inbox_consumer_pkey"),
         sa.CheckConstraint(sa.column("consumer") != "", name="inbox_consumer_consumer_not_empty"),
         *(sa.CheckConstraint(rule, name=f"inbox_consumer_{name}") for name, rule in RULES.items()),
         schema=context.opts["inbox_schema"],
-        mysql_engine="InnoDB",
-        mysql_charset="utf8mb4",
-        mariadb_engine="InnoDB",
-        mariadb_charset="utf8mb4",
+        **options(),
     )
 
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import mysql
+
+from inbox_outbox_base.tables.columns import plain_text
+from inbox_outbox_base.tables.storing import options, storing
 
 revision = "0006"
 down_revision = "0005"
@@ -14,33 +16,23 @@ features = ("outbox",)
 makes = ("outbox_id",)
 
 TABLES = ("outbox_message", "outbox_delayed", "outbox_dead", "outbox_sent")
-OPTIONS = {
-    "mysql_engine": "InnoDB",
-    "mysql_charset": "utf8mb4",
-    "mariadb_engine": "InnoDB",
-    "mariadb_charset": "utf8mb4",
-}
-
-
-def _id() -> sa.types.TypeEngine[str]:
-    text = sa.Text(collation="C").with_variant(sa.String(36), "sqlite")
-    return text.with_variant(mysql.VARBINARY(128), "mysql", "mariadb")
 
 
 def upgrade() -> None:
     context = op.get_context()
     schema = context.opts["inbox_schema"]
-    options: dict[str, Any] = {"schema": schema, **OPTIONS}
+    given: dict[str, Any] = {"schema": schema, **options()}
+    was, becomes = sa.String(36), plain_text(128)
+    changes_types = storing(context.dialect.name).changes_types
     op.create_table(
         "outbox_id",
-        sa.Column("id", _id(), nullable=False),
+        sa.Column("id", becomes if changes_types else was, nullable=False),
         sa.PrimaryKeyConstraint("id", name="outbox_id_pkey"),
-        **options,
+        **given,
     )
     for table in TABLES:
         op.add_column(table, sa.Column("own_id", sa.Boolean), schema=schema)
-        if context.dialect.name != "sqlite":  # SQLite ignores the length
-            was, becomes = sa.String(36), _id()
+        if changes_types:
             op.alter_column(
                 table, "id", existing_type=was, type_=becomes, existing_nullable=False, schema=schema
             )
@@ -49,9 +41,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     context = op.get_context()
     schema = context.opts["inbox_schema"]
+    was, becomes = plain_text(128), sa.String(36)
     for table in TABLES:
-        if context.dialect.name != "sqlite":
-            was, becomes = _id(), sa.String(36)
+        if storing(context.dialect.name).changes_types:
             op.alter_column(
                 table, "id", existing_type=was, type_=becomes, existing_nullable=False, schema=schema
             )

@@ -2,7 +2,8 @@
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import mysql
+
+from inbox_outbox_base.tables.columns import plain_time
 
 revision = "0007"
 down_revision = "0006"
@@ -13,9 +14,8 @@ makes = ()
 
 
 def upgrade() -> None:
-    time = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     schema = op.get_context().opts["inbox_schema"]
-    op.add_column("outbox_message", sa.Column("failing_since", time), schema=schema)
+    op.add_column("outbox_message", sa.Column("failing_since", plain_time()), schema=schema)
 
 
 def downgrade() -> None:
