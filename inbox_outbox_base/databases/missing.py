@@ -13,10 +13,7 @@ def raise_clearer(
     connection: Connection, table: Table, error: DBAPIError, clearer: type[TablesMissing] = TablesMissing
 ) -> NoReturn:
     """Raise the error, or a clearer one if our tables, such as this one, do not exist."""
-    missing = codes.is_table_missing(error)
-    if connection.dialect.name == "sqlite" and not codes.is_transient(error):
-        missing = not inspect(connection).has_table(table.name)
-    if missing:
+    if codes.is_table_missing(error, lambda: inspect(connection).has_table(table.name)):
         raise clearer(missing_table(table)) from error
     raise error
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors import outbox as outbox_errors
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.supported import FOLDERS, part
@@ -91,4 +92,5 @@ def _class(contract: str, dialect: str) -> Any:
     if dialect not in FOLDERS:
         known = ", ".join(FOLDERS)
         raise UnsupportedDatabase(f"dialect={dialect!r}: only {known} are supported")
+    codes.databases()  # loaded now: at the first error there may be no file left to open
     return part(contract, dialect)

@@ -1,52 +1,96 @@
-"""Decide which driver errors are transient, by SQLSTATE or error number, never by message text.
+"""Decide by SQLSTATE or error number, never by message text, what a driver's error means: for example, which
+errors are transient. Each database's numbers are in its folder."""
 
-PostgreSQL: appendix A of its manual. MySQL and MariaDB: their server and client error references. SQLite: its
-list of result codes.
-"""
-
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from inbox_outbox_base.supported import FOLDERS, part
+
 from .inbox import TransientError
 
-_POSTGRESQL_BROKEN = {"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"}
-_POSTGRESQL_PASSING = _POSTGRESQL_BROKEN | {"25006", "40001", "40P01", "55P03", "53300"}
-_MYSQL_BROKEN = {0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
-_MYSQL_PASSING = _MYSQL_BROKEN | {1020, 1040, 1205, 1213}
-_MYSQL_LOCK_TIMEOUT = 1205
-_LIMITS = {"57014", 1317, 1969, 3024}
-"""A statement was cancelled, or exceeded the server's time limit."""
-_FULL = {"53000", "53100", "53200", "53400", "58030", 1021, 1203, 1226}
-"""Disk, memory, files or connections are exhausted, or the disk fails."""
-_NOT_NOW = {"55006", 1047, 1290, 1836, 3101, 3572}
-"""The object is in use, the server has become a replica, or its cluster is changing."""
-_READ_ONLY = {"25006", 1290, 1836}
-_POOLED = {"26000", "42P05"}
-"""A pooler that does not track prepared statements gave us another session."""
-_TRANSIENT = _LIMITS | _FULL | _NOT_NOW | _POOLED
-_ABORTED = "25P02"
-_SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_BUSY_SNAPSHOT = 5, 6, 517
-_TABLE_MISSING = {"42P01", "42704", "3F000", 1146, 1049}
-"""PostgreSQL returns 42704 (undefined object) for a table's row type."""
-_DENIED = {"42501", 1142, 1143}
+Code = str | int
 
 
-def code_of(error: DBAPIError) -> str | int | None:
+class Codes(ABC):
+    """What a database's codes mean; one subclass for each database."""
+
+    broken: frozenset[Code] = frozenset()
+    """The connection is broken, so that a COMMIT has an unknown outcome."""
+    passing: frozenset[Code] = frozenset()
+    """Others caused the error, as they cause a deadlock."""
+    limits: frozenset[Code] = frozenset()
+    """A statement was cancelled, or exceeded the server's time limit."""
+    lock_timeouts: frozenset[Code] = frozenset()
+    """A wait for a lock ran out, and nothing else happened."""
+    transient: frozenset[Code] = frozenset()
+    """Other errors after which the same work may succeed."""
+    aborted: frozenset[Code] = frozenset()
+    """A statement was refused because an earlier one of the transaction had failed."""
+    read_only: frozenset[Code] = frozenset()
+    """The server is not, or no longer, a primary."""
+    refused: frozenset[Code] = frozenset()
+    """The server refuses the role, its password or the database."""
+    denied: frozenset[Code] = frozenset()
+    """The role lacks the right to do this to a table."""
+    table_missing: frozenset[Code] = frozenset()
+    """A table or its schema does not exist."""
+
+    @abstractmethod
+    def code(self, cause: Any) -> Code | None:
+        """The code of an error of this database's driver; None if it has none, or is another driver's."""
+
+    def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
+        """Whether the error broke the connection; `invalidated` if SQLAlchemy says so."""
+        return invalidated or code in self.broken
+
+    def is_passing(self, code: Code) -> bool:
+        """Whether others caused the error."""
+        return code in self.passing
+
+    def ends_wait(self, code: Code) -> bool:
+        """Whether a bounded wait for a lock ran out, or first met the server's limit."""
+        return code in self.lock_timeouts or code in self.limits
+
+    def misses_table(self, code: Code, is_there: Callable[[], bool]) -> bool:
+        """Whether a table or its schema does not exist; `is_there` looks, where no code tells."""
+        return code in self.table_missing
+
+    def is_refusal(self, code: Code) -> bool:
+        """Whether the server refuses the role, its password or the database."""
+        return code in self.refused
+
+    def refusal(self, cause: Any) -> Code | None:
+        """The code of such a refusal; None if it is another error, or nobody can tell."""
+        code = self.code(cause)
+        return code if code is not None and self.is_refusal(code) else None
+
+
+@cache
+def databases() -> tuple[Codes, ...]:
+    """The codes of all databases, imported on first use."""
+    return tuple(each() for each in dict.fromkeys(part("codes", dialect) for dialect in FOLDERS))
+
+
+def code_of(error: DBAPIError) -> Code | None:
     """The SQLSTATE (PostgreSQL), error number (MySQL, MariaDB) or result code (SQLite), if there is one."""
-    cause: Any = error.orig
-    if cause is not None and cause.args and isinstance(cause.args[0], int):
-        return cause.args[0]
-    for attribute in ("sqlite_errorcode", "sqlstate"):
-        code: str | int | None = getattr(cause, attribute, None)
+    found = (database.code(error.orig) for database in databases())
+    return next((code for code in found if code is not None), None)
+
+
+def _means(error: BaseException, question: Callable[[Codes, Code], bool]) -> bool:
+    """The answer of the database whose error it is; False if there is no code."""
+    if not isinstance(error, DBAPIError):
+        return False
+    for database in databases():
+        code = database.code(error.orig)
         if code is not None:
-            return code
-    return None
-
-
-def _is_sqlite(error: DBAPIError) -> bool:
-    return hasattr(error.orig, "sqlite_errorcode")
+            return question(database, code)
+    return False
 
 
 def is_transient(error: BaseException) -> bool:
@@ -60,7 +104,7 @@ def is_transient(error: BaseException) -> bool:
         return all(map(is_transient, error.exceptions))
     if isinstance(error, PoolTimeoutError) or is_passing(error):
         return True
-    return isinstance(error, DBAPIError) and not _is_sqlite(error) and code_of(error) in _TRANSIENT
+    return _means(error, lambda database, code: code in database.limits or code in database.transient)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -72,52 +116,52 @@ def is_passing(error: BaseException) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_passing, error.exceptions))
-    if isinstance(error, TransientError):
+    if isinstance(error, TransientError) or _means(error, lambda database, code: database.is_passing(code)):
         return True
-    if not isinstance(error, DBAPIError):
-        return False
-    code = code_of(error)
-    if _is_sqlite(error):
-        return isinstance(code, int) and code & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
-    return code in _POSTGRESQL_PASSING or code in _MYSQL_PASSING or breaks_connection(error)
+    return isinstance(error, DBAPIError) and breaks_connection(error)
 
 
 def is_aftermath(error: BaseException) -> bool:
     """Whether this statement was refused only because an earlier one of the transaction had failed."""
-    return isinstance(error, DBAPIError) and code_of(error) == _ABORTED
+    return _means(error, lambda database, code: code in database.aborted)
 
 
 def is_read_only(error: BaseException) -> bool:
     """Whether the server is not, or no longer, a primary, so that its connections are useless."""
-    return isinstance(error, DBAPIError) and code_of(error) in _READ_ONLY
+    return _means(error, lambda database, code: code in database.read_only)
 
 
 def breaks_connection(error: DBAPIError) -> bool:
     """Whether this error broke the connection, so that a COMMIT has an unknown outcome."""
-    code = code_of(error)
-    if _is_sqlite(error):
-        return False
-    if code is None:  # no code from a server: the driver lost the connection or never had one
-        return error.connection_invalidated or isinstance(error, OperationalError)
-    if isinstance(code, str):
-        return code in _POSTGRESQL_BROKEN or code.startswith("08") or error.connection_invalidated
-    return code in _MYSQL_BROKEN or error.connection_invalidated
+    invalidated = error.connection_invalidated
+    if code_of(error) is None:  # no code from a server: the driver lost the connection or never had one
+        return invalidated or isinstance(error, OperationalError)
+    return _means(error, lambda database, code: database.breaks_connection(code, invalidated=invalidated))
 
 
 def ends_wait(error: DBAPIError) -> bool:
     """Whether a bounded wait for a lock ran out, or first met the server's limit, and nothing else
     happened."""
-    code = code_of(error)
-    if _is_sqlite(error):
-        return isinstance(code, int) and code & 0xFF == _SQLITE_BUSY and code != _SQLITE_BUSY_SNAPSHOT
-    return code in ("55P03", _MYSQL_LOCK_TIMEOUT) or code in _LIMITS
+    return _means(error, lambda database, code: database.ends_wait(code))
 
 
-def is_table_missing(error: DBAPIError) -> bool:
-    """Whether a table or its schema does not exist (SQLite has no code of its own for that)."""
-    return code_of(error) in _TABLE_MISSING
+def is_table_missing(error: DBAPIError, is_there: Callable[[], bool]) -> bool:
+    """Whether a table or its schema does not exist; `is_there` looks, where no code tells."""
+    return _means(error, lambda database, code: database.misses_table(code, is_there))
 
 
 def is_denied(error: DBAPIError) -> bool:
     """Whether the role lacks the right to do this to a table."""
-    return code_of(error) in _DENIED
+    return _means(error, lambda database, code: code in database.denied)
+
+
+def is_refusal(error: DBAPIError) -> bool:
+    """Whether the server refuses the role, its password or the database."""
+    return _means(error, lambda database, code: database.is_refusal(code))
+
+
+def refusal(error: DBAPIError) -> Code | None:
+    """The code by which a connection was permanently refused; None if it was not, or nobody can tell. It may
+    have to connect again to find out."""
+    found = (database.refusal(error.orig) for database in databases())
+    return next((code for code in found if code is not None), None)

@@ -12,8 +12,7 @@ from sqlalchemy.exc import TimeoutError as SQLTimeoutError
 
 from inbox import is_transient
 from inbox_outbox_base.calls.retry import pauses
-from inbox_outbox_base.errors.codes import code_of
-from inbox_outbox_base.errors.login import is_refusal, refusal
+from inbox_outbox_base.errors.codes import is_refusal, refusal
 from inbox_outbox_base.errors.outbox import DatabaseRefused
 from inbox_outbox_base.errors.secrets import place, reason, remember
 from inbox_outbox_base.transactions.connect import on_connection, transacted
@@ -94,8 +93,4 @@ class Transactions:
 def passes(error: Exception) -> bool:
     """Whether a retry may help: also if the pool is empty, the server is full or has become a replica, a time
     limit of the role was exceeded, or the password is no longer accepted."""
-    if not isinstance(error, DBAPIError):
-        return True
-    code = code_of(error)
-    is_full = isinstance(code, str) and code.startswith("53")
-    return is_transient(error) or is_full or is_refusal(code)
+    return not isinstance(error, DBAPIError) or is_transient(error) or is_refusal(error)
