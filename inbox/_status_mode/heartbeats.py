@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .hold import Hold
+from .lease import Lease
 from .stores import Store
 
 _log = logging.getLogger("inbox.heartbeats")
@@ -53,7 +53,7 @@ class Schedule:
         """Whether claims need any attention while they are held."""
         self.pause = min(lease, max_runtime or lease) / 12
         """Seconds between two looks."""
-        self._entries: dict[Hold, _Entry] = {}
+        self._entries: dict[Lease, _Entry] = {}
         self._lock = threading.Lock()
         self.patience = min(max(lease / 6, _SHORTEST_CALL), _LONGEST_CALL)
         """Seconds that a round may take."""
@@ -61,13 +61,13 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, hold: Hold, on_lost: Callable[[], object]) -> None:
+    def add(self, hold: Lease, on_lost: Callable[[], object]) -> None:
         """Begin to renew a claim. When it is lost, `on_lost` is called in the thread that finds out."""
         when = time.monotonic() + self._lease / 3 if self._renews else math.inf
         with self._lock:
             self._entries[hold] = _Entry(when, on_lost)
 
-    def remove(self, hold: Hold) -> None:
+    def remove(self, hold: Lease) -> None:
         """Stop renewing."""
         with self._lock:
             self._entries.pop(hold, None)
@@ -80,11 +80,11 @@ class Schedule:
         for hold in lost:
             self._lose(hold)
 
-    def _is_lost(self, hold: Hold, entry: _Entry, now: float) -> bool:
+    def _is_lost(self, hold: Lease, entry: _Entry, now: float) -> bool:
         # After a pause of the whole process, ask first: a lease may be over and yet not taken over.
         return hold.is_overdue or (entry.is_unanswered and entry.when <= now and hold.left < 0)
 
-    def due(self) -> list[Hold]:
+    def due(self) -> list[Lease]:
         """The claims to renew now. Those that get no answer are due again before their leases end."""
         now = time.monotonic()
         with self._lock:
@@ -95,7 +95,7 @@ class Schedule:
                 entry.when = now + min(max(hold.left, self._lease / 12), self.patience)
         return [hold for hold in found if not hold.is_locked]
 
-    def renew(self, holds: list[Hold]) -> None:
+    def renew(self, holds: list[Lease]) -> None:
         """Renew them, and note the store's answer for each."""
         claims = {hold.held: hold for hold in holds}
         sent = time.monotonic()
@@ -106,7 +106,7 @@ class Schedule:
             _log.exception("heartbeats of %d keys failed, one of them %r", len(claims), holds[0].held.key)
             self._retry(list(claims.values()))
 
-    def _answered(self, hold: Hold, sent: float, left: float | None) -> None:
+    def _answered(self, hold: Lease, sent: float, left: float | None) -> None:
         if left is None:
             if hold.is_running:
                 self._lose(hold)
@@ -119,7 +119,7 @@ class Schedule:
                 entry.is_unanswered = not is_renewed
                 entry.when = sent + self._lease / 3 if is_renewed else time.monotonic() + self._lease / 12
 
-    def _retry(self, holds: list[Hold]) -> None:
+    def _retry(self, holds: list[Lease]) -> None:
         when = time.monotonic() + self._lease / 12
         with self._lock:
             for hold in holds:
@@ -127,7 +127,7 @@ class Schedule:
                 if entry is not None:
                     entry.when = when
 
-    def _lose(self, hold: Hold) -> None:
+    def _lose(self, hold: Lease) -> None:
         with self._lock:
             entry = self._entries.pop(hold, None)
         if entry is not None:
@@ -151,7 +151,7 @@ class Heartbeats:
         self._thread: threading.Thread | None = None
         self._rounds = 0
 
-    def add(self, hold: Hold) -> None:
+    def add(self, hold: Lease) -> None:
         """Begin to renew."""
         with self._lock:
             self._schedule.add(hold, _nothing)
@@ -159,7 +159,7 @@ class Heartbeats:
                 self._thread = threading.Thread(target=self._run, name="inbox heartbeats", daemon=True)
                 self._thread.start()
 
-    def remove(self, hold: Hold) -> None:
+    def remove(self, hold: Lease) -> None:
         """Stop renewing."""
         self._schedule.remove(hold)
 
@@ -178,7 +178,7 @@ class Heartbeats:
             if due and self._rounds < ROUNDS:
                 self._begin(due)
 
-    def _begin(self, due: list[Hold]) -> None:
+    def _begin(self, due: list[Lease]) -> None:
         with self._lock:
             self._rounds += 1
         try:
@@ -186,7 +186,7 @@ class Heartbeats:
         except RuntimeError:  # no thread can be started: the claims are due again soon
             self._end()
 
-    def _round(self, due: list[Hold]) -> None:
+    def _round(self, due: list[Lease]) -> None:
         try:
             self._schedule.renew(due)
         finally:

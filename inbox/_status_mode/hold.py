@@ -3,38 +3,24 @@
 `Claim` and `AsyncClaim` are its two faces.
 """
 
-import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from inbox._memory import Known, Memory
 from inbox_outbox_base.checks import options
-from inbox_outbox_base.errors.fault import OWN
-from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, LeaseLost, StepNotDone
+from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, StepNotDone
 from inbox_outbox_base.monitoring import events
-from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
+from inbox_outbox_base.monitoring.events import EventKind, Hooks
 
+from .lease import Caller, Lease
 from .steps import Steps, checked_name
-from .stores import (
-    UNDO_ATTEMPTS,
-    USED_UP,
-    Answer,
-    Change,
-    Held,
-    Request,
-    Status,
-    Store,
-    remember,
-)
+from .stores import UNDO_ATTEMPTS, USED_UP, Answer, Change, Request, Status, Store, remember
 
 OnUnknown = Literal["retry", "halt"]
-Caller = Callable[[Callable[[], Any]], Any]
-"""Makes a store call and lets it finish, so that its outcome is known; returns its result."""
 
 INTERRUPTIONS = 16
 """How many interruptions give a message back without counting the attempt."""
@@ -53,8 +39,8 @@ class GivingUp(BaseException):
     """
 
 
-class Hold:
-    """A claimed message. If `store` is None the message runs without protection: nothing is written."""
+class Hold(Lease):
+    """A claimed message: its steps, and its end."""
 
     def __init__(
         self,
@@ -68,108 +54,18 @@ class Hold:
         max_runtime: float | None = None,
         memory: Memory | None = None,
     ) -> None:
-        self._store = store
+        super().__init__(store, request, answer, sent=sent, hooks=hooks, call=call, max_runtime=max_runtime)
         self._answer = answer
-        self._sent = sent
-        self.lease = request.lease
-        self._request = request
-        self._hooks = hooks
-        self.call = call
         self._memory = memory
-        self._process = os.getpid()
-        self._ended = self._lost = False
-        self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
         self._is_unsure = False
         """Whether the last write about steps got no answer, so that the record may lack it."""
-        self.is_locked = False
-        """Whether a transaction of ours locks the record against everybody else."""
         self._running: str | None = None
         self._used: set[str] = set()
-        # From before the call, so that the lease never ends earlier in the store than here.
-        self._until = sent + request.lease
-        self.held = Held(request.consumer, request.key, answer.token)
         self.steps = Steps(None if answer.is_first else answer.record.steps)
-        self.attempt = 1 if answer.is_first else answer.record.attempts_started
         self.status = Status.CONSUMING
         # Attempts beyond the last one, and those after an undo, can only undo: they begin no new step.
         self.giving_up = self.attempt > request.max_attempts or self.steps.is_undoing
         self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
-
-    @property
-    def is_protected(self) -> bool:
-        """Whether there is a claim."""
-        return self._store is not None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this is the process that has the claim, and not a fork of it."""
-        return self._process == os.getpid()
-
-    @property
-    def left(self) -> float:
-        """Seconds left of the lease, by the worker's own clock; infinite where the lease cannot end."""
-        if self._ended or self.is_locked or self._store is None:
-            return math.inf
-        return self._until - time.monotonic()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the handler runs and, as far as anybody knows, still has the claim."""
-        return not self._ended and not self._lost
-
-    @property
-    def is_overdue(self) -> bool:
-        """Whether the handler has run longer than it is allowed to."""
-        return self._store is not None and not self._ended and time.monotonic() > self._overdue_at
-
-    @property
-    def lost(self) -> bool:
-        """Whether somebody else may have the claim by now, or we must give it up."""
-        return self._lost or self.left < 0 or self.is_overdue or not self.is_here
-
-    @property
-    def loss(self) -> str:
-        """Why the claim is lost, if it is."""
-        if not self.is_here:
-            return f"process {os.getpid()} was forked from {self._process}, which has the claim"
-        if self.is_overdue:
-            return f"the handler ran longer than max_runtime, {self._overdue_at - self._sent:g} s"
-        return "the lease has expired, or the message was taken away"
-
-    def emit(self, kind: EventKind, **fields: Any) -> None:
-        """Tell monitoring."""
-        if not self._hooks:
-            return
-        event = Event(
-            kind=kind,
-            consumer=self.held.consumer,
-            key=self.held.key,
-            attempt=self.attempt,
-            token=self.held.token,
-            **{"seconds": time.monotonic() - self._sent} | fields,
-        )
-        self._hooks(event)
-
-    def renew(self) -> None:
-        """Renew the lease.
-
-        Raises:
-            LeaseLost: the message is not ours any more.
-        """
-        if self.is_overdue:
-            self._refuse()
-        if not self.is_locked:
-            self._write(Change(forget_after=self._kept_alive()), "a heartbeat")
-
-    def renewed(self, until: float) -> None:
-        """A heartbeat has renewed the lease, or found how long it holds."""
-        self._until = max(self._until, until)
-
-    def lose(self) -> None:
-        """The claim is not ours any more."""
-        if not self._lost:
-            self._lost = True
-            self.emit(EventKind.LOST, error=self.loss)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -201,31 +97,6 @@ class Hold:
         if on_unknown == "halt":
             self._save(self.steps.begun(name, has_undo=has_undo), f"step {name!r}", begins=True)
         return True
-
-    def check(self) -> None:
-        """Raise unless the claim is certainly ours.
-
-        Raises:
-            LeaseLost: it is not.
-        """
-        if self._lost or self.is_overdue:
-            self._refuse()
-        self.check_process()
-        if self.lost:  # by the worker's own clock; only the store can tell
-            self.renew()
-
-    def check_process(self) -> None:
-        """Raise in a fork of the process that has the claim: it writes nothing about the message.
-
-        Raises:
-            LeaseLost: this is a fork.
-        """
-        if not self.is_here:
-            raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
-
-    def _refuse(self) -> NoReturn:
-        self.lose()
-        raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
 
     def end_step(self, name: str, result: Any, *, has_undo: bool, seconds: float) -> None:
         """Record a finished step: its result, as every later attempt will get it.
@@ -354,16 +225,6 @@ class Hold:
         self._is_unsure = False
         self.steps = steps
 
-    def _write(self, change: Change, what: str) -> None:
-        """Write while the handler runs. This renews the lease, unless the handler has run too long."""
-        sent = time.monotonic()
-        # No new lease for an overdue handler: after the old one somebody else can take over.
-        if self.is_overdue:
-            self._fenced(change, what)
-            return
-        self._fenced(replace(change, lease=self.lease), what)
-        self._until = sent + self.lease
-
     def _end(self, change: Change, what: str) -> None:
         self._ended = True
         # The last write about steps may be missing, so repeat it with the end.
@@ -373,23 +234,6 @@ class Hold:
         self._fenced(change, what)
         assert change.status is not None  # noqa: S101 - an end has one
         self.status = change.status
-
-    def _fenced(self, change: Change, what: str) -> None:
-        self.check_process()
-        store = self._store
-        with OWN:
-            if store is None:
-                return
-            # An end can be written later; any other write needs its answer now.
-            write = store.write if change.status is None else store.end
-            if self.call(lambda: write(self.held, change)):
-                return
-        self.emit(EventKind.FENCED_WRITE, error=what)
-        self.lose()
-        raise LeaseLost(f"key={self.held.key!r}: {what} was refused, because the claim is lost")
-
-    def _kept_alive(self) -> float:
-        return self.lease + self._request.retention
 
 
 def describe(error: BaseException) -> str:
