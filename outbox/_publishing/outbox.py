@@ -7,12 +7,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.databases import relaying_statements
-from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import InvalidOption, UnusableConnection, WrongBucketCount
 from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.joining import usable
@@ -23,14 +20,13 @@ from outbox.schema import tables
 
 from .buckets import bucket_count, bucket_of
 from .drafts import Drafts
-from .missing import raise_clearer
+from .rows import Rows
 from .serializer import Serializer
 from .staging import stage
 
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-    from inbox_outbox_base.databases.relaying import Relaying
 
 LARGEST_PAYLOAD = 1_000_000
 """The default limit on a payload, in bytes: Kafka's default."""
@@ -75,6 +71,7 @@ class Outbox:
     ) -> None:
         self.schema = schema
         self.tables = tables(schema)
+        self._rows = Rows(self.tables)
         self._drafts = Drafts(
             serializer=serializer,
             largest_payload=largest_payload,
@@ -243,7 +240,7 @@ class Outbox:
         connection = connection_of(session, bind, UnusableConnection)
         if isinstance(bind, Engine):
             self._prepare(connection, drafts)
-            stage(connection, drafts, self._insert)
+            stage(connection, drafts, self._rows.insert)
             self._mark(connection, drafts)
             return
         # The session was bound to a connection: its owner may commit that without the session's knowledge.
@@ -254,60 +251,20 @@ class Outbox:
     def _write(self, connection: Connection, drafts: list[Draft]) -> None:
         if drafts:
             self._prepare(connection, drafts)
-            self._database(connection).check_savepoint(connection)
+            self._rows.database(connection).check_savepoint(connection)
             failed_commit.watch(connection)
-            self._insert(connection, drafts)
+            self._rows.insert(connection, drafts)
             self._mark(connection, drafts)
 
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
         """Reject a connection without a transaction to join, and choose the buckets."""
         usable(connection, UnusableConnection, "outbox row")
-        self._database(connection)  # raises for a schema where there is none
+        self._rows.database(connection)  # raises for a schema where there is none
         buckets = bucket_count(connection, self.tables)
         if self._buckets not in (None, buckets):
             raise WrongBucketCount(f"buckets={self._buckets}: the database has {buckets}")
         for draft in drafts:
             draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)
-
-    def _insert(self, connection: Connection, drafts: list[Draft]) -> None:
-        """Insert the rows; the database numbers them in this order."""
-        try:
-            if any(draft.has_own_id for draft in drafts):
-                drafts = self._new(connection, drafts)
-            at_once = [draft.row for draft in drafts if draft.due is None]
-            if at_once:
-                self._database(connection).add(connection, at_once)
-            if len(at_once) < len(drafts):
-                self._insert_delayed(connection, drafts)
-        except DBAPIError as error:
-            raise_clearer(connection, self.tables, error)
-
-    def _insert_delayed(self, connection: Connection, drafts: list[Draft]) -> None:
-        for from_clock in (False, True):
-            later = [
-                draft.row | {"due": draft.due}
-                for draft in drafts
-                if draft.due is not None and isinstance(draft.due, float) is from_clock
-            ]
-            if later:
-                names = relaying_statements.columns(later)
-                statement = relaying_statements.add_delayed(self.tables, names, from_clock=from_clock)
-                connection.execute(statement, later)
-
-    def _new(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
-        """The drafts, without those whose own ids are already in use; of several with one id, the first
-        counts."""
-        ids = sorted({draft.row["id"] for draft in drafts if draft.has_own_id})
-        unused = self._database(connection).take_ids(connection, ids)
-        new: list[Draft] = []
-        for draft in drafts:
-            if not draft.has_own_id or draft.row["id"] in unused:
-                unused.discard(draft.row["id"])
-                new.append(draft)
-        return new
-
-    def _database(self, connection: Connection) -> Relaying:
-        return relaying(connection.dialect.name, self.tables)
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and any(draft.due is None for draft in drafts):

@@ -1,0 +1,63 @@
+"""The rows of new messages."""
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from inbox_outbox_base.databases import relaying_statements
+from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.relaying import Relaying
+from inbox_outbox_base.words.outgoing import Draft
+from outbox.schema import OutboxTables
+
+from .missing import raise_clearer
+
+
+class Rows:
+    """Writes messages to the tables."""
+
+    def __init__(self, tables: OutboxTables) -> None:
+        self._tables = tables
+
+    def database(self, connection: Connection) -> Relaying:
+        """The code for this connection's database.
+
+        Raises: the errors of `relaying`.
+        """
+        return relaying(connection.dialect.name, self._tables)
+
+    def insert(self, connection: Connection, drafts: list[Draft]) -> None:
+        """Insert the rows; the database numbers them in this order."""
+        try:
+            if any(draft.has_own_id for draft in drafts):
+                drafts = self._new(connection, drafts)
+            at_once = [draft.row for draft in drafts if draft.due is None]
+            if at_once:
+                self.database(connection).add(connection, at_once)
+            if len(at_once) < len(drafts):
+                self._insert_delayed(connection, drafts)
+        except DBAPIError as error:
+            raise_clearer(connection, self._tables, error)
+
+    def _insert_delayed(self, connection: Connection, drafts: list[Draft]) -> None:
+        for from_clock in (False, True):
+            later = [
+                draft.row | {"due": draft.due}
+                for draft in drafts
+                if draft.due is not None and isinstance(draft.due, float) is from_clock
+            ]
+            if later:
+                names = relaying_statements.columns(later)
+                statement = relaying_statements.add_delayed(self._tables, names, from_clock=from_clock)
+                connection.execute(statement, later)
+
+    def _new(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
+        """The drafts, without those whose own ids are already in use; of several with one id, the first
+        counts."""
+        ids = sorted({draft.row["id"] for draft in drafts if draft.has_own_id})
+        unused = self.database(connection).take_ids(connection, ids)
+        new: list[Draft] = []
+        for draft in drafts:
+            if not draft.has_own_id or draft.row["id"] in unused:
+                unused.discard(draft.row["id"])
+                new.append(draft)
+        return new
