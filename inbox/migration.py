@@ -20,32 +20,19 @@ from typing import Any
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    PrimaryKeyConstraint,
-    String,
-    delete,
-    func,
-    insert,
-    inspect,
-    literal_column,
-    select,
-    table,
-)
+from sqlalchemy import Connection, Engine, func, literal_column, select, table
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.schema import CreateSchema, DropTable
 
-from inbox._migrating.revisions import Features
-from inbox._migrating.turns import check, make_schema, turn
 from inbox_outbox_base.checks.url import database_url
 from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors import codes
-from inbox_outbox_base.errors.inbox import InvalidOption, TransientError, UnsupportedDatabase
-from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE, tables
+from inbox_outbox_base.errors.inbox import InvalidOption, TransientError
+from inbox_outbox_base.tables.inbox import FEATURES, VERSION_TABLE
 
-from ._migrating import revisions, turns
+from ._migrating import revisions, turns, version
+from ._migrating.revisions import Features
+from ._migrating.turns import check, turn
+from ._migrating.version import current, forget_base
 
 __all__ = [
     "URL_VARIABLE",
@@ -137,13 +124,6 @@ def script(
     return output.getvalue()
 
 
-def current(connection: Connection, schema: str | None = None) -> str | None:
-    """The revision that the tables are at; None when there are none."""
-    if not inspect(connection).has_table(VERSION_TABLE, schema=schema):
-        return None
-    return connection.execute(select(tables(schema).version.c.version_num)).scalar_one_or_none()
-
-
 def lost_rows(
     connection: Connection, revision: str, *, schema: str | None = None, most: int = 100_000
 ) -> dict[str, int]:
@@ -152,7 +132,7 @@ def lost_rows(
     Tables without rows, and those whose rows a migration makes, are left out. Counting stops after `most`
     rows of a table.
     """
-    reached, end = _reached(connection, schema), revisions.position(revision)
+    reached, end = version.reached(connection, schema), revisions.position(revision)
     steps = revisions.downs(reached, end, revisions.there(connection, schema))
     found: dict[str, int] = {}
     for name in (name for _, step in steps for name in getattr(step.module, "makes", ())):
@@ -199,18 +179,18 @@ def upgrade(
         start = revisions.position(since)
         present = wanted if start else Features()
     else:
-        start, present = _reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
+        start, present = version.reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
     end = max(start, end)  # tables at a newer revision stay there, and added ones must match
     steps = list(revisions.ups(start, end, present, wanted))
     with _inbox_schema(context, schema):
         if start == 0 < end:
-            _prepare(op, schema, as_sql=context.as_sql)
+            version.prepare(op, schema, as_sql=context.as_sql)
         for number, step in steps:
             step.module.upgrade()
             if number > start:
-                _note(op, schema, number)
+                version.note(op, schema, number)
     if end > start:
-        _note(op, schema, end)
+        version.note(op, schema, end)
 
 
 def downgrade(
@@ -236,7 +216,7 @@ def downgrade(
     if context.as_sql:
         start, present = revisions.position(since), gone
     else:
-        start, present = _reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
+        start, present = version.reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
     left = present - gone
     if features is not None and end > 0:
         raise InvalidOption(f"revision={revision!r}: with features= expected base, which drops their tables")
@@ -248,7 +228,7 @@ def downgrade(
         for number, step in steps:
             step.module.downgrade()
             if number < start:
-                _note(op, schema, number)
+                version.note(op, schema, number)
     if start > end == 0 and not left:
         op.drop_table(VERSION_TABLE, schema=schema)
 
@@ -264,42 +244,15 @@ def options(schema: str | None) -> dict[str, Any]:
     }
 
 
-def forget_base(connection: Connection, schema: str | None = None) -> None:
-    """Remove an empty version table: if it exists, `metadata.create_all` takes everything for made."""
-    if inspect(connection).has_table(VERSION_TABLE, schema=schema) and current(connection, schema) is None:
-        connection.execute(DropTable(tables(schema).version))
-
-
 def _migrate(engine: Engine, revision: str, schema: str | None, wanted: Features) -> None:
     with turn(engine, schema) as connection, _ALEMBIC:
-        is_up = revisions.position(revision) >= _reached(connection, schema)
+        is_up = revisions.position(revision) >= version.reached(connection, schema)
         context = MigrationContext.configure(connection, opts=options(schema))
         with Operations.context(context) as op:
             if is_up:
                 upgrade(op, revision, schema=schema, features=sorted(wanted))
             else:
                 downgrade(op, revision, schema=schema)
-
-
-def _prepare(op: Any, schema: str | None, *, as_sql: bool) -> None:
-    """Make the schema and the version table."""
-    if not as_sql:
-        make_schema(op.get_bind(), schema)
-        forget_base(op.get_bind(), schema)
-    elif schema is not None:
-        op.execute(CreateSchema(schema, if_not_exists=True))
-    number = Column("version_num", String(32), nullable=False)
-    key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
-    op.create_table(VERSION_TABLE, number, key, schema=schema)
-
-
-def _note(op: Any, schema: str | None, number: int) -> None:
-    """Record the tables' revision, after each step, because on MySQL its DDL has been committed."""
-    version = tables(schema).version
-    op.execute(delete(version))
-    if number > 0:
-        name = op.inline_literal(revisions.names()[number])
-        op.execute(insert(version).inline().values(version_num=name))
 
 
 @contextmanager
@@ -313,16 +266,3 @@ def _inbox_schema(context: MigrationContext, schema: str | None) -> Iterator[Non
         yield
     finally:
         context.opts.update(before)
-
-
-def _reached(connection: Connection, schema: str | None) -> int:
-    """How many revisions the tables have gone through."""
-    found = current(connection, schema) or "base"
-    if found not in revisions.names():
-        raise UnsupportedDatabase(f"the tables are at revision {found}, unknown to this inbox-outbox")
-    if found == "base" and (present := revisions.there(connection, schema)):
-        raise UnsupportedDatabase(
-            f"tables of {', '.join(sorted(present))} exist, but {VERSION_TABLE} names no revision: none of "
-            "our migrations created them (see `Autogenerate` in docs/tables.md)"
-        )
-    return revisions.position(found)
