@@ -63,7 +63,7 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
     async def _beating(self) -> AsyncIterator[None]:
         from sqlalchemy.util import greenlet_spawn
 
-        lease = asyncio.create_task(greenlet_spawn(self._beat, self._wait))
+        lease = asyncio.create_task(greenlet_spawn(self._lease.beat, self._wait))
         try:
             yield
         finally:

@@ -26,6 +26,7 @@ from outbox._waking.line import line_of
 
 from .batch import Batch, waves
 from .journal import Journal
+from .lease import Lease
 from .report import Report
 from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
 from .rounds import LeaseLost, Rounds
@@ -108,7 +109,7 @@ class RelayLoop(ABC, Generic[E, P]):
         self._pace = Pace(self._settings.batch)
         self._is_checked = False
         self._is_stopped = False
-        self._is_sending = False
+        self._lease = Lease(self._rounds, self._settings, self._transactions)
         self._report = Report()
         """The outcomes of the last batch, until they are written."""
         self._relayed = 0
@@ -238,11 +239,11 @@ class RelayLoop(ABC, Generic[E, P]):
         """Pass a batch to the publisher; the lease is renewed meanwhile."""
         sending = Sending(batch, self._settings.give_up_after)
         self._report = sending.report
-        self._is_sending = True
+        self._lease.is_sending = True
         try:
             self._send_waves(sending, batch)
         finally:
-            self._is_sending = False
+            self._lease.is_sending = False
             sending.report.seconds = time.monotonic() - sending.begun
         self._pace.learn(sending.report, batch.letters, sending.report.seconds)
 
@@ -253,35 +254,11 @@ class RelayLoop(ABC, Generic[E, P]):
                 continue
             if self._is_stopped:
                 break
-            if not self._may_send():
+            if not self._lease.may_send():
                 _log.warning("nothing is sent: a send could outlast the lease")
                 self._pause(_PATIENCE)
                 break
             sending.send(letters, self._hand_over)
-
-    def _may_send(self) -> bool:
-        """Whether a send that begins now will end before the lease does; renews the lease if that helps."""
-        longest = self._settings.timeout or 0.0
-        if time.monotonic() + longest >= self._rounds.expires:
-            self._renew()
-        return time.monotonic() + longest < self._rounds.expires
-
-    def _beat(self, wait: Callable[[float], bool]) -> None:
-        """Renew the lease during a long send; `wait` waits for some seconds and returns whether to end.
-
-        Only during a send: a relay whose transaction never gets an answer has to lose its buckets.
-        """
-        lease = self._settings.lease
-        while not wait(min(1.0, lease / 6)):
-            is_late = time.monotonic() > self._rounds.expires - lease / 2
-            if self._is_sending and self._rounds.has_joined and is_late:
-                self._renew()
-
-    def _renew(self) -> None:
-        try:
-            self._do(self._rounds.renew, 1)
-        except (SQLAlchemyError, OSError, LeaseLost, OutboxError) as error:
-            _log.warning("the lease could not be renewed: %s", reason(error))
 
     def _leave(self, tries: int) -> None:
         """Write the outcomes of the last batch, and give up the buckets."""

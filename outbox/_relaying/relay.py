@@ -96,7 +96,7 @@ class Relay(RelayLoop[Engine, Publisher]):
     @contextmanager
     def _beating(self) -> Iterator[None]:
         over = threading.Event()
-        threading.Thread(target=self._beat, args=(over.wait,), name="outbox lease", daemon=True).start()
+        threading.Thread(target=self._lease.beat, args=(over.wait,), name="outbox lease", daemon=True).start()
         try:
             yield
         finally:
