@@ -32,7 +32,9 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
         except metadata.PackageNotFoundError:
             there = "none"
         if there != here:
-            text = f"the driver runs {distribution} {here}, this executor has {there}: they must be the same"
+            text = (
+                f"the driver runs {distribution} {here}, this executor has {there}: install the same version"
+            )
             try:
                 from inbox_outbox_base.errors.spark import VersionMismatch as Mismatch
             except ImportError:

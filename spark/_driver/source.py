@@ -69,7 +69,7 @@ class _Plan:
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> "_Plan":
         if overwrite:
-            raise InvalidOption("mode='overwrite': rows that are there stay; use mode('append')")
+            raise InvalidOption("mode='overwrite': existing rows are never deleted; use mode('append')")
         plan = cls(dict(options), arrow_schema(schema), uuid4().hex, time.time())
         given = _arguments(plan.options)
         if all(name in given for name in _NEEDED):
@@ -78,7 +78,7 @@ class _Plan:
             except (DBAPIError, TablesMissing) as error:
                 # The session's defaults, which are not available here, may add a login or a schema: tasks
                 # check again before they read a row.
-                _log.info("not checked on the driver: %s", error)
+                _log.info("not checked on the driver, the tasks will check: %s", error)
         return plan
 
     def settings(self) -> Settings:
@@ -140,9 +140,7 @@ class _Writer(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         settings = self._plan.settings()
         if settings.ledger == "trust" and settings.run is None:
-            raise InvalidOption(
-                "ledger='trust': needs txnAppId, the name that a second submission is known by"
-            )
+            raise InvalidOption("ledger='trust': needs txnAppId, which identifies a repeated submission")
         return _write(self._plan, settings, settings.run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -139,7 +139,7 @@ class InboxWriter:
         """
         settings = self._settings(df)
         if settings.ledger == "trust" and settings.run is None:
-            raise InvalidOption("ledger='trust': needs run, the name that a second submission is known by")
+            raise InvalidOption("ledger='trust': needs run, which identifies a repeated submission")
         return _write(df, settings, settings.run)
 
     def foreach_batch(self, df: "DataFrame", batch_id: int) -> None:
@@ -154,7 +154,9 @@ class InboxWriter:
         settings = replace(self._settings(df), batch=batch_id)
         query = query_id(df)
         if settings.ledger == "trust" and query is None:
-            raise InvalidOption("ledger='trust': Spark does not tell this query's id, so no batch has a name")
+            raise InvalidOption(
+                "ledger='trust': Spark does not report this query's id, so its batches cannot be identified"
+            )
         run = ":".join(each for each in (settings.run, query) if each)
         _write(df, settings, run or None)
 

@@ -27,7 +27,7 @@ def check_key(settings: Settings, schema: pa.Schema) -> None:
         if schema.names.count(name) > 1:
             raise ColumnMismatch(f"the DataFrame has two columns named {name!r}")
         if name in _OWN:
-            raise ColumnMismatch(f"column {name!r}: the writer needs this name for itself; rename the column")
+            raise ColumnMismatch(f"column {name!r}: the writer uses this name itself; rename the column")
     for name in settings.key:
         if name not in schema.names:
             raise ColumnMismatch(

@@ -88,7 +88,7 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
                 return connection
             connection.close()
             if is_late:
-                raise TransientError(f"max_connections={settings.max_connections}: none was free")
+                raise TransientError(f"max_connections={settings.max_connections}: no connection was free")
         time.sleep(random.uniform(0.05, 0.5))
 
 

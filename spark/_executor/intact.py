@@ -11,8 +11,8 @@ from inbox_outbox_base.databases.registry import database_of
 from inbox_outbox_base.errors.inbox import TransactionAborted, TransactionEnded
 
 _ENDED = (
-    "results have ended the partition's transaction, or swallowed an error that did: what was written is not "
-    "whole"
+    "results ended the partition's transaction, or swallowed an error that ended it: what was written is "
+    "incomplete"
 )
 
 
@@ -44,4 +44,4 @@ def check_open(connection: Connection) -> None:
         raise TransactionEnded(_ENDED)
     database = database_of(connection)
     if not database.is_ended(connection) and database.is_aborted(connection, None):
-        raise TransactionAborted("results have swallowed an error that had aborted the transaction")
+        raise TransactionAborted("results swallowed an error that had aborted the transaction")

@@ -34,7 +34,7 @@ def check_type(name: str, kind: pa.DataType) -> None:
     if not (is_text or _is_number(kind) or pa.types.is_date(kind)):
         raise ColumnMismatch(
             f"key column {name!r} has the type {kind}: expected a string, a whole number or a date; "
-            "cast it to a string of your choice first"
+            "cast it to a string first"
         )
 
 

@@ -94,7 +94,7 @@ def entries(
 def _counts(row: Row[Any]) -> Counts:
     if row.rows_read == 0:  # a transaction's last statement writes this, and every partition has rows
         raise TransactionEnded(
-            "an earlier attempt's results have ended its transaction before it was whole: a person has to "
-            f"look at what they wrote of run {row.run!r}, batch {row.batch}, partition {row.part}"
+            "results of an earlier attempt ended its transaction before it was complete: check by hand what "
+            f"they wrote for run {row.run!r}, batch {row.batch}, partition {row.part}"
         )
     return Counts(row.rows_read, row.rows_new, row.rows_duplicate, row.rows_repeated, row.rows_dropped)

@@ -109,7 +109,7 @@ def _read(
         if keys.null_count:
             if settings.null_keys == "error":
                 raise InvalidRow(
-                    f"key={settings.key!r}: {keys.null_count} rows have none; "
+                    f"key={settings.key!r}: {keys.null_count} rows have no key; "
                     "null_keys='drop' leaves them out"
                 )
             dropped += keys.null_count

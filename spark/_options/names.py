@@ -35,9 +35,9 @@ _NUMBERS = {
 _RESULTS = ("results", "upsertkey", "version")
 _SPARKS_OWN = ("path", "checkpointlocation")
 _REFUSED = {
-    "truncate": "rows that are there are never taken away",
-    "driver": "there is no JDBC driver to choose; leave it out",
-    "query": "it is for reading",
+    "truncate": "existing rows are never deleted",
+    "driver": "no JDBC driver is used; leave it out",
+    "query": "this option is for reading",
 }
 
 

@@ -146,9 +146,9 @@ def _table(value: object, results: Results) -> tuple[str | None, str | None]:
 def _names(option: str, value: object) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidOption(f"{option}={value!r}: expected a column's name, or several")
+        raise InvalidOption(f"{option}={value!r}: expected a column's name or a list of names")
     if len(set(names)) < len(names):
-        raise InvalidOption(f"{option}={value!r}: a column is named twice")
+        raise InvalidOption(f"{option}={value!r}: a column is repeated")
     return names
 
 

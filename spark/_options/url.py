@@ -52,7 +52,7 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
         found = _as_file(found)
     if found.get_driver_name() not in _DRIVERS:
         raise InvalidOption(
-            f"url: the driver {found.get_driver_name()!r} is not used here, only {', '.join(_DRIVERS)}"
+            f"url: the driver {found.get_driver_name()!r} is not supported, only {', '.join(_DRIVERS)}"
         )
     # A password left in the query (libpq's form) would be visible wherever the URL is shown.
     user_there, password_there = found.query.get("user"), found.query.get("password")
@@ -71,7 +71,7 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
 def _as_file(url: URL) -> URL:
     """Make the file's path absolute: tasks run in folders of their own."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
-        raise InvalidOption("url: an SQLite database that tasks can reach is a file")
+        raise InvalidOption("url: tasks can reach an SQLite database only if it is a file")
     return url.set(database=str(Path(url.database).absolute()))
 
 
@@ -81,12 +81,12 @@ def _from_jdbc(text: str) -> URL:
         return URL.create("sqlite", database=rest)
     if scheme not in _SCHEMES or not rest:
         raise InvalidOption(
-            f"url: jdbc:{scheme}: is not proven; expected jdbc:postgresql:, mysql:, mariadb: or sqlite:"
+            f"url: jdbc:{scheme}: is not supported; expected jdbc:postgresql:, mysql:, mariadb: or sqlite:"
         )
     try:
         parts = urlsplit(rest if rest.startswith("//") else f"//localhost/{rest}")
     except ValueError:
-        raise InvalidOption("url: the host is not one") from None
+        raise InvalidOption("url: the host is invalid") from None
     if "@" in parts.netloc:
         raise InvalidOption("url: a JDBC address has no user before the host; use the options user, password")
     if "," in parts.netloc:
@@ -115,5 +115,5 @@ def _with_properties(url: URL, properties: list[tuple[str, str]]) -> URL:
         elif lower == "currentschema" and url.get_backend_name() == "postgresql":
             url = url.update_query_dict({"options": f"-csearch_path={value}"})
         elif lower not in _WITHOUT_EFFECT:
-            raise InvalidOption(f"url: the property {name!r} is not known here")
+            raise InvalidOption(f"url: the property {name!r} is not supported")
     return url

@@ -189,9 +189,9 @@ def test_stores_of_the_wrong_kind() -> None:
     """A store that blocks is refused here, one that must be awaited by `StatusInbox`, and what is no store
     by both; the error names what to use."""
     asynchronous, synchronous = create_async_engine("sqlite+aiosqlite://"), create_engine("sqlite://")
-    with pytest.raises(InvalidOption, match=r"store=SqlStore\('sqlite://'\): it is for StatusInbox$"):
+    with pytest.raises(InvalidOption, match=r"store=SqlStore\('sqlite://'\): this store needs StatusInbox$"):
         AsyncStatusInbox(CONSUMER, store=SqlStore(synchronous))
-    with pytest.raises(InvalidOption, match=r"it is for AsyncStatusInbox$"):
+    with pytest.raises(InvalidOption, match=r"this store needs AsyncStatusInbox$"):
         StatusInbox(CONSUMER, store=SqlStore(asynchronous))
     with pytest.raises(InvalidOption, match="store=AsyncEngine: expected a SqlStore or a RedisStore"):
         AsyncStatusInbox(CONSUMER, store=asynchronous)  # type: ignore[arg-type]
