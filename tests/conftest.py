@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=place)
     if config.getoption("quick"):
-        left_out = [item for item in items if _is_long(item) or _is_mysql_again(item)]
+        left_out = [item for item in items if _is_long(item) or _is_mysql_again(item) or _is_elsewhere(item)]
         items[:] = [item for item in items if item not in set(left_out)]
         config.hook.pytest_deselected(items=left_out)
 
@@ -88,8 +88,17 @@ def _is_long(item: pytest.Item) -> bool:
 
 def _is_mysql_again(item: pytest.Item) -> bool:
     """Run on MySQL although it tells nothing that it does not tell on MariaDB, the other row of a class."""
-    on_mysql = "mysql" in re.split(r"[\[\]-]", item.name)
-    return on_mysql and item.get_closest_marker("mysql") is None
+    return "mysql" in _databases(item) and item.get_closest_marker("mysql") is None
+
+
+def _is_elsewhere(item: pytest.Item) -> bool:
+    """Run on another database than those it is marked `quick` with."""
+    return any(_databases(item) - set(marker.args) for marker in item.iter_markers("quick"))
+
+
+def _databases(item: pytest.Item) -> set[str]:
+    """What it is run on, as its parameters say."""
+    return set(re.split(r"[\[\]-]", item.name)) & set(status_stores.NAMES)
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from inbox import AsyncInbox, Inbox, Retention, Verdict, purge
 from inbox.errors import InvalidOption, TablesMissing, UnsupportedDatabase, UnusableConnection
 from inbox.schema import tables
+from tests.support.cases import case
 from tests.support.database import Database
 
 INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
@@ -72,6 +73,7 @@ TAKING: Ways = {
 EVERY_WAY: Ways = TAKING | {"accept an old one": _accept_old, "purge": INBOX.purge, "purge of all": purge}
 taking = pytest.mark.parametrize("way", TAKING.values(), ids=TAKING)
 every_way = pytest.mark.parametrize("way", EVERY_WAY.values(), ids=EVERY_WAY)
+"""Where no server is needed; elsewhere one test goes through all ways."""
 
 
 class OtherDialect(SQLiteDialect_pysqlite):
@@ -111,18 +113,15 @@ def test_an_unknown_driver_is_refused(postgres: Database, way: Callable[[Engine]
     engine.dispose()
 
 
-@every_way
-def test_missing_tables_name_the_command_that_makes_them(
-    database: Database, way: Callable[[Engine], object]
-) -> None:
+def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
     """An empty database is `TablesMissing`, with the table's name and the command."""
-    engine = database.engine()
-    with pytest.raises(
-        TablesMissing, match=r"^table inbox_(message|consumer) .*inbox-outbox migrate"
-    ) as caught:
-        way(engine)
-    assert isinstance(caught.value, LookupError)
-    assert not inspect(engine).get_table_names()
+    told = r"^table inbox_(message|consumer) .*inbox-outbox migrate"
+    for name, way in EVERY_WAY.items():
+        engine = database.engine()
+        with case(name), pytest.raises(TablesMissing, match=told) as caught:
+            way(engine)
+        assert isinstance(caught.value, LookupError)
+        assert not inspect(engine).get_table_names()
 
 
 def test_missing_tables_in_a_schema(postgres: Database) -> None:
@@ -165,14 +164,12 @@ def _by_execution_option(database: Database) -> Engine:
 autocommit = pytest.mark.parametrize("make", [_by_engine_option, _by_execution_option])
 
 
-@taking
 @autocommit
-def test_autocommit_is_refused(
-    migrated: Database, make: Callable[[Database], Engine], way: Callable[[Engine], object]
-) -> None:
+def test_autocommit_is_refused(migrated: Database, make: Callable[[Database], Engine]) -> None:
     """There is no transaction that the row could join: refused before anything is written."""
-    with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
-        way(make(migrated))
+    for name, way in TAKING.items():
+        with case(name), pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+            way(make(migrated))
     assert _rows(migrated) == 0
 
 
@@ -232,29 +229,25 @@ def _run(database: Database, work: Callable[[AsyncEngine], Awaitable[None]], **o
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("way", TAKING_ASYNC)
-def test_asynchronous_autocommit_is_refused(
-    migrated: Database, way: Callable[[AsyncEngine], Awaitable[None]]
-) -> None:
+def test_asynchronous_autocommit_is_refused(migrated: Database) -> None:
     """Async: by the engine's option and by an execution option."""
 
     async def by_execution_option(engine: AsyncEngine) -> None:
         await way(engine.execution_options(isolation_level="AUTOCOMMIT"))
 
-    with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
-        _run(migrated, way, isolation_level="AUTOCOMMIT")
-    with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
-        _run(migrated, by_execution_option)
+    for way in TAKING_ASYNC:
+        with case(way.__name__), pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+            _run(migrated, way, isolation_level="AUTOCOMMIT")
+        with case(way.__name__), pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+            _run(migrated, by_execution_option)
     assert _rows(migrated) == 0
 
 
-@pytest.mark.parametrize("way", [*TAKING_ASYNC, _purge_async])
-def test_asynchronous_missing_tables(
-    database: Database, way: Callable[[AsyncEngine], Awaitable[None]]
-) -> None:
+def test_asynchronous_missing_tables(database: Database) -> None:
     """Async: `TablesMissing` names the command."""
-    with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
-        _run(database, way)
+    for way in [*TAKING_ASYNC, _purge_async]:
+        with case(way.__name__), pytest.raises(TablesMissing, match="inbox-outbox migrate"):
+            _run(database, way)
 
 
 def test_an_asynchronous_closed_connection_is_refused(migrated: Database) -> None:
@@ -354,31 +347,32 @@ def test_a_retention_that_is_no_time_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None], ids=repr)
-def test_a_count_that_is_none_is_refused(migrated: Database, value: Any) -> None:
-    """The error names `attempts` or `batch`, and the value."""
-    engine = migrated.engine()
+def test_a_count_that_is_none_is_refused(secret_engine: Engine, value: Any) -> None:
+    """The error names `attempts` or `batch`, and the value, before a database is asked."""
     with pytest.raises(InvalidOption, match=rf"^attempts={value!r}"):
-        INBOX.handler(engine, key=str, attempts=value)
+        INBOX.handler(secret_engine, key=str, attempts=value)
     with pytest.raises(InvalidOption, match=rf"^attempts={value!r}"):
-        ASYNC_INBOX.handler(create_async_engine(migrated.async_url), key=str, attempts=value)
+        ASYNC_INBOX.handler(create_async_engine(ADDRESS), key=str, attempts=value)
     with pytest.raises(InvalidOption, match=rf"^batch={value!r}"):
-        INBOX.purge(engine, batch=value)
+        INBOX.purge(secret_engine, batch=value)
 
 
 @pytest.mark.parametrize("value", NO_TIMES, ids=repr)
-def test_a_budget_that_is_no_time_is_refused(migrated: Database, value: Any) -> None:
-    """The error names `budget` and the value."""
+def test_a_budget_that_is_no_time_is_refused(secret_engine: Engine, value: Any) -> None:
+    """The error names `budget` and the value, before a database is asked."""
     with pytest.raises(InvalidOption, match=r"^budget="):
-        INBOX.purge(migrated.engine(), budget=value)
+        INBOX.purge(secret_engine, budget=value)
 
 
-@pytest.mark.parametrize("value", [datetime(2026, 1, 1), "2026-01-01", 0], ids=repr)  # noqa: DTZ001 - the mistake itself
-def test_a_message_time_without_a_zone_is_refused(migrated: Database, value: Any) -> None:
+def test_a_message_time_without_a_zone_is_refused(migrated: Database) -> None:
     """The error names `message_time`, and nothing was begun."""
-    with migrated.engine().begin() as connection:
-        with pytest.raises(InvalidOption, match=r"^message_time="):
-            INBOX.accept(connection, "a", message_time=value)
-        assert INBOX.accept(connection, "a") is Verdict.NEW
+    values: list[Any] = [datetime(2026, 1, 1), "2026-01-01", 0]  # noqa: DTZ001 - the mistake itself
+    for value in values:
+        with migrated.engine().begin() as connection:
+            with case(value), pytest.raises(InvalidOption, match=r"^message_time="):
+                INBOX.accept(connection, "a", message_time=value)
+            assert INBOX.accept(connection, "a") is Verdict.NEW
+            connection.rollback()
 
 
 def test_a_payload_that_has_no_digest_is_refused(migrated: Database) -> None:

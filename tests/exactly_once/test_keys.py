@@ -5,10 +5,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import create_engine
 
 from inbox import AsyncInbox, Inbox, Key, StatusInbox, Store, Verdict
 from inbox.errors import InboxError, InvalidKey, InvalidOption
 from inbox_outbox_base.checks.keys import encode_key
+from tests.support.cases import case
 from tests.support.database import Database
 
 INBOX = Inbox("bookkeeping", wait=0)
@@ -197,7 +199,7 @@ def test_a_key_is_its_text_in_every_store(store: Store) -> None:
                 assert claim.is_new is (number % 2 == 0 and consumer is Name.ORDER)
 
 
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "empty": "",
     "NUL": "\0",
     "NUL inside": "a\0b",
@@ -227,34 +229,43 @@ REFUSED = {
     "tuple of 513 bytes": ("x" * 509,),
     "tuple of many": tuple(range(1_000)),
 }
-refused = pytest.mark.parametrize("key", REFUSED.values(), ids=REFUSED)
 
 
-@refused
-def test_what_is_no_key_is_refused(migrated: Database, key: Any) -> None:
-    """`InvalidKey`, which says which option it is about in a line that can be read; the transaction goes on,
-    and of a batch with such a key nothing is taken."""
+@pytest.mark.parametrize("key", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_key(key: Any) -> None:
+    """`InvalidKey`, which says which option it is about in a line that can be read."""
+    with pytest.raises(InvalidKey, match=r"^key=") as caught:
+        encode_key(key)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, InboxError)
+    assert len(str(caught.value)) < 8_000
+    str(caught.value).encode()
+
+
+def test_what_is_no_key_is_refused(migrated: Database) -> None:
+    """The transaction goes on, and of a batch with such a key nothing is taken."""
     with migrated.engine().begin() as connection:
-        for refuse in (INBOX.accept, lambda *args: INBOX.accept_many(args[0], ["good", args[1]])):
-            with pytest.raises(InvalidKey, match=r"^key=") as caught:
-                refuse(connection, key)
-            assert isinstance(caught.value, ValueError)
-            assert isinstance(caught.value, InboxError)
-            assert len(str(caught.value)) < 8_000
-            str(caught.value).encode()
+        for name, key in REFUSED.items():
+            with case(name), pytest.raises(InvalidKey, match=r"^key="):
+                INBOX.accept(connection, key)
+            with case(name), pytest.raises(InvalidKey, match=r"^key="):
+                INBOX.accept_many(connection, ["good", key])
         assert INBOX.accept(connection, "good") is Verdict.NEW
 
 
-@refused
-def test_a_handler_refuses_it_before_it_begins(migrated: Database, key: Any) -> None:
-    """The handler's body does not run, and the error comes through at once: a retry would not help."""
+def test_a_handler_refuses_it_before_it_begins() -> None:
+    """The handler's body does not run, and the error comes through before a database is asked: a retry would
+    not help."""
+    engine = create_engine("postgresql+psycopg://127.0.0.1:1/app")  # where nothing answers
 
-    @INBOX.handler(migrated.engine(), key=lambda message: message)
+    @INBOX.handler(engine, key=lambda message: message)
     def book(connection: Any, message: Any) -> None:
         pytest.fail("ran")
 
-    with pytest.raises(InvalidKey):
-        book(key)
+    for name, key in REFUSED.items():
+        with case(name), pytest.raises(InvalidKey):
+            book(key)
+    engine.dispose()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from inbox import Inbox, Outcome, SqlStore, StatusInbox, Verdict
 from inbox.errors import InboxError, InvalidOption, InvalidResult, TransientError
 from inbox.schema import tables
+from tests.support.cases import case
 from tests.support.database import Database
 
 pytestmark = pytest.mark.mysql
@@ -34,18 +35,18 @@ def rows(engine: Engine) -> int:
         return connection.execute(select(func.count()).select_from(MESSAGE)).scalar_one()
 
 
-@pytest.mark.parametrize("result", RESULTS, ids=repr)
-def test_a_result_is_replayed_to_duplicates(migrated: Database, result: Any) -> None:
+def test_a_result_is_replayed_to_duplicates(migrated: Database) -> None:
     """What the first run set as its result, every duplicate gets, exactly as it was."""
     inbox, engine = Inbox("billing"), migrated.engine()
-    with inbox.transaction(engine, "a") as work:
-        assert work.is_new
-        work.result = result
-    for _ in range(2):
-        with inbox.transaction(engine, "a") as work:
-            assert (work.verdict, work.is_new) == (Verdict.DUPLICATE, False)
-            assert work.result == result
-            assert type(work.result) is type(result)
+    for number, result in enumerate(RESULTS):
+        with inbox.transaction(engine, number) as work:
+            assert work.is_new
+            work.result = result
+        for _ in range(2):
+            with case(repr(result)), inbox.transaction(engine, number) as work:
+                assert (work.verdict, work.is_new) == (Verdict.DUPLICATE, False)
+                assert work.result == result
+                assert type(work.result) is type(result)
 
 
 def test_without_a_result_duplicates_get_none(migrated: Database) -> None:

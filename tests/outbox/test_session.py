@@ -18,6 +18,8 @@ from tests.support.published import TOPIC, beginning_early, texts
 
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
+quick = pytest.mark.quick("postgresql", "sqlite")
+"""What SQLAlchemy's sessions do; the drivers differ in whether a savepoint begins a transaction."""
 
 
 @pytest.fixture
@@ -155,6 +157,7 @@ def test_a_savepoint_that_is_not_the_sessions(session: Session, engine: Engine, 
 LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexec"]
 
 
+@quick
 @pytest.mark.parametrize("place", ["the session", "its sessionmaker"])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("moment", LISTENED)
@@ -171,6 +174,7 @@ def test_publishing_from_a_listener(engine: Engine, moment: str, place: str, is_
     assert texts(engine) == ([] if is_first else ["from the body"]) + ["from the listener"]
 
 
+@quick
 @pytest.mark.parametrize("moment", LISTENED)
 def test_publishing_from_a_listener_on_a_connection(engine: Engine, moment: str) -> None:
     """The same for a session that joins a Connection's transaction."""
@@ -181,6 +185,7 @@ def test_publishing_from_a_listener_on_a_connection(engine: Engine, moment: str)
     assert texts(engine) == ["from the listener"]
 
 
+@quick
 @pytest.mark.parametrize("mode", get_args(JoinMode))
 @pytest.mark.parametrize("inner", ["commit", "rollback"])
 @pytest.mark.parametrize("outer", ["commit", "rollback"])
