@@ -7,6 +7,8 @@ from pathlib import Path
 from tests.servers import mysql_like
 from tests.servers.server import Missing, Server, first_of
 
+SETTINGS = ("--sync-frm=OFF",)  # tests kill processes, not machines
+
 
 def find() -> Server | Missing:
     """MariaDB from the environment, Docker or the program on this machine."""
@@ -21,7 +23,7 @@ def find() -> Server | Missing:
 
 def _from_program() -> Server | Missing:
     found = program()
-    return found if isinstance(found, Missing) else mysql_like.from_program("mariadb", *found)
+    return found if isinstance(found, Missing) else mysql_like.from_program("mariadb", *found, SETTINGS)
 
 
 def program() -> tuple[str, Callable[[Path], Sequence[str]]] | Missing:
