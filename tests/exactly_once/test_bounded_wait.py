@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from inbox import Inbox, Verdict, is_transient
 from tests.support import accounts
+from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.together import Task, wait_until_blocked
 
@@ -214,18 +215,26 @@ SETTINGS = {
 
 
 @takes
-@pytest.mark.parametrize("path", ["new", "duplicate", "in flight"])
-@pytest.mark.parametrize("scope", ["before", "inside", "local"])
-def test_the_lock_timeout_stays_the_callers_own(engine: Engine, take: Take, path: str, scope: str) -> None:
+def test_the_lock_timeout_stays_the_callers_own(engine: Engine, take: Take) -> None:
     """Whatever the verdict, the caller's lock timeout is afterwards what the caller had set, for the rest of
     the transaction and of the session."""
-    if scope == "local" and engine.dialect.name != "postgresql":
-        pytest.skip("only PostgreSQL has settings for one transaction")
+    scopes = ["before", "inside"]
+    if engine.dialect.name == "postgresql":  # only it has settings for one transaction
+        scopes.append("local")
+    for scope in scopes:
+        for path in ("new", "duplicate", "in flight"):
+            with case((scope, path)):
+                _check_the_lock_timeout(engine, take, path, scope)
+                engine.dispose()  # so that no session has the last one's setting
+
+
+def _check_the_lock_timeout(engine: Engine, take: Take, path: str, scope: str) -> None:
     change, question, value = SETTINGS[engine.dialect.name]
+    key = f"{scope} {path}"
     if path == "duplicate":
         with engine.begin() as connection:
-            take(Inbox("bookkeeping"), connection, KEY)
-    with in_flight(engine, key=KEY if path == "in flight" else "other") as other:
+            take(Inbox("bookkeeping"), connection, key)
+    with in_flight(engine, key=key if path == "in flight" else "other") as other:
         if engine.dialect.name == "sqlite" and path != "in flight":
             other.rollback()
         with engine.connect() as connection:
@@ -233,7 +242,7 @@ def test_the_lock_timeout_stays_the_callers_own(engine: Engine, take: Take, path
             connection.exec_driver_sql(change.replace("SET", "SET LOCAL") if scope == "local" else change)
             if scope == "before":
                 connection.commit()
-            verdict = take(Inbox("bookkeeping", wait=0), connection, KEY)
+            verdict = take(Inbox("bookkeeping", wait=0), connection, key)
             assert verdict == Verdict(path.replace(" ", "_"))
             assert connection.exec_driver_sql(question).scalar_one() == value
             connection.commit()

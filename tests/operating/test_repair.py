@@ -194,6 +194,7 @@ def test_a_heartbeat_tells_a_released_handler(store: Store) -> None:
     assert events[:2] == [EventKind.CLAIMED, EventKind.LOST]
 
 
+@pytest.mark.quick("sqlite")
 @pytest.mark.parametrize("error", [None, RuntimeError(), GiveUp(), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("decided", [(), (retry,), (discard,), (retry, discard)])
 def test_a_released_handler_cannot_end_it(
@@ -211,6 +212,20 @@ def test_a_released_handler_cannot_end_it(
         if error is not None:
             raise error
 
+    with pytest.raises(LeaseLost):
+        deliver(store, handler)
+    assert [stored(store, KEY)] == left
+
+
+def test_a_message_that_was_released_and_discarded_stays_so(store: Store) -> None:
+    """One row of that table on every store: the handler that had the message completes, and is refused."""
+
+    def handler(claim: Claim) -> None:
+        for decide in (release, retry, discard):
+            decide(store, CONSUMER, KEY)
+        left.append(stored(store, KEY))
+
+    left: list[Record] = []
     with pytest.raises(LeaseLost):
         deliver(store, handler)
     assert [stored(store, KEY)] == left

@@ -21,6 +21,7 @@ from outbox import Message, Outbox
 from outbox.errors import InvalidMessage, TablesMissing, UnusableConnection
 from tests.support import accounts
 from tests.support.accounts import Account
+from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.published import TOPIC, texts
 
@@ -59,11 +60,8 @@ async def in_session_on_connection(engine: AsyncEngine) -> AsyncIterator[Handle]
 
 
 Way = Callable[[AsyncEngine], AbstractAsyncContextManager[Handle]]
-every_way = pytest.mark.parametrize(
-    "way",
-    [in_connection, in_session, in_sessionmaker, in_session_on_connection],
-    ids=lambda way: way.__name__,
-)
+WAYS: list[Way] = [in_connection, in_session, in_sessionmaker, in_session_on_connection]
+every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 
 
 def run(database: Database, work: Work, **options: Any) -> None:
@@ -224,29 +222,32 @@ def test_inside_an_asynchronous_inbox(shop: Database) -> None:
     assert texts(shop.engine()) == ["bill for order 0", "bill for order 1"]
 
 
-@every_way
-def test_autocommit_is_refused(shop: Database, way: Way) -> None:
+def test_autocommit_is_refused(shop: Database) -> None:
     """There is no transaction that a message could join."""
 
     async def work(engine: AsyncEngine) -> None:
-        async with way(engine) as handle:
-            with pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
-                await OUTBOX.publish(handle, TOPIC, "never")
+        for way in WAYS:
+            async with way(engine) as handle:
+                with case(way), pytest.raises(UnusableConnection, match="AUTOCOMMIT"):
+                    await OUTBOX.publish(handle, TOPIC, "never")
 
     run(shop, work, isolation_level="AUTOCOMMIT")
     assert texts(shop.engine()) == []
 
 
-@every_way
-def test_missing_tables_name_the_command_that_makes_them(database: Database, way: Way) -> None:
+def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
     """`TablesMissing`, with the command."""
 
-    async def work(engine: AsyncEngine) -> None:
-        async with way(engine) as handle:
-            await OUTBOX.publish(handle, TOPIC, "never")
+    def publish(way: Way) -> None:
+        async def work(engine: AsyncEngine) -> None:
+            async with way(engine) as handle:
+                await OUTBOX.publish(handle, TOPIC, "never")
 
-    with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
         run(database, work)
+
+    for way in WAYS:
+        with case(way), pytest.raises(TablesMissing, match="inbox-outbox migrate"):
+            publish(way)
 
 
 def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:

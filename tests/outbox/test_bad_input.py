@@ -23,6 +23,7 @@ from outbox.errors import (
     WrongBucketCount,
 )
 from tests.exactly_once.test_bad_input import ADDRESS, SECRET
+from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder
 from tests.support.published import TOPIC, WAYS, Way, texts, waiting
@@ -227,12 +228,13 @@ def _by_execution_option(database: Database) -> Engine:
     return database.engine().execution_options(isolation_level="AUTOCOMMIT")
 
 
-@every_way
 @pytest.mark.parametrize("make", [_by_engine_option, _by_execution_option])
-def test_autocommit_is_refused(migrated: Database, make: Callable[[Database], Engine], way: Way) -> None:
+def test_autocommit_is_refused(migrated: Database, make: Callable[[Database], Engine]) -> None:
     """There is no transaction that a message could join: refused when it is published, not at the end."""
-    with way(make(migrated)) as handle, pytest.raises(UnusableConnection, match=r"AUTOCOMMIT.*outbox row"):
-        OUTBOX.publish(handle, TOPIC, "never")
+    for name in ways:
+        refused = pytest.raises(UnusableConnection, match=r"AUTOCOMMIT.*outbox row")
+        with case(name), WAYS[name](make(migrated)) as handle, refused:
+            OUTBOX.publish(handle, TOPIC, "never")
     assert texts(migrated.engine()) == []
 
 
@@ -256,22 +258,21 @@ def test_a_savepoint_that_would_commit_by_itself(migrated: Database) -> None:
     assert texts(engine) == ["1", "2"]
 
 
-@every_way
-def test_missing_tables_name_the_command_that_makes_them(database: Database, way: Way) -> None:
+def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
     """An empty database is `TablesMissing`, with the command; nothing is made."""
-    engine = database.engine()
 
-    def publish() -> None:
+    def publish(way: Way, engine: Engine) -> None:
         with way(engine) as handle:
             OUTBOX.publish(handle, TOPIC, "never")
 
-    with pytest.raises(
-        TablesMissing, match=r"table outbox_\w+ is not in this database; create it with `inbox-outbox migrate"
-    ) as caught:
-        publish()
-    assert isinstance(caught.value, InboxTablesMissing)
-    assert isinstance(caught.value, LookupError)
-    assert inspect(engine).get_table_names() == []
+    told = r"table outbox_\w+ is not in this database; create it with `inbox-outbox migrate"
+    for name in ways:
+        engine = database.engine()
+        with case(name), pytest.raises(TablesMissing, match=told) as caught:
+            publish(WAYS[name], engine)
+        assert isinstance(caught.value, InboxTablesMissing)
+        assert isinstance(caught.value, LookupError)
+        assert inspect(engine).get_table_names() == []
 
 
 def test_missing_tables_in_a_schema(postgres: Database) -> None:

@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Any, type[BaseException] | None, EventKind]] = {
 }
 
 
+@pytest.mark.quick("postgresql", "redis")
 @pytest.mark.parametrize("case", CASES)
 def test_every_handler_has_one_end(store: Store, case: str) -> None:
     """Whatever becomes of a handler, exactly one event says that it began and one that it is over."""

@@ -179,6 +179,7 @@ def granted(migrated: Database) -> Any:
         yield migrated, app
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_needs_these_rights(granted: tuple[Database, Role], part: str) -> None:
     """With the rights of the page the part does all its work; without any single one of them it fails, and

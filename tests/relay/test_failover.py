@@ -40,6 +40,7 @@ class Overtaken(Recorder):
         return super().send(batch)
 
 
+@pytest.mark.quick("postgresql", "mariadb")
 @pytest.mark.parametrize("options", [{}, {"keep_sent": 60}, {"after_dead": "hold"}], ids=str)
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 def test_what_was_sent_says_nothing_of_others(

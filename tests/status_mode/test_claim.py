@@ -104,6 +104,7 @@ def test_a_handler_can_give_up_at_once(store: Store) -> None:
     assert deliver(inbox, fail).verdict is Verdict.DEAD
 
 
+@pytest.mark.quick("postgresql", "redis")
 @pytest.mark.parametrize("status", ["running", *Status], ids=str)
 def test_another_payload_is_never_run(store: Store, status: str) -> None:
     """The same key with another payload is a MISMATCH, whatever became of the first; the order of a JSON

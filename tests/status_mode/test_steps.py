@@ -114,6 +114,7 @@ def test_an_interrupted_step_that_may_not_be_repeated_halts_too(store: Store) ->
     assert deliver(inbox).verdict is Verdict.HALTED
 
 
+@pytest.mark.quick("postgresql", "redis")
 @pytest.mark.parametrize("on_unknown", ["retry", "halt"])
 @pytest.mark.parametrize("state", ["begun", "done"])
 @pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])

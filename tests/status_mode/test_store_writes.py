@@ -55,15 +55,13 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("fields", "expected"), FIELDS.values(), ids=FIELDS)
-def test_a_write_changes_what_it_names(
-    store: Store, fields: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_a_write_changes_what_it_names(store: Store) -> None:
     """Each field of a change reaches its own field of the record, and no other field changes."""
-    claimed = store.claim(request(digest=DIGESTS[0]))
-    before = asdict(stored(store))
-    assert store.write(held(claimed), change(**fields))
-    assert asdict(stored(store)) == before | expected
+    for key, (fields, expected) in FIELDS.items():
+        claimed = store.claim(request(key, digest=DIGESTS[0]))
+        before = asdict(stored(store, key))
+        assert store.write(held(claimed), change(**fields))
+        assert asdict(stored(store, key)) == before | expected
 
 
 def test_what_is_not_named_is_kept(store: Store) -> None:
