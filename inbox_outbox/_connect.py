@@ -11,6 +11,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from inbox import RedisStore, SqlStore, Store
 from inbox.errors import InboxError, InvalidOption, StoreUnreachable
 from inbox.migration import URL_VARIABLE, check, database_url
+from inbox_outbox_base.checks.connecting import extra_of
 from inbox_outbox_base.checks.url import for_engine
 from inbox_outbox_base.errors import secrets
 
@@ -39,9 +40,6 @@ Schema = Annotated[
     typer.Option(help="PostgreSQL only: the schema of the tables; migrate makes it.", metavar="NAME"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-_BROUGHT_BY = {"postgresql+psycopg": "binary", "mysql+pymysql": "mysql", "mariadb+pymysql": "mysql"}
 
 
 @contextmanager
@@ -120,7 +118,7 @@ def _engine(address: URL) -> Engine:
             url, connect_args = for_engine(address)
             engine = create_engine(url, connect_args=connect_args)
     except ImportError as error:
-        extra = _BROUGHT_BY.get(address.drivername)
+        extra = extra_of(address)
         hint = f"; install inbox-outbox[{extra}]" if extra else ""
         raise ImportError(f"cannot load the driver of {address.drivername}{hint} ({error})") from None
     if engine.dialect.is_async:

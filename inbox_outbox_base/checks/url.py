@@ -6,14 +6,9 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.supported import FOLDERS
 
-_THRESHOLD = "prepare_threshold"
-_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
-}
+from .connecting import connecting, drivers
 
 
 def database_url(text: str, option: str = "url", *, error: type[InvalidOption] = InvalidOption) -> URL:
@@ -30,7 +25,7 @@ def database_url(text: str, option: str = "url", *, error: type[InvalidOption] =
     if url.password is not None and "@" in f"{url.host}{url.database}":
         # Text after the first "@" would become the host, and appear in the driver's errors.
         raise error(f"{option}: write @ as %40 in the password and in the database's name")
-    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    url = url.set(drivername=drivers().get(url.drivername, url.drivername))
     for_engine(url, option, error=error)
     return url
 
@@ -38,16 +33,15 @@ def database_url(text: str, option: str = "url", *, error: type[InvalidOption] =
 def for_engine(
     url: URL, option: str = "url", *, error: type[InvalidOption] = InvalidOption
 ) -> tuple[URL, dict[str, Any]]:
-    """The URL and the `connect_args` for SQLAlchemy: ``?prepare_threshold=none`` turns psycopg's prepared
-    statements off, for poolers in transaction mode; psycopg itself does not read it from a URL.
+    """The URL and the `connect_args` for SQLAlchemy.
 
     Raises:
-        InvalidOption: `prepare_threshold` is neither a whole number nor "none".
+        InvalidOption: the URL's query has a wrong value.
     """
-    value = url.query.get(_THRESHOLD)
-    if value is None or url.drivername != "postgresql+psycopg":
+    dialect = url.get_backend_name()
+    if dialect not in FOLDERS:
         return url, {}
-    if value != "none" and not (isinstance(value, str) and value.isdecimal()):
-        raise error(f"{option}: prepare_threshold: expected a whole number or none")
-    threshold = None if value == "none" else int(value)
-    return url.difference_update_query([_THRESHOLD]), {_THRESHOLD: threshold}
+    try:
+        return connecting(dialect).for_engine(url)
+    except ValueError as why:
+        raise error(f"{option}: {why}") from None

@@ -1,37 +1,14 @@
 """Database URLs: ``jdbc:...`` or SQLAlchemy's form."""
 
-from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from sqlalchemy import URL
 
+from inbox_outbox_base.checks.connecting import connecting, drivers
 from inbox_outbox_base.checks.url import database_url
 from inbox_outbox_base.databases.registry import taking
 from inbox_outbox_base.errors.inbox import InvalidOption
-
-_SCHEMES = {
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
-}
-_DRIVERS = ("psycopg", "pymysql", "pysqlite")
-_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
-
-_RENAMED = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
-"""Properties of PostgreSQL's JDBC driver that have the same name in psycopg."""
-
-_WITHOUT_EFFECT = {
-    "rewritebatchedinserts",
-    "rewritebatchedstatements",
-    "preparethreshold",
-    "stringtype",
-    "defaultrowfetchsize",
-    "useunicode",
-    "characterencoding",
-    "tcpkeepalive",
-    "applicationname",
-}
-"""Properties that tune a JDBC driver and have no effect here."""
+from inbox_outbox_base.supported import FOLDERS
 
 
 def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None) -> URL:
@@ -48,11 +25,15 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
             raise InvalidOption(f"{option}: expected text")
     text = url.render_as_string(hide_password=False) if isinstance(url, URL) else url
     found = _from_jdbc(text[5:]) if text.lower().startswith("jdbc:") else database_url(text)
-    if taking(found.get_backend_name()) and found.get_backend_name() == "sqlite":
-        found = _as_file(found)
-    if found.get_driver_name() not in _DRIVERS:
+    taking(found.get_backend_name())  # or it is not supported
+    try:
+        found = connecting(found.get_backend_name()).reachable(found)
+    except ValueError as why:
+        raise InvalidOption(f"url: {why}") from None
+    ours = dict.fromkeys(connecting(dialect).driver for dialect in FOLDERS)
+    if found.get_driver_name() not in ours:
         raise InvalidOption(
-            f"url: the driver {found.get_driver_name()!r} is not supported, only {', '.join(_DRIVERS)}"
+            f"url: the driver {found.get_driver_name()!r} is not supported, only {', '.join(ours)}"
         )
     # A password left in the query (libpq's form) would be visible wherever the URL is shown.
     user_there, password_there = found.query.get("user"), found.query.get("password")
@@ -68,20 +49,14 @@ def jdbc_or_sqlalchemy(url: object, user: object = None, password: object = None
     return found
 
 
-def _as_file(url: URL) -> URL:
-    """Make the file's path absolute: tasks run in folders of their own."""
-    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
-        raise InvalidOption("url: tasks can reach an SQLite database only if it is a file")
-    return url.set(database=str(Path(url.database).absolute()))
-
-
 def _from_jdbc(text: str) -> URL:
     scheme, _, rest = text.partition(":")
-    if scheme == "sqlite":
-        return URL.create("sqlite", database=rest)
-    if scheme not in _SCHEMES or not rest:
+    if scheme in FOLDERS and connecting(scheme).port is None:
+        return URL.create(scheme, database=rest)
+    if scheme not in FOLDERS or not rest:
+        *others, last = (f"{dialect}:" for dialect in FOLDERS)
         raise InvalidOption(
-            f"url: jdbc:{scheme}: is not supported; expected jdbc:postgresql:, mysql:, mariadb: or sqlite:"
+            f"url: jdbc:{scheme}: is not supported; expected jdbc:{', '.join(others)} or {last}"
         )
     try:
         parts = urlsplit(rest if rest.startswith("//") else f"//localhost/{rest}")
@@ -92,28 +67,27 @@ def _from_jdbc(text: str) -> URL:
     if "," in parts.netloc:
         raise InvalidOption("url: several hosts are not supported; name the one that takes writes")
     try:
-        port = parts.port or _PORTS[scheme]
+        port = parts.port or connecting(scheme).port
     except ValueError:
         raise InvalidOption("url: the port is not a number") from None
     found = URL.create(
-        _SCHEMES[scheme], host=parts.hostname, port=port, database=unquote(parts.path[1:]) or None
+        drivers()[scheme], host=parts.hostname, port=port, database=unquote(parts.path[1:]) or None
     )
     return _with_properties(found, parse_qsl(parts.query, keep_blank_values=True))
 
 
 def _with_properties(url: URL, properties: list[tuple[str, str]]) -> URL:
+    database = connecting(url.get_backend_name())
+    idle = frozenset[str]().union(*(connecting(dialect).idle_properties for dialect in FOLDERS))
     for name, value in properties:
         lower = name.lower()
-        if lower == "user":
+        found = database.with_property(url, lower, value)
+        if found is not None:
+            url = found
+        elif lower == "user":
             url = url.set(username=value)
         elif lower == "password":
             url = url.set(password=value)
-        elif lower in _RENAMED and url.get_backend_name() == "postgresql":
-            url = url.update_query_dict({_RENAMED[lower]: value})
-        elif lower == "preparethreshold" and value == "0" and url.get_backend_name() == "postgresql":
-            url = url.update_query_dict({"prepare_threshold": "none"})  # psycopg's 0: on first use
-        elif lower == "currentschema" and url.get_backend_name() == "postgresql":
-            url = url.update_query_dict({"options": f"-csearch_path={value}"})
-        elif lower not in _WITHOUT_EFFECT:
+        elif lower not in idle:
             raise InvalidOption(f"url: the property {name!r} is not supported")
     return url
