@@ -28,30 +28,31 @@ class TakenBy(StrEnum):
 
 def audit(
     url: Url,
-    topic: Annotated[str, typer.Option(help="Of which messages.", metavar="NAME")],
-    consumer: Annotated[str, typer.Option(help="The inbox's name.", metavar="NAME")],
+    topic: Annotated[str, typer.Option(help="The topic of the messages.", metavar="NAME")],
+    consumer: Annotated[str, typer.Option(help="The consumer's name.", metavar="NAME")],
     key: Annotated[
-        TakenBy, typer.Option(help="What the consumer takes messages by: their keys, or their ids.")
+        TakenBy, typer.Option(help="How the consumer identifies messages: by key or by id.")
     ] = TakenBy.KEY,
     inbox_url: Annotated[
-        str | None, typer.Option(help="Where the inbox is, if in another database.", metavar="URL")
+        str | None, typer.Option(help="The inbox's database, if it is another one.", metavar="URL")
     ] = None,
     inbox_schema: Annotated[
-        str | None, typer.Option(help="The schema of the inbox's tables, if another.", metavar="NAME")
+        str | None,
+        typer.Option(help="The schema of the inbox's tables, if it is another one.", metavar="NAME"),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="Leave out what was published before: ISO 8601, UTC if not said.", metavar="WHEN"),
+        typer.Option(help="Ignore messages published before this: ISO 8601, UTC by default.", metavar="WHEN"),
     ] = None,
     grace: Annotated[
-        str, typer.Option(help="How long messages may be on their way.", metavar="TIME")
+        str, typer.Option(help="How long messages can be on their way.", metavar="TIME")
     ] = "60s",
-    limit: Annotated[int, typer.Option(help="So many are named of each kind, at most.")] = 20,
+    limit: Annotated[int, typer.Option(help="The most messages to name of each kind.")] = 20,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Compare what was committed to a topic with what a consumer has taken; exit code 6 if something is
-    missing. What has left is only known if relays keep a record of it: --keep-sent."""
+    """Compare the messages committed to a topic with those a consumer has taken; exit code 6 if some are
+    missing. Sent messages are known only if relays keep a record of them: --keep-sent."""
     with engine_at(url, schema) as engine, _inbox_at(inbox_url, inbox_schema) as inbox_engine:
         found = outbox.audit(
             engine,
@@ -103,8 +104,8 @@ def _print_audit(found: Audit) -> None:
         )
     if found.sent_since is None:
         print(
-            "No relay has kept a record of what it sent (--keep-sent): only what is in the outbox is known."
+            "No relay has kept a record of what it sent (--keep-sent): only messages in the outbox are known."
         )
     elif any(each.state == "sent" for each in found.missing) and found.taken_since is not None:
         when = found.taken_since.isoformat()
-        print(f"The inbox's oldest row is of {when}: of what was sent earlier it may not know any more.")
+        print(f"The inbox's oldest row is of {when}: it may have forgotten messages sent earlier.")

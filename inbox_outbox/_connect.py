@@ -37,7 +37,7 @@ StoreUrl = Annotated[
 Prefix = Annotated[str, typer.Option(help="Redis only: what the keys begin with.", metavar="TEXT")]
 Schema = Annotated[
     str | None,
-    typer.Option(help="PostgreSQL only: the schema of the tables; migrate makes it.", metavar="NAME"),
+    typer.Option(help="PostgreSQL only: the schema of the tables; migrate creates it.", metavar="NAME"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -122,7 +122,7 @@ def _engine(address: URL) -> Engine:
         hint = f"; install inbox-outbox[{extra}]" if extra else ""
         raise ImportError(f"cannot load the driver of {address.drivername}{hint} ({error})") from None
     if engine.dialect.is_async:
-        raise InvalidOption(f"url: {address.drivername} is asynchronous; name another driver")
+        raise InvalidOption(f"url: {address.drivername} is asynchronous; use another driver")
     return engine
 
 

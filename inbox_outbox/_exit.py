@@ -18,8 +18,8 @@ INTERRUPTED = 130
 """Ctrl-C: everything committed so far stays."""
 
 EXPLAINED = (
-    "Exit codes: 0 done; 1 the database could not be reached or refused; 2 wrong usage; "
-    "3 no such message (show, retry, drop and so on); 4 something is left to do (inbox purge, outbox drain); "
-    "5 the message is not in a status in which this can be done (retry, drop and so on); 6 something is "
-    "missing (audit); 7 a message has waited for too long (outbox status --max-age); 130 interrupted."
+    "Exit codes: 0 done; 1 the database could not be reached, or refused; 2 wrong usage; "
+    "3 no such message (show, retry, drop and so on); 4 work is left (inbox purge, outbox drain); "
+    "5 the message's status does not allow this (retry, drop and so on); 6 messages are missing (audit); "
+    "7 a message has waited for too long (outbox status --max-age); 130 interrupted."
 )

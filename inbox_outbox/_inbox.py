@@ -18,7 +18,7 @@ from ._progress import ProgressLine
 from ._records import as_object, print_record
 from ._times import length, point
 
-app = typer.Typer(help="The inbox of both modes.", no_args_is_help=True)
+app = typer.Typer(help="The inbox, in both modes.", no_args_is_help=True)
 
 
 @app.command()
@@ -84,13 +84,11 @@ def _print_policies(found: list[Policy]) -> None:
 @app.command()
 def show(
     url: StoreUrl,
-    consumer: Annotated[str, typer.Argument(help="The inbox's name.")],
+    consumer: Annotated[str, typer.Argument(help="The consumer's name.")],
     key: Annotated[str, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")],
     schema: Schema = None,
     prefix: Prefix = "inbox",
-    payload: Annotated[
-        bool, typer.Option("--payload", help="Write the payload that is kept, and nothing else.")
-    ] = False,
+    payload: Annotated[bool, typer.Option("--payload", help="Write only the stored payload.")] = False,
     json: Json = False,
 ) -> None:
     """One message that was taken, in either mode; exit code 3 if the inbox does not know it."""
@@ -117,7 +115,7 @@ def show(
 
 def _write_payload(payload: bytes | None) -> None:
     if payload is None:
-        typer.echo("inbox-outbox: no payload of this message is kept", err=True)
+        typer.echo("inbox-outbox: no payload of this message is stored", err=True)
         raise typer.Exit(NOT_FOUND)
     typer.echo(payload, nl=False)
 
@@ -140,12 +138,12 @@ def _print_message(found: Message) -> None:
 def purge(
     url: Url,
     consumer: Annotated[
-        str | None, typer.Option(help="Whose rows; all if not given.", metavar="NAME")
+        str | None, typer.Option(help="Only this consumer's rows; all by default.", metavar="NAME")
     ] = None,
     older_than: Annotated[
         str | None,
         typer.Option(
-            help="Keep messages for this time (30s, 15m, 12h or 7d), not for what each consumer asked for.",
+            help="Keep messages for this time (30s, 15m, 12h or 7d), not what each consumer asked for.",
             metavar="TIME",
         ),
     ] = None,
@@ -156,25 +154,25 @@ def purge(
         bool,
         typer.Option(
             "--override",
-            help="Let these be shorter than what a consumer has asked for: its duplicates are taken again.",
+            help="Allow times shorter than a consumer has asked for: its duplicates are taken again.",
         ),
     ] = False,
     oldest_unconsumed: Annotated[
         str | None,
         typer.Option(
-            help="When the oldest unacknowledged message was made: ISO 8601, UTC if not said.",
+            help="When the oldest unacknowledged message was created: ISO 8601, UTC by default.",
             metavar="WHEN",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Rows in a transaction, at most.")] = 500,
+    batch: Annotated[int, typer.Option(help="The most rows in a transaction.")] = 500,
     budget: Annotated[
         str | None,
-        typer.Option(help="Stop after this time, like 10m; exit code 4 if work is left.", metavar="TIME"),
+        typer.Option(help="Stop after this time, such as 10m; exit code 4 if work is left.", metavar="TIME"),
     ] = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Delete messages, of both modes, that no duplicate can need any more, beside live traffic."""
+    """Delete the messages of both modes that are past their retention; live traffic goes on."""
     with engine_at(url, schema) as engine, ProgressLine("purging") as line:
         done = inbox.purge(
             engine,
@@ -193,7 +191,7 @@ def purge(
     else:
         print(f"{done.rows:,} rows deleted in {done.batches:,} batches, {done.seconds:.1f} s")
         if done.assumed:
-            print(f"no retention is stored of {', '.join(map(repr, done.assumed))}: it was 7d")
+            print(f"no retention is stored for {', '.join(map(repr, done.assumed))}: used 7d")
     if not done.finished:
         raise typer.Exit(UNFINISHED)
 
@@ -206,7 +204,7 @@ def _show(line: ProgressLine, done: Purged) -> None:
 @app.command("set-policy")
 def set_policy(
     url: Url,
-    consumer: Annotated[str, typer.Argument(help="The inbox's name.")],
+    consumer: Annotated[str, typer.Argument(help="The consumer's name.")],
     retention: Annotated[
         str | None, typer.Option(help="How long its messages are kept: 30s, 15m, 12h or 7d.", metavar="TIME")
     ] = None,
@@ -214,12 +212,13 @@ def set_policy(
         str | None, typer.Option(help="How long its dead and halted messages are kept.", metavar="TIME")
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(help="exactly-once or status; if nothing is stored yet.", metavar="MODE")
+        str | None,
+        typer.Option(help="exactly-once or status; needed if nothing is stored yet.", metavar="MODE"),
     ] = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Change what is stored of a consumer; only this makes its retention shorter."""
+    """Change a consumer's stored policy; only this command can shorten its retention."""
     with engine_at(url, schema) as engine:
         stored = inbox.set_policy(
             engine,

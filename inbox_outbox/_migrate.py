@@ -16,23 +16,21 @@ _MOST = 100_000
 
 def migrate(
     url: Url,
-    to: Annotated[str, typer.Option(help="A revision, or head, or base.", metavar="REVISION")] = "head",
+    to: Annotated[str, typer.Option(help="A revision, head or base.", metavar="REVISION")] = "head",
     schema: Schema = None,
     feature: Annotated[
         list[str] | None,
         typer.Option(
-            help="Make the tables of this feature (inbox, status, ledger or outbox) only; may be repeated.",
+            help="Create only the tables of this feature (inbox, status, ledger or outbox); can be repeated.",
             metavar="NAME",
         ),
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Delete tables although there are rows in them.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop tables even if they contain rows.")] = False,
     sql: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL, from an empty database on; change nothing.")
+        bool, typer.Option("--sql", help="Print the SQL that starts from an empty database; change nothing.")
     ] = False,
 ) -> None:
-    """Make the tables, or bring them to another revision."""
+    """Create the tables, or migrate them to another revision."""
     if sql:
         dialect = database_url(url).get_backend_name()
         print(migration.script(dialect, to, schema=schema, features=feature or None), end="")

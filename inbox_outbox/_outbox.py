@@ -18,9 +18,9 @@ from ._times import length
 
 app = typer.Typer(help="The outbox and its relays.", no_args_is_help=True)
 
-OfTopic = Annotated[str | None, typer.Option(help="Of which topic; any if not given.", metavar="NAME")]
-OfKey = Annotated[str | None, typer.Option(help="Of which key; any if not given.", metavar="TEXT")]
-Topic = Annotated[str, typer.Argument(help="A topic; all if not given.")]
+OfTopic = Annotated[str | None, typer.Option(help="Only this topic; any by default.", metavar="NAME")]
+OfKey = Annotated[str | None, typer.Option(help="Only this key; any by default.", metavar="TEXT")]
+Topic = Annotated[str, typer.Argument(help="A topic; all by default.")]
 
 
 @app.command()
@@ -31,7 +31,9 @@ def status(
     ] = False,
     max_age: Annotated[
         str | None,
-        typer.Option(help="Exit code 7 if the oldest message is older than this, like 60s.", metavar="TIME"),
+        typer.Option(
+            help="Exit code 7 if the oldest message is older than this, such as 60s.", metavar="TIME"
+        ),
     ] = None,
     schema: Schema = None,
     json: Json = False,
@@ -62,7 +64,7 @@ def _print_status(found: OutboxStatus) -> None:
     if found.stray:
         print(
             f"{found.stray:,} of them are in buckets that do not exist: no relay will send them. "
-            "Some program that writes them has another number of buckets."
+            "A program that publishes them uses another number of buckets."
         )
     if found.relays:
         grid(
@@ -83,11 +85,11 @@ def _print_status(found: OutboxStatus) -> None:
 @app.command()
 def peek(
     url: Url,
-    limit: Annotated[int, typer.Option(help="So many, at most.")] = 20,
+    limit: Annotated[int, typer.Option(help="The most messages to print.")] = 20,
     topic: OfTopic = None,
     key: OfKey = None,
     state: Annotated[
-        MessageState | None, typer.Option(help="In which state; all that wait for a relay if not given.")
+        MessageState | None, typer.Option(help="Only this state; by default all that wait for a relay.")
     ] = None,
     dead: Annotated[bool, typer.Option("--dead", help="The same as --state dead.")] = False,
     schema: Schema = None,
@@ -149,9 +151,9 @@ def _switching(switch: Callable[..., bool], done: str, explained: str) -> Callab
 
 
 app.command("pause")(
-    _switching(outbox.pause, "paused", "Let the messages of a topic wait; relays hear of it in a second.")
+    _switching(outbox.pause, "paused", "Stop sending the messages of a topic; relays notice within a second.")
 )
-app.command("resume")(_switching(outbox.resume, "not paused", "Let the messages of a topic leave again."))
+app.command("resume")(_switching(outbox.resume, "not paused", "Send the messages of a topic again."))
 
 
 @app.command()
@@ -166,7 +168,7 @@ def retry(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Let a dead or held message, or one that waits to be sent again, be sent; or, with --all, many."""
+    """Send a dead, held, waiting or unknown message again immediately; with --all, many of them."""
     if (message_id is None) == (every is None):
         raise InvalidOption("expected the id of a message, or --all")
     if message_id is not None and (topic is not None or key is not None):
@@ -185,13 +187,13 @@ def drop(
     url: Url,
     message_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The message's id.")] = None,
     dead_older_than: Annotated[
-        str | None, typer.Option(help="All dead letters that are older, like 30d.", metavar="TIME")
+        str | None, typer.Option(help="All dead letters older than this, such as 30d.", metavar="TIME")
     ] = None,
     topic: OfTopic = None,
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Delete a message, in whatever state it is, unless a relay is just sending it; or old dead letters."""
+    """Delete a message in any state, unless a relay is sending it; or delete old dead letters."""
     if (message_id is None) == (dead_older_than is None):
         raise InvalidOption("expected the id of a message, or --dead-older-than")
     if message_id is not None and topic is not None:

@@ -33,22 +33,22 @@ To = Annotated[
         envvar="INBOX_OUTBOX_BROKER", show_envvar=True, metavar="URL", help=f"The broker: {EXPECTED}."
     ),
 ]
-Exchange = Annotated[str, typer.Option(help="RabbitMQ only: where to publish.", metavar="NAME")]
+Exchange = Annotated[str, typer.Option(help="RabbitMQ only: the exchange to publish to.", metavar="NAME")]
 SendTimeout = Annotated[
-    str, typer.Option(help="How long a send takes at most; shorter than the lease.", metavar="TIME")
+    str, typer.Option(help="The longest time of a send; shorter than the lease.", metavar="TIME")
 ]
 Name = Annotated[
-    str | None, typer.Option(help="What status shows; host and process if not given.", metavar="TEXT")
+    str | None, typer.Option(help="The name that status shows; host and process by default.", metavar="TEXT")
 ]
 Lease = Annotated[
     str, typer.Option(help="After this time without a sign of life, others take over.", metavar="TIME")
 ]
-Batch = Annotated[int, typer.Option(help="Messages in a batch, at most.")]
-Poll = Annotated[str, typer.Option(help="How often to look without being woken.", metavar="TIME")]
+Batch = Annotated[int, typer.Option(help="The most messages in a batch.")]
+Poll = Annotated[str, typer.Option(help="How often to look for messages without a wake-up.", metavar="TIME")]
 MaxAttempts = Annotated[int, typer.Option(help="Sends without an answer after which a message is dead.")]
-Dead = Annotated[AfterDead, typer.Option(help="Whether the messages behind a dead one of their key go on.")]
+Dead = Annotated[AfterDead, typer.Option(help="Whether messages behind a dead one of their key are sent.")]
 KeepSent = Annotated[
-    str | None, typer.Option(help="Keep a record of what was sent for this time, for audit.", metavar="TIME")
+    str | None, typer.Option(help="Keep a record of sent messages for this time, for audit.", metavar="TIME")
 ]
 ListenUrl = Annotated[
     str | None,
@@ -56,14 +56,14 @@ ListenUrl = Annotated[
         envvar="INBOX_OUTBOX_LISTEN_URL",
         show_envvar=True,
         metavar="URL",
-        help="PostgreSQL's own address, where --url is a pooler's: the relay is woken there.",
+        help="PostgreSQL's own address, if --url is a pooler's: wake-ups arrive there.",
     ),
 ]
 
 
 GiveUpAfter = Annotated[
     str | None,
-    typer.Option(help="A message that has failed for this time is dead; never if not given.", metavar="TIME"),
+    typer.Option(help="A message that has failed for this time is dead; by default never.", metavar="TIME"),
 ]
 
 
@@ -84,7 +84,7 @@ def relay(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Take messages to a broker, until SIGTERM or Ctrl-C: then finish the batch that is on its way."""
+    """Send messages to a broker until SIGTERM or Ctrl-C; the running batch is then finished."""
     options = _options(
         name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
@@ -101,7 +101,7 @@ def drain(
     url: Url,
     to: To,
     timeout: Annotated[
-        str | None, typer.Option(help="Stop after this time, like 10m.", metavar="TIME")
+        str | None, typer.Option(help="Stop after this time, such as 10m.", metavar="TIME")
     ] = None,
     exchange: Exchange = "",
     send_timeout: SendTimeout = "10s",
@@ -117,8 +117,8 @@ def drain(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Take messages to a broker until none is left that can leave; exit code 4 if some are left, because they
-    are held or paused, or the time is over."""
+    """Send messages to a broker until none can be sent; exit code 4 if some are left because they are held or
+    paused, or the time is over."""
     options = _options(
         name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )

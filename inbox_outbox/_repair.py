@@ -24,28 +24,28 @@ class Resolved(StrEnum):
     NOT_DONE = "not_done"
 
 
-Consumer = Annotated[str, typer.Argument(help="The inbox's name.")]
+Consumer = Annotated[str, typer.Argument(help="The consumer's name.")]
 Key = Annotated[str, typer.Argument(help="The key as it is stored; a tuple is a JSON array.")]
 By = Annotated[
     str | None,
     typer.Option(
-        envvar="USER", show_envvar=False, help="Who decides, as the history will say.", metavar="NAME"
+        envvar="USER", show_envvar=False, help="Who decides; stored in the message's history.", metavar="NAME"
     ),
 ]
 
 
 def list_messages(
     url: StoreUrl,
-    status: Annotated[Status | None, typer.Option(help="In which status; any if not given.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only this status; any by default.")] = None,
     consumer: Annotated[
-        str | None, typer.Option(help="Whose messages; all if not given.", metavar="NAME")
+        str | None, typer.Option(help="Only this consumer's messages; all by default.", metavar="NAME")
     ] = None,
-    limit: Annotated[int, typer.Option(help="So many, at most.")] = 100,
+    limit: Annotated[int, typer.Option(help="The most messages to print.")] = 100,
     schema: Schema = None,
     prefix: Prefix = "inbox",
     json: Json = False,
 ) -> None:
-    """Messages of status-table mode, those that were changed longest ago first."""
+    """Messages of status-table mode, the least recently changed first."""
     with store_at(url, schema, prefix) as store:
         found = inbox.list_messages(store, consumer=consumer, status=status, limit=limit)
     if json:
@@ -79,16 +79,16 @@ def resolve_step(
     consumer: Consumer,
     key: Key,
     step: Annotated[str, typer.Argument(help="The step for which the message is halted.")],
-    outcome: Annotated[Resolved, typer.Argument(help="What came of it.")],
+    outcome: Annotated[Resolved, typer.Argument(help="Its outcome.")],
     result: Annotated[
-        str | None, typer.Option(help="What a step that is done has returned.", metavar="JSON")
+        str | None, typer.Option(help="The result of a step that is done.", metavar="JSON")
     ] = None,
     by: By = None,
     schema: Schema = None,
     prefix: Prefix = "inbox",
     json: Json = False,
 ) -> None:
-    """Say what came of the step for which a message is halted; its next delivery goes on from there."""
+    """Record the outcome of the step for which a message is halted; its next delivery continues there."""
     value = None if result is None else _parsed(result)
     with store_at(url, schema, prefix) as store:
         inbox.resolve_step(store, consumer, key, step, outcome.value, result=value, by=by)
@@ -98,7 +98,8 @@ def resolve_step(
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_messages,
     "retry": _deciding(
-        inbox.retry, "Let a dead or failed message run with its next delivery, its attempts counted anew."
+        inbox.retry,
+        "Let a dead or failed message run at its next delivery; its attempts are counted from zero.",
     ),
     "discard": _deciding(
         inbox.discard,
@@ -106,7 +107,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     ),
     "release": _deciding(
         inbox.release,
-        "Take a message that is being consumed away from its handler, whose writes are refused from then on.",
+        "Take a message away from its handler, whose later writes are rejected.",
     ),
     "resolve-step": resolve_step,
 }

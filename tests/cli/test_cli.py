@@ -160,7 +160,7 @@ def test_policies(postgres: Database) -> None:
     done = run("purge", "--older-than", "36h")
     assert (done.returncode, count(postgres)) == (2, 5)
     assert error(done).startswith("retention=36h: consumer 'billing' has asked for 30d")
-    assert "no retention is stored of 'shipping': it was 7d" in succeeded(run("purge"))
+    assert "no retention is stored for 'shipping': used 7d" in succeeded(run("purge"))
     assert count(postgres) == 3
     assert succeeded(run("purge", "--older-than", "36h", "--override")).startswith("3 rows deleted")
     assert run("set-policy", "orders", "--retention", "1d").returncode == 2

@@ -96,7 +96,7 @@ def test_show_the_payload(migrated: Database) -> None:
     end(store, store.claim(request("without")), Status.DEAD)
     done = inbox_outbox("inbox", "show", CONSUMER, "without", "--payload", url=migrated.url)
     assert done.returncode == 3
-    assert error(done) == "no payload of this message is kept"
+    assert error(done) == "no payload of this message is stored"
     is_dead_after_a_step(store)
     command = line("inbox", "show", CONSUMER, KEY, "--payload", url=migrated.url)
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout == PAYLOAD
