@@ -368,11 +368,11 @@ CODES = {
 
 
 class Said(Exception):
-    """A driver's error with the server's code."""
+    """A driver's error with the server's code; PyMySQL has a less precise SQLSTATE with each number."""
 
     def __init__(self, code: str | int) -> None:
         super().__init__(code)
-        self.sqlstate = code
+        self.sqlstate = code if isinstance(code, str) else "HY000"
 
 
 @pytest.mark.parametrize("code", [code for codes in CODES.values() for code in codes])

@@ -29,8 +29,10 @@ class PostgreSQLCodes(Codes):
     table_missing = frozenset({"42P01", "42704", "3F000"})
 
     def code(self, cause: Any) -> Code | None:
+        # PyMySQL's errors have an SQLSTATE, too, but they begin with a number.
+        is_numbered = isinstance(next(iter(getattr(cause, "args", ())), None), int)
         code = getattr(cause, "sqlstate", None)
-        return code if isinstance(code, str) else None
+        return code if isinstance(code, str) and not is_numbered else None
 
     def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
         return super().breaks_connection(code, invalidated=invalidated) or str(code).startswith("08")
