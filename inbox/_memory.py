@@ -88,6 +88,7 @@ class Memory:
             if before is not None and before[0] == claim:
                 return before[1]() is not transaction
             self._seen.pop(key, None)
+            # Weak, so that the memory keeps no transaction alive; one that is gone is not the current one.
             self._seen[key] = claim, ref(transaction)
             if len(self._seen) > self._count:
                 del self._seen[next(iter(self._seen))]
@@ -95,6 +96,7 @@ class Memory:
 
     def _forget(self) -> None:
         self._process = os.getpid()
+        # A new one: in a forked child, the old one may be held by a thread that does not exist there.
         self._lock = threading.Lock()
         self._seen: dict[Hashable, tuple[bytes, ReferenceType[RootTransaction]]] = {}
         self._known: dict[Hashable, tuple[Known, float]] = {}
@@ -102,7 +104,9 @@ class Memory:
 
 def place_of(bind: Engine | Connection, key: str) -> Hashable:
     """A key in the tables that the options of an engine or a connection lead to."""
+    # The pool stands for the database: engines with options of their own share it.
     pool = bind.engine.pool
+    # An object instead of the pool itself: a remembered key must not keep a pool alive.
     place = _places.get(pool) or _places.setdefault(pool, object())
     translated = bind.get_execution_options().get("schema_translate_map")
     return (place, key, frozenset(translated.items()) if translated else None)

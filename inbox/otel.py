@@ -144,6 +144,7 @@ class OtelEvents:
         )
         run = _Run(_identity(event), span)
         run.outside = context.attach(context.set_value(self._here, run, trace.set_span_in_context(span)))
+        # Heartbeats report from other threads, which do not have this context.
         if event.token:
             self._claimed[run.identity] = run
         self._active.add(1, self._labels(event))
@@ -152,6 +153,7 @@ class OtelEvents:
         attributes = self._labels(event) | {"inbox.step": event.step or ""}
         self._steps.record(event.seconds, attributes)
         parent = None if run is None else trace.set_span_in_context(run.span)
+        # The event comes when the step is over, so its span is made afterwards.
         ended = time.time_ns()
         began = ended - round(event.seconds * _NANOSECONDS)
         span = self._tracer.start_span(f"step {event.step}", parent, attributes=attributes, start_time=began)

@@ -51,6 +51,7 @@ class Messages:
 
 def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attempt:
     """A checked attempt at taking one message, with a claim id of its own."""
+    # A random claim: after a lost COMMIT, it tells this attempt's row from all others.
     return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload))
 
 
@@ -112,6 +113,7 @@ def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
 
 
 def _differs(given: bytes | None, stored: bytes | None) -> bool:
+    # Without a digest on one side, nobody can tell two payloads apart, and the key alone decides.
     return given is not None and stored is not None and given != stored
 
 
@@ -122,6 +124,7 @@ def _agree(
     try:
         policy.agree(connection, is_new=bool(taken))
     except (PolicyConflict, TablesMissing):
+        # The caller may catch this error and commit: then these keys must not count as taken.
         given_back = {"consumer_": attempt.consumer, "claim_": attempt.claim, "keys": list(taken)}
         if taken:
             connection.execute(taking_statements.give_back(attempt.tables), given_back)
@@ -209,6 +212,7 @@ def _take_all(database: Taking, connection: Connection, batch: Batch, deadline: 
     taken = database.take_many(connection, batch, max(0.0, deadline - time.monotonic()))
     if taken is not None:
         return taken
+    # Where one writer locks the whole file, half of the batch would have to wait just as long.
     if len(batch.keys) == 1 or not database.locks_rows or time.monotonic() > deadline + _HALVING:
         return set()
     half = len(batch.keys) // 2
@@ -229,6 +233,7 @@ def _verdicts(
         elif index in old:
             yield Verdict.TOO_OLD
         elif key in taken:
+            # The same key again in this batch is a duplicate of this message.
             stored[key] = digest
             yield Verdict.NEW
         else:

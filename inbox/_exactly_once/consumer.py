@@ -98,6 +98,7 @@ class Consumer:
         if self._memory is None:
             return None
         engine = getattr(source, "sync_engine", source)
+        # Only an engine tells, without a connection, which database it leads to.
         if not isinstance(engine, Engine):
             return None
         stored_key = encode_key(key(message))

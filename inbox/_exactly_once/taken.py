@@ -58,6 +58,7 @@ class _Value:
         self.history = list(filter(is_kept, self.history))
 
 
+# Weak keys: a connection that is dropped without an end takes its results along.
 _waiting: WeakKeyDictionary[Connection, dict[bytes, tuple[Attempt, _Value]]] = WeakKeyDictionary()
 """Results to write when their connection commits, by claim."""
 
@@ -168,6 +169,7 @@ def _listen(to: Connection | Session, value: _Value, moment: str, hear: Callable
 
 def _rolled_back(connection: Connection, name: str, _: object) -> None:
     for value in _in_savepoints[connection]:
+        # Savepoints inside the one that was rolled back have higher numbers.
         value.keep(lambda each: each.savepoint < number(name))
 
 
@@ -185,6 +187,7 @@ def _store(connection: Connection, attempt: Attempt, text: str | None) -> int:
 def _keep(connection: Connection, attempt: Attempt, value: _Value) -> None:
     if connection not in _waiting:
         _waiting[connection] = {}
+        # A prepared transaction accepts no more writes; one that is not prepared has only its COMMIT.
         for moment in ("commit", "prepare_twophase", "commit_twophase"):
             event.listen(connection, moment, _write_waiting)
         for moment in ("rollback", "rollback_twophase"):

@@ -124,6 +124,7 @@ class Transaction:
             CommitLost: the connection broke during COMMIT, and it did not happen.
             InvalidResult: the result is not JSON, or too large.
         """
+        # The parent still uses this connection: a COMMIT from the child would end the parent's transaction.
         forked.check(self._process)
         self._check_not_ended()
         # Pending ORM writes come first: the checks below must see their errors.
@@ -159,6 +160,7 @@ class Transaction:
         self.leave()
         if forked.is_in(self._process):
             if self.verdict is Verdict.NEW:
+                # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
                 failed_commit.watch(self.connection)
             roll_back(handle)
         else:
@@ -213,6 +215,7 @@ class Transaction:
         if self.verdict is not Verdict.NEW:
             # A duplicate wrote no row that could prove the COMMIT.
             raise CommitLost("the connection broke during COMMIT") from error
+        # On a new connection: the answer to the COMMIT was lost together with the old one.
         stored = self._look(self.connection.engine)
         if stored is None or stored.claim != self._attempt.claim:
             raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
@@ -221,6 +224,7 @@ class Transaction:
         database = database_of(self.connection)
         given = self.connection.get_execution_options().get("schema_translate_map")
         options = {"schema_translate_map": given} if given else {}  # a session may have its own
+        # At a higher level, the look would not see a COMMIT that it has waited for.
         engine = engine.execution_options(isolation_level=database.own_isolation, **options)
 
         def look(connection: Connection) -> Stored | None:

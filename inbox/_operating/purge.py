@@ -210,6 +210,7 @@ class _Run:
                     self.progress(self.state(finished=False))
             if len(deleted) < self.batch:
                 return True
+            # As long as the batch took: live traffic keeps at least half of the database.
             self.sleep(time.monotonic() - began)
 
     def forget_partitions(self, consumer: str | None) -> None:

@@ -81,6 +81,7 @@ def _replace(
         values: dict[str, Any] = times(Retention(), DEAD_RETENTION.total_seconds())
         for source in (stored.seconds if stored else {}, asked):
             values |= {name: value for name, value in source.items() if value is not None}
+        # The longest times of a consumer's rows count, so a shorter one needs the others gone.
         connection.execute(taking_statements.withdraw(tables, one_row=False), {"consumer_": consumer})
         connection.execute(taking_statements.declare(tables), row(consumer, chosen, values))
         return look(connection, tables, consumer)[consumer]

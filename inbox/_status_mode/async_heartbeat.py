@@ -68,6 +68,7 @@ class Heartbeat:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - code that awaits runs in a task
         self._handler: asyncio.Task[Any] = task
+        # The task may already be cancelled when the block begins: only later cancellations may be ours.
         self._cancelled_before = task.cancelling()
         self._has_cancelled = self._is_over = False
         self._hold = hold

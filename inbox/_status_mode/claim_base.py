@@ -94,6 +94,7 @@ class ClaimBase:
         message run again."""
         held, run = self._held.held, self._held.steps.run(name)
         parts = (held.consumer, held.key, name, *([str(run)] if run > 1 else []))
+        # With the lengths of its parts, so that two different steps never give the same text.
         text = "".join(f"{len(part.encode())}:{part}" for part in parts)
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -169,6 +170,7 @@ class ClaimBase:
         if isinstance(error, LeaseLost) and hold.lost:
             hold.lose()
             return True
+        # The store or the database failed, not the handler, so the attempt does not count.
         if is_own(error):
             hold.release(error)
             return True

@@ -152,6 +152,7 @@ class StatusConsumer:
             consumer=self.consumer,
             key=key,
             claim=os.urandom(16),
+            # If it is too long, the end is kept, which has the process id.
             owner=f"{self._host}:{os.getpid()}"[-255:],
             lease=self.lease,
             max_attempts=self.max_attempts,
@@ -188,6 +189,7 @@ class StatusConsumer:
         if answer.verdict is Verdict.DUPLICATE:
             known = Known(record.digest, record.result)
             if self._memory is not None:
+                # Not remembered for longer than the record itself is kept.
                 age = answer.now - record.updated_at
                 self._memory.remember(record.key, known, (self.retention.duration - age).total_seconds())
             return known.outcome(None)
@@ -215,6 +217,7 @@ class StatusConsumer:
             kept = self.retention if self._policy is None else self.store.retention(self._policy)
             if kept.surely_covers(made) or made >= self.store.now() - kept.duration:
                 return False
+            # A key that is still stored keeps its verdict, however old the message is.
             return self.store.find(self.consumer, key) is None
 
 

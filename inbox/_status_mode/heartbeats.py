@@ -129,6 +129,7 @@ class Schedule:
 
     def _lose(self, hold: Lease) -> None:
         with self._lock:
+            # Whoever takes the entry out reports the loss, so it is reported once.
             entry = self._entries.pop(hold, None)
         if entry is not None:
             hold.lose()
@@ -170,6 +171,7 @@ class Heartbeats:
             idle = 0 if len(self._schedule) else idle + 1
             if idle > 12:
                 with self._lock:
+                    # A claim may have come meanwhile, and `add` starts no thread beside a living one.
                     if not len(self._schedule):
                         self._thread = None
                         return
@@ -182,6 +184,7 @@ class Heartbeats:
         with self._lock:
             self._rounds += 1
         try:
+            # In a thread of its own: a store that hangs must not delay the search for lost claims.
             threading.Thread(target=self._round, args=(due,), name="inbox heartbeat", daemon=True).start()
         except RuntimeError:  # no thread can be started: the claims are due again soon
             self._end()

@@ -134,6 +134,7 @@ class Hold(Lease):
         change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
         self._end(change, "completing")
         if self._memory is not None and self._store is not None:
+            # Only now that the store has the end may memory answer a duplicate.
             known = Known(self._answer.record.digest, text)
             self._memory.remember(self.held.key, known, self._request.retention)
         self.emit(EventKind.COMPLETED)
@@ -197,12 +198,14 @@ class Hold(Lease):
 
     def _failure(self, status: Status, text: str) -> Change:
         is_over = status is not Status.FAILED
+        # By the store's clock, like all times of a record, but without asking it again.
         at = self._answer.now + timedelta(seconds=time.monotonic() - self._sent)
         return Change(
             status=status,
             finished=1,
             error=text,
             history=remember(self._answer.record, text, at),
+            # A redelivery brings the payload again; only a message that is given up needs it in its record.
             payload=self._request.payload if is_over else None,
             forget_after=self._request.dead_retention if is_over else self._request.retention,
         )

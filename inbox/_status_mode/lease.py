@@ -116,6 +116,7 @@ class Lease:
 
     def renewed(self, until: float) -> None:
         """A heartbeat has renewed the lease, or found how long it holds."""
+        # Several rounds may be under way: a late answer must not shorten the lease.
         self._until = max(self._until, until)
 
     def lose(self) -> None:

@@ -69,6 +69,7 @@ class Steps:
             InvalidResult: its result is not JSON, or it or all results together are too large.
         """
         try:
+            # As JSON reads it back, so that this attempt gets the same value as every later one.
             step: dict[str, Any] = {"state": "done", "result": json.loads(encode_result(result))}
         except InvalidResult as error:
             raise InvalidResult(f"step={name!r}: {error}") from None

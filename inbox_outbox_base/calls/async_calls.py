@@ -75,6 +75,7 @@ def _cancel_again(error: asyncio.CancelledError) -> None:
     """Cancel the task again, as if the cancellation had just arrived."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - only a task is cancelled
+    # Once more, but not counted twice: asyncio.timeout() compares these counts.
     task.uncancel()
     task.cancel(*error.args)
 

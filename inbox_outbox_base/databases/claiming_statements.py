@@ -107,6 +107,7 @@ def _columns(tables: Tables) -> list[Column[Any]]:
 @cache
 def look(tables: Tables) -> Select[Any]:
     """The store's clock, and the record if there is one."""
+    # An outer join from one row, so that the clock comes even without a record.
     one = select(literal(1).label("one")).subquery("one")
     return select(utcnow().label("now"), *_columns(tables)).select_from(
         one.outerjoin(tables.status, _this(tables))

@@ -87,6 +87,7 @@ def content(table: Table, *but: str) -> list[ColumnElement[Any]]:
 @cache
 def add(tables: OutboxTables, names: tuple[str, ...] = COLUMNS) -> Insert:
     """Insert a message, in the caller's transaction."""
+    # inline(): SQLAlchemy would fetch the new sequence, which nobody needs.
     return insert(tables.message).inline().values(_bound(tables.message, *names))
 
 

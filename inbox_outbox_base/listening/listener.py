@@ -102,6 +102,7 @@ class Listener(ListenerBase):
         """Run a job, and then the jobs that can begin because it has ended."""
         jobs = [job]
         while jobs:
+            # The first runs in this thread, which is free now; only the others need new ones.
             job, *others = jobs
             self._begin(others)
             decision = job.context.run(self._settled, job)

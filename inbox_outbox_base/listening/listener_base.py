@@ -87,6 +87,7 @@ class ListenerBase:
         # Takes no lock: a signal handler may interrupt the main thread while it holds one.
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
+        # A copy: other threads may begin and end calls meanwhile.
         for wake in tuple(self._wakes):
             wake()
 
@@ -119,6 +120,7 @@ class ListenerBase:
             job.context.run(is_stopping.set, self._is_stopping)
             try:
                 job.key = self._key and self._key(job.message)
+                # Keys are looked up in a dictionary: one that cannot be costs only its own message.
                 hash(job.key)
             except Exception as error:  # noqa: BLE001 - becomes the message's decision
                 job.key, job.error = None, error

@@ -33,7 +33,9 @@ def check(process: int) -> None:
 
 def abandon(handle: Connection | Session) -> None:
     """Neither roll back nor close it, not even when it is garbage-collected or the process ends."""
+    # The `with` block around the handle closes it: this attribute hides the method.
     vars(handle)["close"] = _nothing
+    # A reference that is never released: collecting the handle would return its connection to the pool.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 
 

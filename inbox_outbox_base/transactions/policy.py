@@ -96,6 +96,7 @@ class _Memo:
         return self.is_declared_in(place, transaction) and _is_active(self.declared[place][1]())
 
     def declare_in(self, place: Any, transaction: Transaction, innermost: Transaction) -> None:
+        # Weak: a transaction that is gone is not active either.
         self.declared[place] = weakref.ref(transaction), weakref.ref(innermost)
 
 
@@ -103,6 +104,7 @@ def _is_active(transaction: Transaction | None) -> bool:
     return transaction is not None and transaction.is_active
 
 
+# By pool: engines with options of their own share it, and the database behind it.
 _memos: "weakref.WeakKeyDictionary[Pool, _Memo]" = weakref.WeakKeyDictionary()
 
 
@@ -157,6 +159,7 @@ class Declaration:
             return self.asked or Retention()
         innermost = connection.get_nested_transaction() or connection.get_transaction()
         try:
+            # An error here must not abort the caller's transaction, nor a lock delay it.
             with database_of(connection).protected(connection):
                 return self._agree(connection, memo, place, is_new, innermost)
         except DBAPIError as error:

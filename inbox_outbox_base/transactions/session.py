@@ -150,6 +150,7 @@ def _check_all(transaction: SessionTransaction, kept: _Kept) -> None:
         return
     connections = _connections(transaction)
     for connection in connections - kept.checked:
+        # A weak reference: the connection may be the caller's, and keeps its listeners.
         event.listen(connection, "commit", partial(_check, kept, ref(transaction)))
         failed_commit.watch(connection)
     kept.checked |= connections

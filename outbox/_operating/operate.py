@@ -226,6 +226,7 @@ def _free(connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> N
 
 
 def _check_not_sending(connection: Connection, tables: OutboxTables, message: Row[Any]) -> None:
+    # A relay locks its own row before it notes a batch: it then finds the message gone.
     connection.execute(statements.lock_relays(tables))
     for relay in connection.execute(statements.relays(tables)):
         sending = json.loads(relay.sending or "{}").get(str(message.bucket), ())
@@ -278,6 +279,7 @@ def purge_dead(
 
 def _found(connection: Connection, tables: OutboxTables, message_id: str) -> Row[Any]:
     given = {"id_": outbox_options.text("message_id", message_id, 255)}
+    # Dead and delayed messages have an index by id; any other may cost a scan of the whole table.
     for statement in (statements.find_aside(tables), statements.find(tables)):
         found = connection.execute(statement, given).first()
         if found is not None:

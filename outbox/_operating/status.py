@@ -157,6 +157,7 @@ class _Line:
 
 def _count(connection: Connection, table: Table, most: int | None) -> tuple[int, bool]:
     """The number of rows, and whether it is an estimate."""
+    # One more than wanted shows whether there are more.
     limit = _NO_LIMIT if most is None else most + 1
     counted = connection.execute(statements.count_up_to(table), {"limit": limit}).scalar_one()
     if counted < limit:

@@ -73,6 +73,7 @@ class _Delivery(ABC):
 
     def _failed(self, message: Envelope) -> None:
         self._failures[message.id] = self._failures.pop(message.id, 0) + 1
+        # The oldest count is forgotten, which only gives that message more attempts.
         if len(self._failures) > _MOST_FAILING:
             self._failures.popitem(last=False)
 
@@ -90,6 +91,7 @@ class _Delivery(ABC):
         """Let each running `send` return when its running handlers have ended, however long they take.
         Messages whose handlers have not begun are retried without a delay; a later `send` works as usual.
         Returns immediately; may be called from any thread and from a signal handler."""
+        # A stopped listener never begins another message, and a later `send` has to.
         listener, self._listener = self._listener, self._new_listener()
         listener.stop()
 

@@ -65,6 +65,7 @@ class Members:
         mine = list(connection.execute(member_statements.owned(self._tables), {"epoch_": epoch}).scalars())
         buckets = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
         relays = connection.execute(member_statements.live(self._tables)).scalar_one()
+        # Rounded up, so that no bucket is left without a relay.
         share = -(-buckets // max(1, relays))
         if len(mine) > share:
             surplus = mine[share:]

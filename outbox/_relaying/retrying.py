@@ -70,6 +70,7 @@ class Transactions:
                     self._check_login(error)
                     if isinstance(error, DBAPIError) and not passes(error):
                         raise_clearer(self._engine, self._tables, error)
+                    # A relay without a limit gives up only when it is stopped.
                     if self._relay.is_stopped() if tries is None else pause is None:
                         raise
                     if pause is None:

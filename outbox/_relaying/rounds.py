@@ -39,6 +39,7 @@ class Rounds:
         self._settlement = Settlement(settings, self._database)
         self._scanner = Scanner(settings, self._database)
         self._recheck = Recheck(self._database)
+        # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         self.epoch = 0
         self.expires = 0.0
@@ -141,6 +142,7 @@ class Rounds:
         Raises:
             LeaseLost: the lease had expired, and this relay was retired.
         """
+        # From before the statement, so that the lease never ends earlier in the database than here.
         begun = time.monotonic()
         lease = self._settings.lease
         if not self._database.renew(connection, self.epoch, lease):
@@ -171,6 +173,7 @@ class Rounds:
             batch = self._scanner.choose(connection, demand)
         if batch.letters:
             self._scanner.load(connection, batch)
+        # Committed before the batch is sent: whoever retires this relay then knows what may have arrived.
         if batch.letters or not report.is_empty:
             self._members.note(connection, self.epoch, batch.letters)
         return batch

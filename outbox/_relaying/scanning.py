@@ -133,6 +133,7 @@ class Scanner:
             else:
                 batch.letters.append(letter)
                 continue
+            # This message is not sent with the others, so no later one of its key may be.
             behind.add(letter.name)
         # A key with an earlier message in the batch is not blocked yet: that message's outcome decides.
         self._block_all(waits, {each.name for each in (*batch.letters, *alone)} if waits else set())

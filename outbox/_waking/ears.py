@@ -83,6 +83,7 @@ class Ears:
             while not self._closed.is_set():
                 for payload in line.server.payloads(side.driver, _TURN):
                     if payload == proof:
+                        # Notifications arrive: from now on silence only means that nobody publishes.
                         end = math.inf
                     elif payload == (self._schema or ""):
                         self._bell.ring()

@@ -104,6 +104,7 @@ class Notifier(Waker):
 
     def __init__(self, engine: Engine, server: Notifying) -> None:
         super().__init__(engine)
+        # Weak: a runner must not keep an engine alive that the application has dropped.
         self._engine = weakref.ref(engine)
         self._server = server
         self._used: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -298,6 +299,7 @@ class Line:
 
 def _after_fork() -> None:
     global _lock
+    # The parent's may be held by a thread that does not exist here.
     _lock = threading.Lock()
     for waker in [*_wakers.values()]:
         waker.forget()

@@ -24,6 +24,7 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
     """
 
     def opened(here: str, distribution: str, packed: bytes) -> Any:
+        # Imported here: this function is sent by value, and runs before anything of this package does.
         import pickle
         from importlib import metadata
 

@@ -214,6 +214,7 @@ def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
 
 def _partitioned(df: "DataFrame", settings: Settings) -> "DataFrame":
     if settings.atomicity == "job":
+        # All or nothing needs one transaction, and hence one task.
         return df.repartition(1)
     return df if settings.num_partitions is None else df.coalesce(settings.num_partitions)
 

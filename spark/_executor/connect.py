@@ -35,6 +35,7 @@ def engine_of(settings: Settings) -> Engine:
         url,
         poolclass=NullPool,
         isolation_level=database.isolation_level(settings.isolation_level),
+        # Spark shows a task's error in its log and its UI: not with the values of rows.
         hide_parameters=True,
         connect_args=connect_args
         | {name: value for name, value in database.connect_args.items() if name not in url.query},
@@ -97,6 +98,7 @@ def _initialize(connection: Connection, database: Loading, settings: Settings) -
     try:
         if settings.session_init_statement is not None:
             connection.execute(text(settings.session_init_statement.replace(":", "\\:")))
+        # On PostgreSQL, a ROLLBACK would undo the statement's SET as well.
         connection.commit()
         if settings.max_connections is not None:
             return database.slot(connection, settings)

@@ -73,6 +73,7 @@ class Staged(Sink):
         results = self._settings.results
         if isinstance(results, Statements):
             for statement in results.texts:
+                # SQLAlchemy would take a colon and a name for a parameter.
                 self._connection.execute(text(statement.replace(":", "\\:")))
         elif isinstance(results, Upsert):
             self._database.upsert(self._connection, self._target(), self._names(), self._selected(), results)
@@ -104,6 +105,7 @@ class Staged(Sink):
         results = self._settings.results
         if not isinstance(results, Upsert):
             return select(*picked)
+        # Only the newest row of each key: a statement cannot update the same row twice.
         newest = func.row_number().over(
             partition_by=[new_rows.c[name] for name in results.key],
             order_by=(new_rows.c[results.version].is_(None), new_rows.c[results.version].desc()),
@@ -113,6 +115,7 @@ class Staged(Sink):
         return (
             select(*(ranked.c[each.name] for each in self._columns))
             .where(ranked.c[RANK] == 1)
+            # In the order of their keys, so that concurrent upserts do not deadlock.
             .order_by(*ordered)
         )
 

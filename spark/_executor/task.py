@@ -142,6 +142,7 @@ class _Partition:
     def _write(self, connection: Connection) -> Counts:
         tables, settings = self._task.tables, self._task.settings
         if settings.ledger != "off":
+            # First of all: another attempt waits for this one row, and then finds the counts.
             row = self._entry.values() | ledger.columns(Counts())
             if not self._database.note(connection, tables, row):
                 return self._found_before(connection)
@@ -161,6 +162,7 @@ class _Partition:
         """Take the keys, and apply the rows with new ones."""
         task, settings = self._task, self._task.settings
         claim = Claim.of(task.tables, settings.consumer, task.run, settings.batch, self._entry.part)
+        # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
         taking = _Taking(self._database, connection, claim, self._spool, settings.ledger == "off")
         results = settings.results

@@ -57,8 +57,10 @@ class Call:
         if self._watchdog.end(self):
             return
         assert self.taken is not None  # noqa: S101 - set before the call is taken
+        # The driver's socket must stay open until the watchdog has its copy.
         self.taken.wait()
         self.has_ended = True
+        # The next statement could read a late answer to this one.
         self._connection.invalidate()
         if isinstance(error, Exception):
             raise StoreUnreachable("the database did not answer in time") from error
@@ -111,6 +113,7 @@ class Watchdog:
             return
         try:
             driver: Any = call.pooled.driver_connection
+            # A copy: once the driver closes its descriptor, the number may belong to another socket.
             own = socket.socket(fileno=os.dup(self._database.socket_of(driver)))
         except Exception:  # noqa: BLE001 - the connection has just ended anyway
             _log.debug("a connection that did not answer has ended", exc_info=True)
@@ -133,5 +136,6 @@ class Watchdog:
                 if call.has_ended:
                     return
                 time.sleep(_LOOKS / 20)
+            # Closing the copy would not wake the thread that waits for an answer.
             with suppress(OSError):
                 own.shutdown(socket.SHUT_RDWR)

@@ -43,6 +43,7 @@ class LateEnds:
             try:
                 self._write(*end)
             except StoreUnreachable:
+                # Another thread may have kept a later end of this message meanwhile: that one counts.
                 self._ends.setdefault(message, end)
                 return
             except Exception:  # noqa: BLE001 - the current claim is another message's

@@ -241,6 +241,7 @@ def is_ours(record: Record, request: Request) -> bool:
 def successor(record: Record, now: datetime, request: Request, judgement: Judgement) -> dict[str, Any]:
     """The fields of a record that a claim takes over or buries, and that nobody holds. Both get a new token,
     so that a former holder does not take the record for its own."""
+    # Tokens must grow even if the clock has gone back.
     token, history = max(record.token + 1, first_token(now)), record.history
     if record.status is Status.CONSUMING:
         history = remember(record, NEVER_ENDED)

@@ -100,6 +100,7 @@ class RedisStore(Store):
     def renew(
         self, claims: Sequence[Held], lease: float, keep: float, within: float
     ) -> Iterator[tuple[Held, float | None]]:
+        # The keys are on several nodes, and a cluster's pipeline refuses EVALSHA.
         if self._is_cluster:
             yield from super().renew(claims, lease, keep, within)
             return
@@ -112,6 +113,7 @@ class RedisStore(Store):
     def _renewed(self, claims: Sequence[Held], change: Change) -> Sequence[Any]:
         """In one round trip: for each claim whether it was renewed, or that Redis has forgotten the
         script."""
+        # Without MULTI, which would hold up all other clients for the whole round.
         pipeline = self._client.pipeline(transaction=False)
         for held in claims:
             arguments = hashes.write_arguments(
@@ -213,6 +215,7 @@ class RedisStore(Store):
         try:
             return self._called(self._client.evalsha(script.sha, 1, name, *arguments))
         except self._no_script:
+            # Redis forgets its scripts when it restarts or fails over.
             return self._called(self._client.eval(script.text, 1, name, *arguments))
 
     def _reached(self, call: Callable[[], T]) -> T:

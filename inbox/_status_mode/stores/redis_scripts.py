@@ -16,6 +16,7 @@ def _script(text: str) -> Script:
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+# Lua writes large numbers with 14 digits; `whole` keeps all 16 of a time in microseconds.
 _CLOCK = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

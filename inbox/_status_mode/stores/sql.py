@@ -174,6 +174,7 @@ class SqlStore(Store):
                 lambda connection: self._claim_on(connection, request), wait=claiming_statements.CLAIM_WAIT
             )
         except _RowLocked:
+            # A plain read does not wait for the lock.
             return self._run(lambda connection: self._locked(connection, request))
 
     def _locked(self, connection: Connection, request: Request) -> Answer:
@@ -195,6 +196,7 @@ class SqlStore(Store):
         return policy.asked or self._run(policy.retention)
 
     def _claim_on(self, connection: Connection, request: Request) -> Answer | None:
+        # First, since each statement commits: nothing may be taken under a policy that conflicts.
         if request.policy is not None and request.policy.known(connection) is None:
             request.policy.agree(connection, is_new=True)
         answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))

@@ -158,6 +158,7 @@ def _answers(producer: Producer, batch: Sequence[Envelope], deadline: float) -> 
     while len(answers) < len(batch) and (rest := deadline - time.monotonic()) > 0:
         producer.poll(rest)
     if len(answers) < len(batch):
+        # What is still queued must not leave later: by then another relay may own the bucket.
         producer.purge()
         producer.poll(0)
     late = KafkaError(KafkaError._TIMED_OUT, "no answer within the time limit")  # noqa: SLF001

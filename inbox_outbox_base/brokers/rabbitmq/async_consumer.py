@@ -224,6 +224,7 @@ class AsyncRabbitConsumer:
     async def _make_queue(self, connection: AbstractConnection) -> None:
         channel = await connection.channel(publisher_confirms=False)
         try:
+            # Only looks: declaring a queue that exists with other arguments would be refused.
             await channel.queue_declare(self.queue, passive=True)
         except exceptions.ChannelNotFoundEntity:
             channel = await connection.channel(publisher_confirms=False)

@@ -52,6 +52,7 @@ class Companions:
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": self._queue,
             "x-dead-letter-strategy": "at-least-once",
+            # Without it, RabbitMQ treats the strategy above as at-most-once.
             "x-overflow": "reject-publish",
         }
         properties = sent_on(delivery, {FAILURES: failures} if failures else {})
@@ -66,6 +67,7 @@ class Companions:
     async def _put(
         self, name: str, delivery: Delivery, properties: Basic.Properties, arguments: ArgumentsType | None
     ) -> None:
+        # Messages run concurrently: one of them makes the queue, the others wait for it.
         async with self._lock:
             if name not in self._safe_at:
                 self._safe_at[name] = await self._made(name, arguments)

@@ -74,6 +74,7 @@ def sent_on(delivery: Delivery, headers: Mapping[str, Any]) -> Basic.Properties:
     properties.headers = _writable({**kept, TOPIC: delivery.topic, ATTEMPT: delivery.attempt, **headers})
     properties.delivery_mode = _PERSISTENT
     properties.expiration = None
+    # RabbitMQ refuses a user id that is not the connection's own.
     properties.user_id = None
     return properties
 

@@ -45,6 +45,7 @@ class Settler:
     async def _settle(self, delivery: Delivery, decision: Decision) -> None:
         message: DeliveredMessage = delivery.raw
         channel, tag = message.channel, frame_of(message).delivery_tag or 0
+        # Its handler did not finish or never began, so no attempt is counted.
         if decision.action is Action.RETRY and decision.outcome is None:
             await channel.basic_nack(tag, requeue=True)
         elif decision.action is Action.DEAD_LETTER and self._rejects:

@@ -13,6 +13,7 @@ _NOT_NOW = {1047, 1290, 1836, 3101, 3572}
 class MySQLCodes(Codes):
     """The driver's errors begin with the number."""
 
+    # 0 is PyMySQL's error on a connection that it has closed itself.
     broken = frozenset({0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
     passing = broken | {1020, 1040, 1205, 1213}
     limits = frozenset({1317, 1969, 3024})

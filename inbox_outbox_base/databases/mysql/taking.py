@@ -111,6 +111,7 @@ class MySQLTaking(Taking):
             return True
         stored = self.find(connection, attempt)
         if stored is None:
+            # A row that refuses this one and cannot be seen was committed after the snapshot.
             raise _snapshot_too_old()
         return stored
 
@@ -152,6 +153,7 @@ class MySQLTaking(Taking):
     def _raise_unless_timed_out(self, connection: Connection, error: DBAPIError) -> None:
         if not codes.ends_wait(error):
             raise error
+        # By default a timeout undoes only its statement, and the transaction goes on.
         if connection.execute(_ROLLS_BACK_ON_TIMEOUT).scalar_one():
             raise TransientError("innodb_rollback_on_timeout=ON has rolled back the transaction") from error
 

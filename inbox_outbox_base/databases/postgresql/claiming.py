@@ -104,6 +104,7 @@ def lock(tables: Tables) -> Select[Any]:
 @cache
 def record_step(tables: Tables) -> Update:
     """Write the steps into the record that this same transaction has locked."""
+    # The lock leaves its transaction's id in the row; a transaction begun after a ROLLBACK has another.
     return step_where(tables, literal_column("xmax") == literal_column("pg_current_xact_id()::xid"))
 
 

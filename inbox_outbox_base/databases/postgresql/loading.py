@@ -145,6 +145,7 @@ class PostgreSQLLoading(Loading):
         )
         message = claim.tables.message
         try:
+            # A key that somebody else has inserted aborts everything since the last savepoint.
             with connection.begin_nested():
                 self.load(connection, message.name, message.schema, rows, 20_000)
         except DBAPIError as error:

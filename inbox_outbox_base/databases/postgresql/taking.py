@@ -77,6 +77,7 @@ class PostgreSQLTaking(Taking):
         """The keys that are ours now; None if the wait ran out."""
         parameters = attempt.row() | {"keys": _as_json(keys), "timeout": _milliseconds(wait)}
         try:
+            # A lock timeout aborts everything since the last savepoint: the caller's work must survive it.
             with connection.begin_nested():
                 statement = add_in_order(attempt.tables, lock, with_digests=with_digests)
                 taken = connection.execute(statement, parameters).scalar_one()
@@ -93,10 +94,12 @@ class PostgreSQLTaking(Taking):
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
         names = {"consumer": attempt.consumer, "key": attempt.key, "timeout": _milliseconds(wait)}
+        # A time limit of the role would leave the outcome of the COMMIT unknown.
         connection.execute(_NO_TIME_LIMIT)
         connection.execute(wait_for_key(attempt.tables), names)
         found = self.find(connection, attempt)
         if found is not None:
+            # A synchronous standby may not have this row yet: the COMMIT of a write waits for it.
             connection.execute(_WRITES)
         return found
 
