@@ -189,6 +189,7 @@ def _server(
         origin=origin,
         version=version,
         admin_url=url,
+        fresh_database=new,
         new_database=new,
         drop_database=copies.give_back,
         copy_database=copies.take,

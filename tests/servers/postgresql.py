@@ -58,14 +58,15 @@ def _server(
         with admin.connect() as connection:
             connection.execute(text(statement))
 
+    def fresh(template: URL) -> URL:
+        database = f"inbox_outbox_test_{uuid4().hex}"
+        run(f'CREATE DATABASE {database} TEMPLATE "{template.database}"')
+        return url.set(database=database)
+
     def copied(template: URL) -> PostgreSQLTemplate:
-        def new() -> URL:
-            database = f"inbox_outbox_test_{uuid4().hex}"
-            run(f'CREATE DATABASE {database} TEMPLATE "{template.database}"')
-            return url.set(database=database)
+        return PostgreSQLTemplate(lambda: fresh(template))
 
-        return PostgreSQLTemplate(new)
-
+    nothing = url.set(database="template1")
     empty = Copies(copied, lambda gone: run(f"DROP DATABASE {gone.database} WITH (FORCE)"))
     copies = Copies(copied, empty.give_back)
 
@@ -82,7 +83,8 @@ def _server(
         origin=origin,
         version=version,
         admin_url=url,
-        new_database=lambda: empty.take(url.set(database="template1")),
+        fresh_database=lambda: fresh(nothing),
+        new_database=lambda: empty.take(nothing),
         drop_database=copies.give_back,
         copy_database=copies.take,
         restart=restart,

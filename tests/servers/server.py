@@ -13,6 +13,8 @@ S = TypeVar("S")
 class Server:
     """A running database server in which tests make and drop databases.
 
+    A database that was dropped may come again from `new_database` and `copy_database`, but never from
+    `fresh_database`.
     `copy_database` is given the same template each time. `restart` (a crash, then a start at the same
     address) is None where the way in which the server was started cannot do that. `stop` does nothing to a
     server of others.
@@ -22,6 +24,7 @@ class Server:
     origin: str
     version: str
     admin_url: URL
+    fresh_database: Callable[[], URL]
     new_database: Callable[[], URL]
     copy_database: Callable[[URL], URL]
     drop_database: Callable[[URL], None]

@@ -42,6 +42,7 @@ def find() -> Server:
         origin="standard library",
         version=sqlite3.sqlite_version,
         admin_url=new(),
+        fresh_database=new,
         new_database=new,
         drop_database=drop,
         copy_database=copy,

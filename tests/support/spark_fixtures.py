@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
+from tests.servers import Server
 from tests.support import spark_cluster
 from tests.support.database import Database, make_tables
 from tests.support.spark_cluster import SparkCluster
@@ -59,8 +60,10 @@ def faults(application: Application) -> Iterator[Faults]:
 
 
 @pytest.fixture
-def target(database: Database) -> Target:
+def target(server: Server) -> Iterator[Target]:
     """The table that jobs write to, beside the inbox's. The database is never used again: an attempt that
     Spark has given up may begin to write when the test is over."""
+    database = Database(server, server.fresh_database())
     make_tables(database.url)
-    return Target(database)
+    yield Target(database)
+    database.close()
