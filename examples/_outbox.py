@@ -28,9 +28,7 @@ def clear(engine: Engine, *topics: str) -> None:
         for table in (tables.message, tables.delayed, tables.dead, tables.sent):
             connection.execute(delete(table).where(table.c.topic.in_(topics)))
         if connection.execute(select(tables.message.c.id).limit(1)).first() is not None:
-            raise RuntimeError(
-                "somebody else's messages are in the outbox: give the example another database"
-            )
+            raise RuntimeError("the outbox contains other messages: run the example on another database")
 
 
 def waiting(engine: Engine) -> int:

@@ -93,7 +93,7 @@ def later_message(engine: Engine) -> None:
 def main() -> None:
     with prepared(__doc__, metadata) as engine:
         if engine.dialect.name == "sqlite":
-            sys.exit("SQLite has no row locks; SQLAlchemy drops FOR UPDATE there without a word")
+            sys.exit("SQLite has no row locks; SQLAlchemy silently drops FOR UPDATE there")
         read_committed = engine.execution_options(isolation_level="READ COMMITTED")
         first_message(read_committed)
         later_message(read_committed)

@@ -38,9 +38,9 @@ def main() -> None:
             place(engine, "order-2", in_stock=False)
         except LookupError as error:
             print(f"order-2: rolled back, {error}")
-        print(f"messages that wait: {waiting(engine)}")
+        print(f"messages waiting: {waiting(engine)}")
         print(f"messages relayed: {Relay(engine, Printer()).run_once()}")
-        print(f"messages that wait: {waiting(engine)}")
+        print(f"messages waiting: {waiting(engine)}")
         with engine.connect() as connection:
             print(f"orders: {connection.scalar(select(func.count()).select_from(order))}, expected: 1")
 

@@ -77,7 +77,7 @@ def main() -> None:
         print(f"second start, same checkpoint: exit code {code}")
         show(engine, folder)
         with_format(engine.url.render_as_string(hide_password=False), folder)
-        print('format("inbox") with an empty checkpoint: everything comes again')
+        print('format("inbox") with an empty checkpoint: everything is delivered again')
         show(engine, folder)
 
 
@@ -115,7 +115,7 @@ def show(engine: Engine, folder: Path) -> None:
     counts = select(func.count(), func.count(payment.c.payment_id.distinct()), func.sum(payment.c.amount))
     with engine.connect() as connection:
         rows, keys, total = connection.execute(counts).one()
-    print(f"  batches noted by Spark: {len(noted)}; payments: {rows:,}, keys: {keys:,}, total: {total:,}")
+    print(f"  batches recorded by Spark: {len(noted)}; payments: {rows:,}, keys: {keys:,}, total: {total:,}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def _url() -> URL:
     try:
         return database_url(os.environ[URL_VARIABLE])
     except KeyError:
-        raise SystemExit(f"{URL_VARIABLE} is not set: it names the database to migrate") from None
+        raise SystemExit(f"{URL_VARIABLE} is not set: set it to the URL of the database to migrate") from None
 
 
 def _print() -> None:

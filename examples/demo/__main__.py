@@ -69,7 +69,9 @@ def compare(console: Console, url: URL, departures: Sequence[Departure], workers
     """Run the stream without and with the inbox, and show both."""
     chunk = max(1, min(200, len(departures) // 20))
     deliveries = stream.deliveries(departures, chunk)
-    console.print(f"{len(departures):,} messages in {len(deliveries):,} deliveries, by {chunk} to a worker")
+    console.print(
+        f"{len(departures):,} messages in {len(deliveries):,} deliveries, {chunk} at a time to a worker"
+    )
     console.print(f"{workers} workers on {place(url)}", markup=False)
     expected = totals.of(departures)
     engine = create_engine(url)
@@ -113,7 +115,7 @@ def place(url: URL) -> str:
     """A description of the database, without any part of the URL that may be secret."""
     if url.get_backend_name() == "sqlite":
         if url.database in (None, "", ":memory:"):
-            raise RuntimeError("workers cannot share an SQLite database in memory; give it a file")
+            raise RuntimeError("workers cannot share an SQLite database in memory; use a file")
         return f"sqlite, file {url.database}"
     return f"{url.get_backend_name()}, {url.host}:{url.port or 'default port'}, database {url.database}"
 

@@ -116,7 +116,7 @@ class Broker:
             self._queue.append(self._chunk(answer.again))
         self._returns = 0 if acknowledged else self._returns + 1
         if self._returns > MOST_RETURNS:
-            raise RuntimeError("the workers give back whatever they get")
+            raise RuntimeError("the workers give back every message")
         self._progress(self.done.acknowledged)
 
     def _victim(self) -> Worker | None:

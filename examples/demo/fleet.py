@@ -41,7 +41,7 @@ class Worker:
         try:
             answer: Answer | None = self.pipe.recv()
         except (EOFError, OSError):
-            raise RuntimeError("a worker ended by itself") from None
+            raise RuntimeError("a worker ended unexpectedly") from None
         self.is_ready = True
         return answer
 
@@ -108,7 +108,7 @@ class Fleet:
 
     def _until_ready(self, worker: Worker) -> None:
         if not worker.pipe.poll(PATIENCE):
-            raise RuntimeError("a worker does not start")
+            raise RuntimeError("a worker did not start")
         worker.hear()
 
     def _end(self, grace: float) -> None:

@@ -24,7 +24,7 @@ from examples.demo.totals import Totals
 
 CAPTION = (
     "Both runs fold a chunk into one UPDATE per airline and airport, "
-    "so the inbox row is all that is written per message."
+    "so only the inbox row is written per message."
 )
 
 

@@ -23,7 +23,7 @@ from inbox import migration
 
 PLAN = (
     "A job writes them. Once half of the departures are in the table, an executor is killed with kill -9. "
-    "That ends the job (spark.task.maxFailures=1; as Spark comes it takes four kills, or one of the driver). "
+    "That ends the job (spark.task.maxFailures=1; by default it takes four kills, or one of the driver). "
     "Then the same job is submitted again."
 )
 PARTITIONS = 8

@@ -101,7 +101,7 @@ class Stage:
                 return number
         except (EOFError, OSError):
             pass
-        raise RuntimeError("a program of act three ended by itself")
+        raise RuntimeError("a program of act three ended unexpectedly")
 
     def _kill(self, program: Child, begun: int) -> int:
         """Kill it with kill -9; return the number of the first request it had not begun."""
@@ -124,4 +124,4 @@ class Stage:
 
     def _check_relays(self) -> None:
         if not all(relay.process.is_alive() for relay in self._relays):
-            raise RuntimeError("a relay ended by itself")
+            raise RuntimeError("a relay ended unexpectedly")

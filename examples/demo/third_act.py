@@ -36,8 +36,8 @@ CHUNK = 1_000
 
 PLAN = (
     "A request writes some to the database and sends a message about each, which cannot be one transaction. "
-    "The program is killed with kill -9 at random, and the request in its hands is not repeated. The broker "
-    "is none: it is a queue in a file, which a consumer then counts through its inbox."
+    "The program is killed with kill -9 at random, and the request it was handling is not repeated. The "
+    "broker is a queue in a file; a consumer then counts its messages through its inbox."
 )
 PROGRAMS: dict[str, Program] = {
     "commit, send": senders.commit_then_send,

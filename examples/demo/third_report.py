@@ -10,9 +10,9 @@ from examples.demo import totals
 from examples.demo.totals import Totals
 
 CAPTION = (
-    "A request that a killed program had in its hands may be committed or not. What counts is that others "
-    "hear of it if and only if it is. A killed relay's messages are sent again with the same id, and the "
-    "consumer's inbox takes them once."
+    "The request that a killed program was handling is committed or not; others must hear of it if and only "
+    "if it is. A killed relay's messages are sent again with the same id, and the consumer's inbox takes "
+    "them once."
 )
 
 

@@ -50,7 +50,7 @@ def compare(console: Console, url: URL, plan: Plan, transports: Sequence[Transpo
     resent = sum(request.times > 1 for request in plan.requests)
     console.print(f"{plan.orders} orders: {refused} are refused downstream, {resent} are sent twice")
     console.print(f"{len(plan.requests) - plan.orders} more are rolled back after they were published")
-    console.print(f"{plan.kills} times a process is killed with kill -9 and started anew (seed {plan.seed})")
+    console.print(f"{plan.kills} times a process is killed with kill -9 and restarted (seed {plan.seed})")
     engine = create_engine(url)
     try:
         migration.migrate(engine)
@@ -97,13 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_url(parser)
     parser.add_argument(
-        "--broker", metavar="AMQP_URL", help="a RabbitMQ (default: none, only without a broker)"
+        "--broker", metavar="AMQP_URL", help="a RabbitMQ (default: run without a broker only)"
     )
     parser.add_argument("--orders", type=_positive, default=40, metavar="N", help="how many (default: 40)")
     parser.add_argument(
         "--kills", type=_positive, default=20, metavar="N", help="processes to kill each time (default: 20)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the orders and of chance (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="for the orders and the kills (default: 0)")
     return parser
 
 

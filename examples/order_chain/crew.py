@@ -89,7 +89,7 @@ class Crew:
                 try:
                     self._heard.take(*child.pipe.recv())
                 except (EOFError, OSError):
-                    raise RuntimeError("a worker ended by itself") from None
+                    raise RuntimeError("a worker ended unexpectedly") from None
 
     def kill_one(self, *spared: str) -> None:
         """Kill a worker whose role is not spared with kill -9, collect its reports, and start another."""

@@ -9,8 +9,8 @@ from examples.order_chain.plan import Plan
 from examples.order_chain.trial import Result
 
 CAPTION = (
-    "What a killed process had in its hands is delivered again, and a killed customer sends an order again. "
-    "Whatever had been taken before is turned away as a duplicate."
+    "Messages that a killed process was handling are redelivered, and a killed customer resends an order. "
+    "Anything taken before is rejected as a duplicate."
 )
 
 
@@ -44,7 +44,7 @@ def table(plan: Plan, results: Mapping[str, Result]) -> Table:
         tell(f"{role}s killed", *(f"{each.killed[role] or ''}" for each in found))
     tell("deliveries", *(f"{each.heard.deliveries.total():,}" for each in found))
     tell("  of messages delivered before", *(f"{each.heard.redelivered:,}" for each in found))
-    tell("duplicates turned away", *(f"{each.heard.verdicts['duplicate']:,}" for each in found))
+    tell("duplicates rejected", *(f"{each.heard.verdicts['duplicate']:,}" for each in found))
     tell("calls downstream", *(f"{each.calls:,}" for each in found))
     tell("time", *(f"{each.seconds:.1f} s" for each in found))
     return made

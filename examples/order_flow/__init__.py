@@ -2,7 +2,8 @@
 
 For each order: ask the inventory whether there is stock (a call), lock the stock (a call), insert the order
 (own database), ship it (a call), update the order. Some orders cannot be shipped; their stock has to be
-released again. Some messages come twice. Workers are killed (``kill -9``) at random points and restarted.
+released again. Some messages are delivered twice. Workers are killed (``kill -9``) at random points and
+restarted.
 
 - transaction: the exactly-once path around everything. The order's rows are right, but the calls are not part
   of the transaction: a killed worker's calls are repeated, their effects stay, and the transaction is open

@@ -46,8 +46,8 @@ def compare(console: Console, url: URL, plan: Plan) -> int:
     if url.get_backend_name() != "postgresql":
         raise RuntimeError(f"its queue needs PostgreSQL, and this is {url.get_backend_name()}")
     refused = plan.orders - plan.confirmed
-    console.print(f"{plan.orders} orders, of which {refused} cannot be shipped; some messages come twice")
-    console.print(f"{trial.WORKERS} workers, killed {plan.kills} times in each variant and started anew")
+    console.print(f"{plan.orders} orders; {refused} cannot be shipped, and some messages are delivered twice")
+    console.print(f"{trial.WORKERS} workers, killed {plan.kills} times in each variant and restarted")
     engine = create_engine(url)
     try:
         migration.migrate(engine)
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kills", type=_positive, default=5, metavar="N", help="workers to kill in each variant (default: 5)"
     )
-    parser.add_argument("--seed", type=int, help="for the same chance again, as far as processes allow")
+    parser.add_argument("--seed", type=int, help="to repeat a run, as far as processes allow")
     return parser
 
 

@@ -70,7 +70,7 @@ def service() -> Iterator[Remote]:
     child = Child.start(services.main)
     try:
         if not child.pipe.poll(PATIENCE):
-            raise RuntimeError("a service does not start")
+            raise RuntimeError("a service did not start")
         yield Remote(child.pipe.recv())
     finally:
         child.end()
@@ -101,4 +101,4 @@ class Workers:
     def check(self) -> None:
         """Raise RuntimeError if a worker has ended unexpectedly."""
         if not all(child.process.is_alive() for child in self._children):
-            raise RuntimeError("a worker ended by itself")
+            raise RuntimeError("a worker ended unexpectedly")

@@ -18,7 +18,7 @@ from inbox.schema import tables
 
 WORKERS = 2
 REPEATED = 0.2
-"""The fraction of messages that come twice."""
+"""The fraction of messages that are delivered twice."""
 REFUSED_EACH = 10
 """One order in this many cannot be shipped."""
 

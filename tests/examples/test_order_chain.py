@@ -181,7 +181,7 @@ def test_it_runs_as_a_program(postgres: Database, rabbitmq: RabbitServer) -> Non
     rows = table(done.stdout)
     assert rows["rows of orders"] == rows["orders with the right status"] == [10, 10, 10]
     assert rows["shipments"] == [9, 9, 9]
-    assert min(rows["duplicates turned away"]) >= 2
+    assert min(rows["duplicates rejected"]) >= 2
     assert_nothing_left(postgres.engine())
     assert Rabbit(rabbitmq.url).waiting() == 0
 

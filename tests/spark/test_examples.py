@@ -22,11 +22,11 @@ BATCH = [
 ]
 STREAMING = [
     "first start: killed by SIGKILL in batch 1",
-    "  batches noted by Spark: 1; payments: 2,000, keys: 2,000, total: 2,000",
+    "  batches recorded by Spark: 1; payments: 2,000, keys: 2,000, total: 2,000",
     "second start, same checkpoint: exit code 0",
-    "  batches noted by Spark: 3; payments: 3,000, keys: 3,000, total: 3,000",
-    'format("inbox") with an empty checkpoint: everything comes again',
-    "  batches noted by Spark: 3; payments: 3,000, keys: 3,000, total: 3,000",
+    "  batches recorded by Spark: 3; payments: 3,000, keys: 3,000, total: 3,000",
+    'format("inbox") with an empty checkpoint: everything is delivered again',
+    "  batches recorded by Spark: 3; payments: 3,000, keys: 3,000, total: 3,000",
 ]
 
 
