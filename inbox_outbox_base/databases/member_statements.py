@@ -76,7 +76,7 @@ def expired(tables: OutboxTables) -> Select[Any]:
 def suspect(tables: OutboxTables) -> Update:
     """Mark a message that a relay was sending when it was lost: the broker may have it."""
     c = tables.message.c
-    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    this = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("sequence_"))
     return (
         update(tables.message)
         .where(this, c.state != "held")

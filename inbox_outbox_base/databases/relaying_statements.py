@@ -69,7 +69,7 @@ def _this(tables: OutboxTables) -> ColumnElement[bool]:
     """One message, by its place and its id: after a failover that lost the last commits, another one may have
     its place."""
     c = tables.message.c
-    place = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("it"))
+    place = and_(c.bucket == bindparam("bucket_"), c.sequence == bindparam("sequence_"))
     return and_(place, c.id == bindparam("id_", type_=c.id.type))
 
 

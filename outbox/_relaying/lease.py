@@ -10,7 +10,7 @@ from inbox_outbox_base.errors.outbox import OutboxError
 from inbox_outbox_base.errors.secrets import reason
 
 from .retrying import Transactions
-from .rounds import LeaseLost, Rounds
+from .rounds import Retired, Rounds
 from .settings import Settings
 
 _log = logging.getLogger("outbox.relay")
@@ -47,5 +47,5 @@ class Lease:
     def _renew(self) -> None:
         try:
             self._transactions.do(self._rounds.renew, 1)
-        except (SQLAlchemyError, OSError, LeaseLost, OutboxError) as error:
+        except (SQLAlchemyError, OSError, Retired, OutboxError) as error:
             _log.warning("the lease could not be renewed: %s", reason(error))

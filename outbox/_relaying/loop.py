@@ -29,7 +29,7 @@ from .journal import Journal
 from .lease import Lease
 from .report import Report
 from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
-from .rounds import LeaseLost, Rounds
+from .rounds import Retired, Rounds
 from .sending import Pace, Sending
 from .settings import AfterDead, Settings
 
@@ -216,7 +216,7 @@ class RelayLoop(ABC, Generic[E, P]):
                 if self._rounds.recheck_is_due:
                     self._recheck()
                 batch = self._do(self._round, tries)
-            except LeaseLost as error:
+            except Retired as error:
                 self._lost(error)
             else:
                 self._finish_batch()
@@ -266,7 +266,7 @@ class RelayLoop(ABC, Generic[E, P]):
             return
         try:
             self._do(lambda connection: self._rounds.end(connection, self._report), tries)
-        except LeaseLost as error:
+        except Retired as error:
             self._lost(error)
         except TROUBLE as error:
             _log.warning(
@@ -276,7 +276,7 @@ class RelayLoop(ABC, Generic[E, P]):
             self._finish_batch()
         self._rounds.forget()
 
-    def _lost(self, error: LeaseLost) -> None:
+    def _lost(self, error: Retired) -> None:
         """Start over as a new relay."""
         refused = len(self._report.accepted)
         _log.warning("%s; it could not record %d sent messages, which may be sent again", error, refused)

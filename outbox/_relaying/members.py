@@ -51,7 +51,7 @@ class Members:
             sending = json.loads(relay.sending or "{}")
             error = f"relay {relay.name} was lost while it was sending"
             suspects = [
-                {"bucket_": int(bucket), "it": sequence, "error_": error}
+                {"bucket_": int(bucket), "sequence_": sequence, "error_": error}
                 for bucket, sequences in sending.items()
                 for sequence in sequences
             ]

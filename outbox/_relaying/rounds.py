@@ -20,7 +20,7 @@ from .settings import Settings
 from .settle import Settlement
 
 
-class LeaseLost(Exception):
+class Retired(Exception):
     """This relay was retired and its buckets are no longer its own; nothing was written."""
 
 
@@ -87,7 +87,7 @@ class Rounds:
         """Write the outcomes of the last batch, and leave the group; the buckets become free immediately.
 
         Raises:
-            LeaseLost: as `round`.
+            Retired: as `round`.
         """
         self.renew(connection)
         self._settlement.write(connection, report)
@@ -105,7 +105,7 @@ class Rounds:
         The outcomes of the last batch are written first, so that a bucket's next owner finds it up to date.
 
         Raises:
-            LeaseLost: as `round`.
+            Retired: as `round`.
             UnsafeSequence: as `join`.
         """
         self.renew(connection)
@@ -140,13 +140,13 @@ class Rounds:
         """Renew the lease, and nothing else.
 
         Raises:
-            LeaseLost: the lease had expired, and this relay was retired.
+            Retired: the lease had expired, and this relay was retired.
         """
         # From before the statement, so that the lease never ends earlier in the database than here.
         begun = time.monotonic()
         lease = self._settings.lease
         if not self._database.renew(connection, self.epoch, lease):
-            raise LeaseLost(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
+            raise Retired(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
         self._renewals[connection] = begun
 
     def committed(self, connection: Connection) -> None:
@@ -159,7 +159,7 @@ class Rounds:
         """Write the outcomes of the last batch, and choose the next one.
 
         Raises:
-            LeaseLost: the lease had expired, and this relay was retired: nothing of the report was written.
+            Retired: the lease had expired, and this relay was retired: nothing of the report was written.
         """
         if report.is_empty:
             self._database.prepare(connection)

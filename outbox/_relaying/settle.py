@@ -80,7 +80,7 @@ class Settlement:
 
 
 def _this(letter: Letter) -> dict[str, Any]:
-    return {"bucket_": letter.bucket, "it": letter.sequence, "id_": letter.envelope.id}
+    return {"bucket_": letter.bucket, "sequence_": letter.sequence, "id_": letter.envelope.id}
 
 
 def _exhausted(letter: Letter) -> _End:

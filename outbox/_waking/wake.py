@@ -164,7 +164,7 @@ class Notifier(Waker):
             if self._runner is runner:
                 self._runner = None
 
-    def _tell(self, line: "Line") -> float:
+    def _tell(self, line: "SideLine") -> float:
         """Notify for all commits since the last call, and return how long to pause."""
         with self._changed:
             schemas, self._schemas = self._schemas, set()
@@ -197,7 +197,7 @@ class ThreadWaker(Notifier):
         self._changed.notify_all()
 
     def _run(self) -> None:
-        me, line = threading.current_thread(), Line(self._server)
+        me, line = threading.current_thread(), SideLine(self._server)
         try:
             while self._wait_for_news(me):
                 time.sleep(_AFTER_COMMIT)
@@ -240,7 +240,7 @@ class TaskWaker(Notifier):
     async def _run(self, hinted: asyncio.Event) -> None:
         from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails
 
-        line = Line(self._server)
+        line = SideLine(self._server)
         try:
             while await self._wait_for_news(hinted):
                 await asyncio.sleep(_AFTER_COMMIT)
@@ -263,7 +263,7 @@ class TaskWaker(Notifier):
         return self._goes_on(me)
 
 
-class Line:
+class SideLine:
     """The connection of one thread or task for notifications."""
 
     def __init__(self, server: Notifying) -> None:

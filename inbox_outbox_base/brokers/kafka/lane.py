@@ -55,7 +55,7 @@ class Lane:
         self._failures: Counter[int] = Counter()
         self._not_before = 0.0
         self._acknowledged: int | None = None
-        self._told: int | None = None
+        self._committed: int | None = None
 
     @property
     def is_full(self) -> bool:
@@ -124,10 +124,10 @@ class Lane:
         """The offset from which Kafka is to continue, if it has changed since the last call; with `again`, in
         any case."""
         with self._lock:
-            if self._acknowledged is None or (self._acknowledged == self._told and not again):
+            if self._acknowledged is None or (self._acknowledged == self._committed and not again):
                 return None
-            self._told = self._acknowledged
-            return TopicPartition(self._partition.topic, self._partition.partition, self._told)
+            self._committed = self._acknowledged
+            return TopicPartition(self._partition.topic, self._partition.partition, self._committed)
 
     def _delivery(self, record: Message) -> Delivery:
         return delivery_of(record, 1 + self._attempts.get(_offset(record), 0))
