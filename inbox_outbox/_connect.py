@@ -70,6 +70,7 @@ def _look(engine: Engine) -> None:
         engine.connect().close()
     except DBAPIError as error:
         where, why = secrets.place(engine.url), secrets.reason(error)
+        # The driver's own message names the place.
         if engine.url.host in (None, "") or engine.url.host in why:
             raise
         raise InboxError(f"{where}: {why}") from error

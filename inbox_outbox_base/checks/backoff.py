@@ -41,6 +41,7 @@ class Backoff:
 
     def delay(self, attempt: int) -> float:
         """Seconds to wait after this attempt, counted from 1."""
+        # Capped, because a huge power would overflow.
         exponent = min(max(attempt, 1) - 1, 64)
         full = min(self.longest, self.first * self.factor**exponent)
         return random.uniform(full / 2, full)

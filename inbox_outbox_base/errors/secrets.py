@@ -40,6 +40,7 @@ def strike_out(message: str) -> str:
     """
     message = _IN_ADDRESS.sub(rf"\1:{_STRUCK_OUT}@", message)
     message = _IN_OPTION.sub(rf"\1={_STRUCK_OUT}", message)
+    # The longest first, because one password may be a part of another.
     for password in sorted(_known, key=len, reverse=True):
         message = re.sub(rf"(?<!\w){re.escape(password)}(?!\w)", _STRUCK_OUT, message)
     return message

@@ -69,6 +69,7 @@ class Rounds:
             WrongBucketCount: the database does not have the required number of buckets.
             UnsafeSequence: the sequence of message numbers is cached per session.
         """
+        # Only for its check of the sequence.
         self._database.writers(connection)
         count = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
         if self._settings.buckets not in (None, count):

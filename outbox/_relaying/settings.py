@@ -18,6 +18,7 @@ from outbox.schema import tables
 
 AfterDead = Literal["continue", "hold"]
 
+# The part of a lease that a send may take; the rest is for renewing it.
 _SHARE = 0.8
 LONGEST_LEASE = timedelta(days=1).total_seconds()
 

@@ -70,6 +70,7 @@ _GUARD = text("""
 _PLAIN = text(
     "SELECT relkind IN ('r', 'p') AND NOT relrowsecurity FROM pg_class WHERE oid = to_regclass(:name)"
 )
+# A lock of the transaction: it is free again even if the task dies.
 _SLOT = text("SELECT pg_try_advisory_xact_lock(hashtext(:scope), :slot)")
 
 
