@@ -25,7 +25,8 @@ from outbox._waking import ears
 from outbox._waking.ears import BURST, ThreadBell
 from outbox._waking.line import Line
 from outbox.schema import tables
-from tests.support.database import ASYNC_DRIVERS, Database
+from tests.servers import ASYNC_DRIVERS
+from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
     Answer,

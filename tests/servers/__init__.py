@@ -5,6 +5,7 @@ this machine, and for PostgreSQL at last the one that comes as a wheel. No datab
 """
 
 from tests.servers.catalogue import (
+    ASYNC_DRIVERS,
     NAMES,
     find,
     find_kafka,
@@ -19,6 +20,7 @@ from tests.servers.redis import RedisServer
 from tests.servers.server import Missing, Server
 
 __all__ = [
+    "ASYNC_DRIVERS",
     "NAMES",
     "Missing",
     "Pooler",

@@ -19,6 +19,12 @@ FINDERS = {
     "sqlite": sqlite.find,
 }
 NAMES = tuple(FINDERS)
+ASYNC_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+asyncmy",
+    "sqlite": "sqlite+aiosqlite",
+}
+"""The asynchronous driver, by the name of the database in a URL."""
 OTHERS = ("kafka", "pgbouncer", "rabbitmq", "redis", "spark")
 """What else can be required: they are no SQL databases, and have fixtures of their own."""
 

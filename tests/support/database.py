@@ -6,13 +6,7 @@ from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox.schema import metadata
-from tests.servers import Server
-
-ASYNC_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+asyncmy",
-    "sqlite": "sqlite+aiosqlite",
-}
+from tests.servers import ASYNC_DRIVERS, Server
 
 
 class Database:

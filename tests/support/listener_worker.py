@@ -16,8 +16,8 @@ from sqlalchemy import URL, Connection, create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from inbox import AsyncInbox, AsyncListener, Decisions, Inbox, Listener
+from tests.servers import ASYNC_DRIVERS
 from tests.support import accounts
-from tests.support.database import ASYNC_DRIVERS
 
 THIRD = "2"
 NEVER = 3_600

@@ -2,10 +2,11 @@
 
 import pytest
 
+from tests import servers
 from tests.conftest import _server
 from tests.servers import Server
 
-NAMES = ("postgresql", "mariadb", "sqlite")
+NAMES = tuple(name for name in servers.NAMES if name != "mysql")
 
 
 @pytest.fixture(params=NAMES, scope="session")

@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import AsyncClaim, AsyncStatusInbox, Record, RedisStore, SqlStore, Store
-from tests.support.database import ASYNC_DRIVERS
+from tests.servers import ASYNC_DRIVERS
 from tests.support.status_stores import CONSUMER, Place, stored
 
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from sqlalchemy import URL, Engine, select
 
 from inbox.schema import tables
-from tests.support.database import ASYNC_DRIVERS
+from tests.servers import ASYNC_DRIVERS
 from tests.support.proxy import TcpProxy
 from tests.support.status_stores import CONSUMER
 
