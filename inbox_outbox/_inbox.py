@@ -213,7 +213,7 @@ def set_policy(
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(help="exactly-once or status; needed if nothing is stored yet.", metavar="MODE"),
+        typer.Option(help="exactly-once or status; required if nothing is stored yet.", metavar="MODE"),
     ] = None,
     schema: Schema = None,
     json: Json = False,

@@ -1,4 +1,4 @@
-"""Delete rows that no duplicate can need any more, alongside live traffic."""
+"""Delete rows that are past their retention, alongside live traffic."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +42,7 @@ class Purged:
     seconds: float
     """Time since it began."""
     finished: bool
-    """Whether no row that was old enough is left, except those that others were deleting just then."""
+    """Whether all rows that were old enough are deleted, except those that other purges were deleting."""
     assumed: tuple[str, ...] = ()
     """Consumers for which neither the call nor `inbox_consumer` had a retention, so that 7 days was used."""
 
@@ -73,20 +73,20 @@ def purge(
     for a whole purge, nothing deadlocks, and concurrent purges share the work. A row stays one minute longer
     than the retention.
 
-    A message of status-table mode is as old as its last change of status; one that is being consumed is as
-    old as its lease, and if its handler still ends, that raises `LeaseLost`. Ledger rows as old as the
-    retention are deleted last and not counted.
+    The age of a message of status-table mode counts from its last change of status; while it is being
+    consumed, from the end of its lease. If the handler of a deleted message still ends, it gets `LeaseLost`.
+    Ledger rows as old as the retention are deleted last and not counted.
 
     Args:
         engine: the database.
         consumer: whose rows to delete; None is all consumers'.
         retention: keep keys for this time (`Retention`, seconds or `timedelta`) instead of the stored one.
-        oldest_unconsumed: when the oldest message that the broker has no acknowledgement for, delivered or
-            not, was made; rows older than that, minus the producer's and the network's margins, may go.
+        oldest_unconsumed: when the oldest message without an acknowledgement, delivered or not, was created;
+            then rows older than that, minus the producer's and the network's margins, are deleted.
         dead_retention: keep dead and halted messages for this time (seconds or `timedelta`) instead of the
             stored one.
-        override: whether these two can be shorter than the consumer's stored ones. Its duplicates are then
-            taken again. To shorten the stored times too, so that its inboxes know, use `set_policy`.
+        override: allow `retention` and `dead_retention` to be shorter than the stored ones; the consumer's
+            duplicates are then taken again. To shorten the stored ones, which inboxes use, see `set_policy`.
         batch: the most rows in a transaction.
         budget: seconds (or `timedelta`) after which to stop; None is no limit.
         progress: called after each batch with the progress so far.

@@ -29,7 +29,8 @@ class Audit:
     consumer: str
     committed: int
     not_sent: int
-    """Waiting for a relay for longer than the grace (delayed messages: since they were due), or held."""
+    """Held, or waiting for a relay for longer than the grace; delayed messages wait from when they are
+    due."""
     dead: int
     not_taken: int
     """Sent longer ago than the grace, and not taken by the consumer."""
@@ -73,20 +74,20 @@ def audit(
 
     The audit cannot know about messages that were sent by relays without `keep_sent`, or longer ago than
     that; messages whose inbox row has been purged (leave them out with `since`); and messages that the
-    consumer keys by its own function. With `key="key"`, two messages of one key count as taken if one of them
-    was, as for the inbox; but not those that were refused or never sent.
+    consumer keys by its own function. With `key="key"`, all sent messages of a key count as taken once one of
+    them was, as for the inbox; messages that were refused or never sent do not.
 
     Args:
         engine: the Engine of the outbox's database.
         topic: the messages' topic.
         consumer: the consumer's name, of either mode.
         key: the consumer's key: "key" (`inbox.message_key`) or "id" (`inbox.message_id`).
-        since: leave out messages published before; a datetime with its time zone.
-        grace: how long messages may be on their way, in seconds or as `timedelta`.
+        since: ignore messages published before this datetime, which has a time zone.
+        grace: how long messages can be on their way, in seconds or as `timedelta`.
         limit: the most messages to name of each kind.
-        inbox_engine: the Engine of the inbox's database, if it is another.
+        inbox_engine: the Engine of the inbox's database, if it is another one.
         schema: the PostgreSQL schema of the tables.
-        inbox_schema: the schema of the inbox's tables, if another; in another database None is its default.
+        inbox_schema: the schema of the inbox's tables; None is `schema`, or with `inbox_engine` the default.
 
     Raises:
         InvalidOption: an argument is invalid.

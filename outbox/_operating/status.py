@@ -51,8 +51,8 @@ class OutboxStatus:
     estimated: tuple[str, ...]
     """Names of the counts that are estimates."""
     oldest_age: float | None
-    """Seconds since the oldest pending, waiting or unknown message was published (delayed and never sent:
-    since it was due). None if there is none."""
+    """Seconds since the oldest pending, waiting or unknown message was published, or was due if it was
+    delayed and never sent. None if there is no such message."""
     relays: tuple[RelayStatus, ...]
     buckets: int
     unowned: int
@@ -66,10 +66,11 @@ class OutboxStatus:
 def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | None = None) -> OutboxStatus:
     """The outbox at a glance, at low cost however many messages there are.
 
-    Up to `count_up_to` waiting messages are all counted. If there are more, only that many are read, the
-    oldest of each bucket, and all others are assumed to be pending: a message that failed a send is among the
-    oldest. Their number is an estimate from PostgreSQL's statistics, or an index count on other databases;
-    `estimated` names such counts. On a live system the numbers are taken at slightly different moments.
+    Up to `count_up_to` waiting messages are counted exactly. If there are more, only that many are read, the
+    oldest of each bucket. All others are assumed to be pending, because a message whose send failed is among
+    the oldest; their number is an estimate from PostgreSQL's statistics, or an index count on other
+    databases. `estimated` names such counts. On a live system the numbers are taken at slightly different
+    moments.
 
     Args:
         engine: the Engine of the outbox's database.

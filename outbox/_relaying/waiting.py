@@ -25,7 +25,7 @@ class _Wait:
 
 
 class Waiting:
-    """What one relay remembers about its buckets; all of it can be derived again from the rows.
+    """A relay's memory of its buckets, which it can rebuild from the rows at any time.
 
     Each bucket has two marks. Up to the low-water mark it is empty and stays empty. Between that mark and the
     start of the next scan, it has only waiting messages.
@@ -109,7 +109,7 @@ class Waiting:
             self._begin_anew(None)
 
     def witness(self, writers: Writers | None) -> None:
-        """Take in which transactions are writing. A sequence is settled once all transactions that were
+        """Record which transactions are writing. A sequence is settled once all transactions that were
         writing when it was drawn have ended: no lower message can appear, unless the numbers start over."""
         if writers is None:
             return

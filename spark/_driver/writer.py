@@ -59,7 +59,7 @@ class InboxWriter:
         batch_size: rows to send at a time.
         num_partitions: the most partitions to write; if there are more, they are merged (`coalesce`).
         max_connections: the most tasks that work in the database at the same time, over all executors of all
-            writers of this consumer. (A waiting task also connects for a moment now and then.)
+            writers of this consumer. Waiting tasks connect briefly now and then.
         isolation_level: "READ_COMMITTED" (default), "REPEATABLE_READ" or "SERIALIZABLE".
         session_init_statement: SQL to run on each new connection.
         query_timeout: the most seconds for one statement; 0 is no limit.

@@ -45,7 +45,7 @@ class KafkaConsumer(GroupMember[Callable[[Delivery], Outcome]]):
             listener's option), so give the engine's pool the product of both.
         max_attempts: a message becomes a dead letter when its handler has raised this often; None: never. The
             count is in memory: a restart or a rebalance resets it. Errors of the inbox's own statements do
-            not count, nor do those of messages claimed in status-table mode, whose inbox counts for itself
+            not count, nor do messages claimed in status-table mode, which their inbox counts
             (`Outcome.is_failure`).
         dead_letter: a topic, or a function of a `Delivery` and its `Decision` that stores the message: it is
             acknowledged when that returns, and retried when it raises. None: a dead letter blocks its
@@ -92,7 +92,7 @@ class AsyncKafkaConsumer(GroupMember[Callable[[Delivery], Awaitable[Outcome]]]):
     _loop: asyncio.AbstractEventLoop
 
     async def run(self) -> None:
-        """Consume until `stop`. Once per object; a cancellation first stops it in good order.
+        """Consume until `stop`. Once per object; a cancellation first stops it gracefully.
 
         Raises:
             KafkaException: the client cannot continue: it does not know a setting, or its member was fenced.

@@ -127,9 +127,11 @@ def _fits(name: str, kind: pa.DataType, target: MySQLTarget) -> bool:
 def _sent(
     field: str, name: str, kind: pa.DataType, target: MySQLTarget | None
 ) -> arrow_values.Converter | None:
-    """The conversion to a form that the server reads. For a DATETIME, an instant becomes local time in the
-    session's time zone. For a TIMESTAMP, which is an instant itself, and without a target, it becomes UTC,
-    the connection's time zone."""
+    """The conversion to a form that the server reads.
+
+    An instant is sent in UTC, the connection's time zone; for a DATETIME, which has no time zone, as local
+    time in the session's time zone.
+    """
     if name == "boolean":
         return arrow_values.to(pa.int8())
     if name in ("float", "double"):

@@ -60,10 +60,12 @@ def prepare() -> Select[Any]:
 
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """Renew the lease, and apply the settings for a scan in the same statement. It also sets limits as long
-    as the lease: otherwise the transaction of a relay that hangs, or whose machine is gone, would keep the
-    relay's row locked, and nobody could take its buckets. One limit is for a server waiting for the relay,
-    one for a server sending rows to it."""
+    """Renew the lease, and apply the settings for a scan in the same statement.
+
+    It also sets two time limits as long as the lease, one for a server that waits for the relay and one for a
+    server that sends rows to it. Without them, the transaction of a relay that hangs, or whose machine is
+    gone, would keep the relay's row locked, and no other relay could take its buckets.
+    """
     limit = bindparam("milliseconds", type_=Text)
     limits = (func.set_config(name, limit, literal(True)).label(name) for name in _LIMITS)
     return member_statements.renew(tables).returning(*_scanning(), *limits)
@@ -123,12 +125,12 @@ def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any
 
 
 def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
-    """The messages with the given buckets and sequences, and ids: after a failover that lost the last
-    commits, other messages may have their numbers.
+    """The messages with the given buckets and sequences. With `by_id` their ids must match too: after a
+    failover that lost the last commits, other messages may have their numbers.
 
-    Each place is an array of one, so that the planner can only look it up in the index. If it believed the
-    table to be empty, as it was when analysed, it would otherwise scan it and compare each row with
-    everything given.
+    Each place is compared with an array of one element, so that the planner has to use the index. If it
+    believes that the table is empty, as it was when analysed, it would otherwise scan the table and compare
+    each row with all given places.
     """
     c = tables.message.c
     arrays = [array_of("buckets", SmallInteger), array_of("sequences", BigInteger)]
