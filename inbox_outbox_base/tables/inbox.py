@@ -95,6 +95,7 @@ def _tables(schema: str | None) -> Tables:
         **options(),
     )
     _named(message, "consumer", "key")
+    # A purge finds each consumer's oldest rows by it, and reads no others.
     Index("inbox_message_accepted_at", message.c.consumer, message.c.accepted_at)
     consumer, ledger = _consumer(metadata), _ledger(metadata)
     status, outbox = _status(metadata), outbox_tables(metadata)
@@ -132,7 +133,14 @@ def _ledger(metadata: MetaData) -> Table:
         *(Column(name, BigInteger, nullable=False) for name in counts),
         Column("committed_at", UtcDateTime, nullable=False, server_default=utcnow()),
         PrimaryKeyConstraint(
-            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_pkey"
+            # With the fingerprint: the same batch may come again in other partitions.
+            "consumer",
+            "run",
+            "batch",
+            "part",
+            "parts",
+            "fingerprint",
+            name="inbox_ledger_pkey",
         ),
         **options(),
     )

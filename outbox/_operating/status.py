@@ -147,6 +147,7 @@ class _Line:
             for bucket in numbers:
                 given = {"bucket_": bucket, "limit": max(1, most // len(numbers))}
                 self._add(connection.execute(statement, given).all())
+            # Messages beyond the oldest few of a bucket were most likely never sent.
             self.counts[MessageState.PENDING] += max(0, total - self.counts.total())
         now = connection.execute(clock()).scalar_one()
         self.oldest_age = (now - min(self._since)).total_seconds() if self._since else None

@@ -129,6 +129,7 @@ class Waiting:
         if self._settled == 0:
             return
         first = dict.fromkeys(found.seen, self._settled + 1)
+        # Backwards, so that each bucket keeps its first message.
         for letter in reversed(found.letters):
             first[letter.bucket] = letter.sequence
         for bucket, sequence in first.items():

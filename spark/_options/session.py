@@ -49,9 +49,11 @@ def _arrow_field(field: StructField) -> pa.Field:
 
 def known_parts(df: "DataFrame") -> int:
     """The number of partitions; 0 if that is only known once the job runs."""
+    # Spark Connect has no JVM to ask.
     if not hasattr(df, "_jdf"):
         return 0
     plan = df._jdf.queryExecution().executedPlan()  # noqa: SLF001 - there is no other way to ask
+    # Adaptive execution decides on the partitions while the job runs.
     if "AdaptiveSparkPlan" in plan.getClass().getSimpleName():
         return 0
     return df.rdd.getNumPartitions()

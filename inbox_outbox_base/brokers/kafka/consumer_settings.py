@@ -7,6 +7,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 
 _DEFAULTS = {
     "auto.offset.reset": "earliest",  # read what was written before the first start, too
+    # Automatic commits cover messages that were fetched and not handled yet.
     "enable.auto.commit": False,
 }
 _LONGEST_POLL = 300_000

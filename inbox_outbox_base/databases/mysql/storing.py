@@ -9,6 +9,7 @@ from inbox_outbox_base.tables.storing import Storing
 class MySQLStoring(Storing):
     """InnoDB, and times without a time zone."""
 
+    # Not now(), which depends on the session's time zone.
     now = "(utc_timestamp(6))"
     has_binary_text = True
     options = {"engine": "InnoDB", "charset": "utf8mb4"}  # noqa: RUF012 - nobody changes it

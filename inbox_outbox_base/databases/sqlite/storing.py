@@ -13,6 +13,7 @@ class SQLiteStoring(Storing):
 
     now = f"({_NOW}))"
     changes_types = False
+    # Otherwise SQLite reuses the highest number once its row is deleted.
     numbered_options = {"autoincrement": True}  # noqa: RUF012 - nobody changes it
 
     def number(self) -> TypeEngine[int]:
