@@ -1,13 +1,18 @@
 """docs/layout.md says where things are."""
 
+import ast
 import re
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from inbox_outbox_base.supported import FOLDERS, part
 from tests.support.program import ROOT
 
 PAGE = (ROOT / "docs" / "layout.md").read_text()
 FILES = sorted({found for found in re.findall(r"`([a-z_/]+\.py)`", PAGE) if "/" in found})
+CONTRACTS = re.findall(r"^\| `(\w+)\.py` \| `(\w+)/\1\.py` \|", PAGE, re.MULTILINE)
 FUNCTIONS = re.findall(r"`([a-z_/]+\.py)`: `(?:(\w+)\.)?(\w+)`", PAGE)
 
 
@@ -30,3 +35,35 @@ def test_every_folder_is_described() -> None:
     packages = [path.parent for path in ROOT.glob("*/__init__.py")]
     inner = [path.parent for path in ROOT.glob("inbox_outbox_base/*/__init__.py")]
     assert not [path.name for path in [*packages, *inner] if f"`{path.name}/`" not in PAGE]
+
+
+@pytest.mark.parametrize(("contract", "folder"), CONTRACTS)
+@pytest.mark.parametrize("dialect", FOLDERS)
+def test_every_database_implements_the_contracts(dialect: str, contract: str, folder: str) -> None:
+    """The file that the page names is in the folder of each database, and implements the contract."""
+    if contract == "notifying" and not part("relaying", dialect).has_notifications:
+        return
+    whole = getattr(import_module(f"inbox_outbox_base.{folder}.{contract}"), contract.capitalize())
+    assert issubclass(part(contract, dialect), whole)
+
+
+def test_only_its_folder_knows_a_database() -> None:
+    """Outside the databases' folders and the list of them, no code compares with a database's name, and none
+    imports a dialect."""
+    packages = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in BESIDE]
+    files = [file for package in [*packages, ROOT / "migrations"] for file in package.rglob("*.py")]
+    databases = ROOT / "inbox_outbox_base" / "databases"
+    ours = [file for file in files if databases not in file.parents and file.name != "supported.py"]
+    assert len(ours) > len(files) / 2
+    assert not [f"{file}: {name}" for file in ours for name in _databases(file)]
+
+
+BESIDE = ("tests", "examples", "benchmarks")
+
+
+def _databases(file: Path) -> list[str]:
+    """The names of databases, and the dialects, that a module uses."""
+    nodes = [*ast.walk(ast.parse(file.read_text()))]
+    names = [node.value for node in nodes if isinstance(node, ast.Constant) and node.value in FOLDERS]
+    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return [*names, *(module for module in modules if module.startswith("sqlalchemy.dialects"))]
