@@ -168,7 +168,7 @@ def retry(
     schema: Schema = None,
     json: Json = False,
 ) -> None:
-    """Send a dead, held, waiting or unknown message again immediately; with --all, many of them."""
+    """Send a dead, held, waiting or unknown message again; with --all, many of them."""
     if (message_id is None) == (every is None):
         raise InvalidOption("expected the id of a message, or --all")
     if message_id is not None and (topic is not None or key is not None):

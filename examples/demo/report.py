@@ -82,7 +82,7 @@ def table(expected: Totals, without: Run, with_inbox: Run) -> Table:
     row(f"wrong airports (of {len(expected.airports)})", "0", *map(str, airports))
     result.add_section()
     count("duplicates refused", *(run.delivered.refused for run in runs))
-    count("at two workers at once", *(run.delivered.shared for run in runs))
+    count("at two workers concurrently", *(run.delivered.shared for run in runs))
     count("delivered again after kill -9", *(run.delivered.redelivered for run in runs))
     count("  of these committed before", *(run.delivered.redelivered_committed for run in runs))
     count("given back and delivered again", *(run.delivered.returned for run in runs))

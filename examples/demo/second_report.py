@@ -11,8 +11,8 @@ from examples.demo.load import Loaded
 from examples.demo.totals import Totals
 
 CAPTION = (
-    "Spark commits each partition by itself. Neither table has a unique key: with one, the JDBC writer fails "
-    "at the first row that is there already, and so does every later attempt."
+    "Spark commits each partition separately. Neither table has a unique key: with one, the JDBC writer "
+    "fails at the first row that exists already, and so does every later attempt."
 )
 
 

@@ -50,7 +50,9 @@ def reached(connection: Connection, schema: str | None) -> int:
     """How many revisions the tables have gone through."""
     found = current(connection, schema) or "base"
     if found not in revisions.names():
-        raise UnsupportedDatabase(f"the tables are at revision {found}, unknown to this inbox-outbox")
+        raise UnsupportedDatabase(
+            f"the tables are at revision {found}, unknown to this version of inbox-outbox"
+        )
     if found == "base" and (present := revisions.there(connection, schema)):
         raise UnsupportedDatabase(
             f"tables of {', '.join(sorted(present))} exist, but {VERSION_TABLE} names no revision: none of "

@@ -123,7 +123,7 @@ class Hooks:
     ) -> None:
         given = () if hooks is None else hooks
         if not callable(given) and not isinstance(given, Iterable):
-            raise error(f"on_event={hooks!r}: expected a function, or several")
+            raise error(f"on_event={hooks!r}: expected a function or a list of functions")
         self._hooks: tuple[Hook, ...] = (given,) if callable(given) else tuple(given)
         for hook in self._hooks:
             if not callable(hook):

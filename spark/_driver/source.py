@@ -98,7 +98,7 @@ def _arguments(options: Mapping[str, str]) -> dict[str, Any]:
     given = from_strings(options)
     if given.get("atomicity") == "job":
         raise InvalidOption(
-            "atomicity='job': format('inbox') writes each partition by itself; use InboxWriter, or "
+            "atomicity='job': format('inbox') writes each partition separately; use InboxWriter, or "
             "df.repartition(1)"
         )
     # Spark has already planned the partitions, so the option limits the connections.

@@ -59,7 +59,7 @@ def test_the_demo_is_exact(database: Database, departures: list[Departure]) -> N
     assert rows[f"wrong airports (of {len(expected.airports)})"][1:] == [3, 0]
     assert rows["duplicates refused"][0] == 0
     assert rows["duplicates refused"][1] >= MESSAGES // 10
-    assert min(rows["at two workers at once"]) > 0
+    assert min(rows["at two workers concurrently"]) > 0
     assert min(rows["of these committed before"]) > 0
     assert min(rows["messages/s"]) > 0
 

@@ -45,7 +45,11 @@ def refusal(address: URL, error: Exception) -> str:
     """Why RabbitMQ refuses the connection."""
     # The client does not give the reason of this error.
     is_silent = isinstance(error, exceptions.InvalidFrameError)
-    reason = "perhaps the virtual host does not exist, or the user may not use it" if is_silent else error
+    reason = (
+        "perhaps the virtual host does not exist, or the user has no permission for it"
+        if is_silent
+        else error
+    )
     return f"url={shown(address)!r}: RabbitMQ refuses the connection: {reason}"
 
 
