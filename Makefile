@@ -28,6 +28,9 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests start hundreds of Python processes, which compile nothing that was compiled before.
+tests tests-all: export PYTHONDONTWRITEBYTECODE =
+
 tests: $(VENV)/ready
 	$(BIN)/python -m pytest --quick --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -5,6 +5,7 @@ import logging
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import psycopg
@@ -52,7 +53,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Start the servers and say where each comes from; processes that share the tests start their own."""
     if config.option.collectonly:
         return []
-    described = [_describe(name) for name in (*servers.NAMES, "redis", "pgbouncer")]
+    names = (*servers.NAMES, "redis")
+    with ThreadPoolExecutor(len(names)) as pool:
+        described = list(pool.map(_describe, names))
+    described.append(_describe("pgbouncer"))  # in front of PostgreSQL
     described.append(_announce("rabbitmq", rabbitmq.origin()))
     if config.getoption("dist", "no") != "no":
         servers.stop_all()

@@ -101,6 +101,7 @@ def test_a_swallowed_error_after_a_duplicate_is_told_too(postgres: Database) -> 
         swallow_integrity_error(work.connection)
 
 
+@pytest.mark.quick("mariadb", "mysql")
 @pytest.mark.parametrize("goes_on", ["stops", "reads", "writes"])
 def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
     """MariaDB and MySQL undo the whole transaction and let the session go on as if nothing had been:
@@ -296,6 +297,7 @@ def deliver_step(source: "Engine | sessionmaker[Session]", body: Callable[[Any],
 IMPLICIT = ["CREATE TABLE more (id INTEGER)", "TRUNCATE TABLE account"]
 
 
+@pytest.mark.quick("mariadb", "mysql")
 @pytest.mark.parametrize("deliver", [deliver, deliver_step])
 @pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
 @pytest.mark.parametrize("statement", IMPLICIT)

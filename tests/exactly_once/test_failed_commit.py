@@ -125,6 +125,7 @@ def test_a_pool_that_does_not_roll_back(
     check_nothing_is_left(engine, migrated.engine())
 
 
+@pytest.mark.quick("sqlite")
 @pytest.mark.parametrize("way", WAYS)
 def test_sqlite_is_busy(migrated: Database, way: Callable[[Engine], None]) -> None:
     """The same when SQLite's COMMIT fails because somebody reads, which leaves the transaction open."""

@@ -14,6 +14,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    delete,
     func,
     insert,
     select,
@@ -21,10 +22,12 @@ from sqlalchemy import (
 )
 
 from inbox.errors import TablesMissing
+from inbox.schema import tables
 from spark import Append, Statements, Upsert
 from spark._options.settings import Settings
 from spark.errors import ColumnMismatch
 from tests.support import accounts
+from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.spark_writes import (
     RESULT,
@@ -93,29 +96,31 @@ def price(engine: Engine) -> list[tuple[int | None, int]]:
         return [(row.version, row.price) for row in connection.execute(select(PRICE))]
 
 
-@pytest.mark.parametrize(
-    ("batches", "newest"),
-    [
-        ([[("a", 1, 10)], [("b", 2, 20)]], (2, 20)),
-        ([[("b", 2, 20)], [("a", 1, 10)]], (2, 20)),
-        ([[("a", 1, 10), ("b", 3, 30), ("c", 2, 20)]], (3, 30)),
-        ([[("c", 3, 30), ("b", 2, 20), ("a", 1, 10)], [("d", 3, 99)]], (3, 30)),
-        ([[("a", 1, 10)], [("b", 3, 30), ("c", 2, 20), ("d", 1, 15)], [("e", 2, 25)]], (3, 30)),
-        ([[("a", -5, 10)], [("b", -4, 20)]], (-4, 20)),
-        ([[("a", None, 10), ("b", 1, 20)]], (1, 20)),
-        ([[("a", 1, 20)], [("b", None, 10)]], (1, 20)),
-        ([[("a", None, 10)], [("b", 1, 20)]], (1, 20)),
-    ],
-)
-def test_upsert_keeps_the_newest(
-    migrated: Database, engine: Engine, batches: list[Any], newest: tuple[int, int]
-) -> None:
+ORDERS: list[tuple[list[Any], tuple[int, int]]] = [
+    ([[("a", 1, 10)], [("b", 2, 20)]], (2, 20)),
+    ([[("b", 2, 20)], [("a", 1, 10)]], (2, 20)),
+    ([[("a", 1, 10), ("b", 3, 30), ("c", 2, 20)]], (3, 30)),
+    ([[("c", 3, 30), ("b", 2, 20), ("a", 1, 10)], [("d", 3, 99)]], (3, 30)),
+    ([[("a", 1, 10)], [("b", 3, 30), ("c", 2, 20), ("d", 1, 15)], [("e", 2, 25)]], (3, 30)),
+    ([[("a", -5, 10)], [("b", -4, 20)]], (-4, 20)),
+    ([[("a", None, 10), ("b", 1, 20)]], (1, 20)),
+    ([[("a", 1, 20)], [("b", None, 10)]], (1, 20)),
+    ([[("a", None, 10)], [("b", 1, 20)]], (1, 20)),
+]
+
+
+def test_upsert_keeps_the_newest(migrated: Database, engine: Engine) -> None:
     """Of rows of one item the one with the highest version stands in the table at the end, in whatever order
     they come and however many come at once; a version that is NULL beats none, nor does an equal one."""
-    for values in batches:
-        report = write(migrated, [prices(*values)], table="price", key="event", results=NEWEST)
-        assert counts(report) == {"new": len(values)}
-    assert price(engine) == [newest]
+    for batches, newest in ORDERS:
+        with case(batches):
+            for values in batches:
+                report = write(migrated, [prices(*values)], table="price", key="event", results=NEWEST)
+                assert counts(report) == {"new": len(values)}
+            assert price(engine) == [newest]
+        with engine.begin() as connection:
+            connection.execute(delete(PRICE))
+            connection.execute(delete(tables().message))
 
 
 def test_upsert_of_equal_versions_keeps_one_whole_row(migrated: Database, engine: Engine) -> None:
@@ -256,16 +261,13 @@ MISFITS: dict[str, tuple[dict[str, Any], list[tuple[str, pa.DataType]], str]] = 
 }
 
 
-@pytest.mark.parametrize(("options", "columns", "said"), MISFITS.values(), ids=MISFITS)
 @pytest.mark.usefixtures("engine")
-def test_what_does_not_fit_is_found_before_a_row_is_read(
-    migrated: Database, options: dict[str, Any], columns: list[tuple[str, pa.DataType]], said: str
-) -> None:
+def test_what_does_not_fit_is_found_before_a_row_is_read(migrated: Database) -> None:
     """`ColumnMismatch`, which names the column, from what the driver does before it starts a task."""
-    if "event" in dict(columns):
-        options = {**options, "key": "event"}
-    with pytest.raises(ColumnMismatch, match=said):
-        prepared(migrated, schema=pa.schema(columns), **options)
+    for name, (given, columns, said) in MISFITS.items():
+        options = {**given, "key": "event"} if "event" in dict(columns) else given
+        with case(name), pytest.raises(ColumnMismatch, match=said):
+            prepared(migrated, schema=pa.schema(columns), **options)
 
 
 def test_missing_tables_are_found_before_a_row_is_read(database: Database) -> None:
