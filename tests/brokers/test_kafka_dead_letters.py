@@ -149,7 +149,7 @@ def test_without_dead_letters_it_blocks(
 
     topics.put(topic, "a", "poison", "c")
     with running(consumer(topics.address, topic, applying(engine, before=give_up))):
-        wait_until(lambda: "blocks" in caplog.text)
+        wait_until(lambda: "is blocked by" in caplog.text)
         assert applied(engine) == ["a"]
         is_mended.set()
         wait_until(lambda: len(applied(engine)) >= 3)

@@ -91,7 +91,7 @@ def test_a_message_with_a_low_number(postgres: Database, caplog: pytest.LogCaptu
         wait_until(lambda: not waiting(engine))
     assert publisher.of("a") == ["a1", "a2"]
     assert publisher.of("b") == ["b1"]
-    found = re.findall(r"(\d+) messages had been overlooked, in buckets ([\d, ]+):", caplog.text)
+    found = re.findall(r"(\d+) messages had been overlooked, in buckets ([\d, ]+), and", caplog.text)
     assert sum(int(number) for number, _ in found) == 3
 
 
