@@ -30,7 +30,7 @@ class Notifying(ABC):
 
     @abstractmethod
     def unlisten(self, connection: Connection) -> None:
-        """The same in reverse."""
+        """Stop receiving them from the next COMMIT on."""
 
     @abstractmethod
     def is_pooled(self, driver: Any, session: int | None) -> bool:
@@ -38,8 +38,8 @@ class Notifying(ABC):
 
     @abstractmethod
     def payloads(self, driver: Any, seconds: float) -> Iterator[str]:
-        """Wait at most some seconds for a notification."""
+        """The payload of the next notification, if one arrives within `seconds`."""
 
     @abstractmethod
     def async_payloads(self, driver: Any, seconds: float | None) -> AsyncGenerator[str]:
-        """All notifications within some seconds, or (None) without end."""
+        """The payloads of all notifications that arrive within `seconds`; None sets no limit."""

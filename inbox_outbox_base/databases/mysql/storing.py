@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: text is stored as bytes, because every collation of text pads or folds something."""
+"""MySQL and MariaDB: text that compares byte for byte is stored as bytes."""
 
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, MEDIUMTEXT, VARBINARY
 from sqlalchemy.types import TypeEngine
