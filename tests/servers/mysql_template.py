@@ -1,7 +1,7 @@
 """The database with tables that tests on MariaDB and MySQL get copies of."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -29,7 +29,7 @@ class MySQLTemplate:
         with self._admin.connect() as connection:
             for table, created in self._tables.items():
                 connection.exec_driver_sql(created.replace(f"`{table}`", f"{copy}.`{table}`", 1))
-            self._fill(connection, copy)
+            self._fill(connection, copy, self._filled)
         return url
 
     def restore(self, copy: URL) -> bool:
@@ -43,18 +43,33 @@ class MySQLTemplate:
             return False
         if connection.execute(text(f"SHOW TRIGGERS FROM {copy}")).first() is not None:
             return False
+        tables = _tables(connection, copy)
+        if {name: tables.get(name) for name in self._tables} != self._tables:
+            return False
         try:
             connection.execute(text("SET SESSION innodb_lock_wait_timeout = 2"))
-            for table in _tables(connection, copy):
-                does = "DELETE FROM" if table in self._tables else "DROP TABLE"
-                connection.execute(text(f"{does} {copy}.`{table}`"))
-            self._fill(connection, copy)
-            return _tables(connection, copy) == self._tables
+            for foreign in tables.keys() - self._tables.keys():
+                connection.execute(text(f"DROP TABLE {copy}.`{foreign}`"))
+            changed = [table for table in self._filled if not self._is_as_it_was(connection, copy, table)]
+            for table in [*changed, *self._with_rows(connection, copy)]:
+                connection.execute(text(f"DELETE FROM {copy}.`{table}`"))
+            self._fill(connection, copy, changed)
         except DBAPIError:  # a view, a foreign key, a lock: it is dropped, which says more if that fails, too
             return False
+        return True
 
-    def _fill(self, connection: Connection, copy: str) -> None:
-        for table in self._filled:
+    def _is_as_it_was(self, connection: Connection, copy: str, table: str) -> bool:
+        found = connection.execute(text(f"CHECKSUM TABLE {self._name}.`{table}`, {copy}.`{table}`"))
+        return len({row[1] for row in found}) == 1
+
+    def _with_rows(self, connection: Connection, copy: str) -> Iterable[str]:
+        """Which of the tables that are empty in the template are not."""
+        empty = self._tables.keys() - set(self._filled)
+        questions = (f"(SELECT '{table}' FROM {copy}.`{table}` LIMIT 1)" for table in empty)
+        return connection.scalars(text(" UNION ALL ".join(questions))).all()
+
+    def _fill(self, connection: Connection, copy: str, tables: Iterable[str]) -> None:
+        for table in tables:
             rows = f"SELECT * FROM {self._name}.`{table}`"
             connection.execute(text(f"INSERT INTO {copy}.`{table}` {rows}"))
 
