@@ -280,5 +280,5 @@ def test_an_inbox_without_a_right_to_its_policy(granted: tuple[Database, Role], 
     assert [bill(key).verdict for key in "abb"] == [Verdict.NEW, Verdict.NEW, Verdict.DUPLICATE]
     warnings = [each.getMessage() for each in caplog.records if each.name == "inbox.policy"]
     assert len(warnings) == 1
-    assert "consumer 'billing': its policy (mode exactly-once, retention 1m) cannot be" in warnings[0]
+    assert "consumer 'billing': cannot compare its policy (mode exactly-once, retention 1m)" in warnings[0]
     assert inbox.set_policy(database.engine(), "billing", mode="exactly-once", retention=3_600).mode
