@@ -206,7 +206,7 @@ def test_whoever_waits_too_long_is_told(database: Database, monkeypatch: pytest.
     engine = database.engine()
     with engine.connect() as connection:
         connection.execute(select(func.get_lock(VERSION_TABLE, 10)))
-        with pytest.raises(TransientError, match="somebody else"):
+        with pytest.raises(TransientError, match="another migration has been running"):
             migration.migrate(engine)
     assert inspect(engine).get_table_names() == []
 
