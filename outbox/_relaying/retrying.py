@@ -19,7 +19,7 @@ from inbox_outbox_base.transactions.connect import on_connection, transacted
 from outbox._publishing.missing import raise_clearer
 from outbox.schema import OutboxTables
 
-from .beside import Overtaken
+from .chores import Overtaken
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from inbox_outbox_base.databases import member_statements, relaying_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import WrongBucketCount
 
-from . import beside
+from . import chores
 from .batch import Batch, Demand
 from .members import Members
 from .recheck import Recheck
@@ -123,8 +123,8 @@ class Rounds:
         if set(paused) != set(scanner.paused):
             waiting.forget_waits()
         scanner.paused = paused
-        moved = beside.move_due(connection, self._database, scanner.buckets)
-        forgotten = beside.forget_sent(connection, self._database, self._settings.keep_sent)
+        moved = chores.move_due(connection, self._database, scanner.buckets)
+        forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
         wait = min(self._settings.tend_every, moved, forgotten)
         self.next_tend = time.monotonic() + wait
 

@@ -25,7 +25,7 @@ from outbox import (
     purge_dead,
     retry,
 )
-from outbox._relaying.beside import Overtaken, forget_sent
+from outbox._relaying.chores import Overtaken, forget_sent
 from outbox.errors import InvalidMessage
 from tests.outbox.test_async import run
 from tests.support import accounts
