@@ -278,8 +278,8 @@ class RelayLoop(ABC, Generic[E, P]):
 
     def _lost(self, error: Retired) -> None:
         """Start over as a new relay."""
-        refused = len(self._report.accepted)
-        _log.warning("%s; it could not record %d sent messages, which may be sent again", error, refused)
+        unrecorded = len(self._report.accepted)
+        _log.warning("%s; it could not record %d sent messages, which may be sent again", error, unrecorded)
         self._report = Report()
         self._rounds.forget()
 
