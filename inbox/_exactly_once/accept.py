@@ -18,7 +18,7 @@ from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Ta
 from inbox_outbox_base.errors.fault import OWN
 from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing
 from inbox_outbox_base.tables.inbox import Tables
-from inbox_outbox_base.transactions.joining import usable
+from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Verdict
 
@@ -67,7 +67,7 @@ def accept(
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection; for a duplicate, also return the stored row.
     `begins` says that the transaction begins with it. Call this inside `OWN`."""
-    database = usable(connection)
+    database = database_to_join(connection)
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
         return _judge(attempt, Stored(b"", known.digest, known.result))
     try:
@@ -154,7 +154,7 @@ def accept_many(
     if not messages.keys:
         return []
     with OWN:
-        database = usable(connection)
+        database = database_to_join(connection)
         try:
             old = _too_old(database, connection, policy, messages.times)
             fresh, digests = messages.to_take(old)

@@ -24,7 +24,7 @@ from inbox_outbox_base.errors.inbox import (
     UnusableConnection,
 )
 from inbox_outbox_base.transactions import ending, failed_commit, forked
-from inbox_outbox_base.transactions.joining import roll_back, usable
+from inbox_outbox_base.transactions.joining import database_to_join, roll_back
 from inbox_outbox_base.transactions.session import bind_of, connection_of, is_aborted
 from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, open_source
 
@@ -63,7 +63,7 @@ class StepTransaction:
             transaction = handle.begin()
             self._connection = self._connected(handle)
             try:
-                usable(self._connection)
+                database_to_join(self._connection)
             except UnusableConnection as error:
                 raise UnusableConnection(
                     f"step={self._name!r}: {error}; give transact a source= with transactions"

@@ -10,7 +10,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnusableConnection
 
 
-def usable(
+def database_to_join(
     connection: Connection, error: type[UnusableConnection] = UnusableConnection, row: str = "inbox row"
 ) -> Taking:
     """The database behind a connection that a row of ours can join.

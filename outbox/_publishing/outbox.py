@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, scoped_session
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnusableConnection, WrongBucketCount
 from inbox_outbox_base.transactions import failed_commit
-from inbox_outbox_base.transactions.joining import usable
+from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
 from outbox._waking.wake import mark
@@ -258,7 +258,7 @@ class Outbox:
 
     def _prepare(self, connection: Connection, drafts: list[Draft]) -> None:
         """Reject a connection without a transaction to join, and choose the buckets."""
-        usable(connection, UnusableConnection, "outbox row")
+        database_to_join(connection, UnusableConnection, "outbox row")
         self._rows.database(connection)  # raises for a schema where there is none
         buckets = bucket_count(connection, self.tables)
         if self._buckets not in (None, buckets):
