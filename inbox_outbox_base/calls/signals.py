@@ -33,22 +33,22 @@ class Doorbell:
         return self._lock.acquire(timeout=-1 if seconds is None else seconds)
 
 
-class Uncalled(RuntimeError):
+class AwaitedCancelled(RuntimeError):
     """The handler waited for something that was cancelled (the cause), but was not cancelled itself."""
 
 
-def as_failure(error: asyncio.CancelledError) -> Uncalled:
+def as_failure(error: asyncio.CancelledError) -> AwaitedCancelled:
     """Convert the error to a failure; a cancellation of the current task is raised again."""
     if is_interruption(error):
         raise error
-    failure = Uncalled("the handler waited for something that was cancelled")
+    failure = AwaitedCancelled("the handler waited for something that was cancelled")
     failure.__cause__ = error
     return failure
 
 
 def original(error: BaseException) -> BaseException:
     """The error that the handler itself raised."""
-    return error.__cause__ if isinstance(error, Uncalled) and error.__cause__ is not None else error
+    return error.__cause__ if isinstance(error, AwaitedCancelled) and error.__cause__ is not None else error
 
 
 def is_interruption(error: BaseException) -> bool:

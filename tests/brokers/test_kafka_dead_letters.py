@@ -202,7 +202,7 @@ def test_failing_too_often_in_status_table_mode(
     topics.put(topic, *('{"order": "poison"}', "{}", '{"order": "a"}'))
     with running(consumer(topics.address, topic, handle, max_attempts=2, dead_letter=put_away)):
         wait_until(taken.is_set)
-    cancelled = "Uncalled: the handler waited for something that was cancelled"
+    cancelled = "AwaitedCancelled: the handler waited for something that was cancelled"
     assert letters == [
         (4, f"dead: {'Fault: again' if isinstance(fault, Fault) else cancelled}"),
         (2, "dead: GiveUp: it has failed 2 times: KeyError: 'order'"),

@@ -57,7 +57,7 @@ def test_a_poison_message_is_put_away(queues: Queues, postgres: Database) -> Non
     ("fault", "reason"),
     [
         (Fault("never"), "Fault: never"),
-        (asyncio.CancelledError(), "Uncalled: the handler waited for something that was cancelled"),
+        (asyncio.CancelledError(), "AwaitedCancelled: the handler waited for something that was cancelled"),
     ],
     ids=["an Exception", "something was cancelled"],
 )
