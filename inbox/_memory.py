@@ -10,6 +10,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
+from inbox_outbox_base.checks.keys import is_mismatch
 from inbox_outbox_base.listening.outcome import Outcome
 from inbox_outbox_base.words.incoming import Verdict
 
@@ -30,8 +31,7 @@ class Known:
 
     def verdict(self, digest: bytes | None) -> Verdict:
         """The verdict on a message with the same key and this digest."""
-        differs = None not in (digest, self.digest) and digest != self.digest
-        return Verdict.MISMATCH if differs else Verdict.DUPLICATE
+        return Verdict.MISMATCH if is_mismatch(digest, self.digest) else Verdict.DUPLICATE
 
     def outcome(self, digest: bytes | None) -> Outcome:
         """The same as an outcome, with the result for a duplicate."""

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from inbox._memory import Known, Memory, place_of
-from inbox_outbox_base.checks.keys import Key, digest, encode_key
+from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
 from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
@@ -107,14 +107,9 @@ def _learn(
 
 def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
     """A mismatching payload does not get the first one's result."""
-    if _differs(attempt.digest, stored.digest):
+    if is_mismatch(attempt.digest, stored.digest):
         return Verdict.MISMATCH, None
     return Verdict.DUPLICATE, stored
-
-
-def _differs(given: bytes | None, stored: bytes | None) -> bool:
-    # Without a digest on one side, nobody can tell two payloads apart, and the key alone decides.
-    return given is not None and stored is not None and given != stored
 
 
 def _agree(
@@ -229,7 +224,7 @@ def _verdicts(
     for index, key in enumerate(messages.keys):
         digest = None if messages.digests is None else messages.digests[index]
         if key in stored:
-            yield Verdict.MISMATCH if _differs(digest, stored[key]) else Verdict.DUPLICATE
+            yield Verdict.MISMATCH if is_mismatch(digest, stored[key]) else Verdict.DUPLICATE
         elif index in old:
             yield Verdict.TOO_OLD
         elif key in taken:

@@ -101,6 +101,14 @@ def digest(payload: Any) -> bytes | None:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
+def is_mismatch(given: bytes | None, stored: bytes | None) -> bool:
+    """Whether two messages of one key have different payloads, by their digests.
+
+    Without a digest on one side, nobody can tell two payloads apart, and the key alone decides.
+    """
+    return given is not None and stored is not None and given != stored
+
+
 def _with_whole_numbers(value: Any) -> Any:
     """JSON has one kind of number: a float that is whole becomes an int."""
     if isinstance(value, float):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from inbox_outbox_base.checks.keys import is_mismatch
 from inbox_outbox_base.monitoring.events import LONGEST_ERROR
 from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Status, Verdict
@@ -191,7 +192,7 @@ class Judgement:
 
 def judge(record: Record, now: datetime, request: Request) -> Judgement:
     """The rules for taking over an existing record, the same for every store."""
-    if None not in (record.digest, request.digest) and record.digest != request.digest:
+    if is_mismatch(request.digest, record.digest):
         return Judgement(Verdict.MISMATCH)
     if record.status in _SETTLED:
         return Judgement(_SETTLED[record.status])
