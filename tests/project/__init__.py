@@ -1,1 +1,1 @@
-"""Promises of the whole: public names, packaging, documentation, poolers, privileges, replication."""
+"""Promises of the whole: public names, packaging, events, documentation."""

@@ -1,0 +1,1 @@
+"""How the whole is deployed: connections, poolers, privileges, durability, replication."""
