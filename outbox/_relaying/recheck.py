@@ -60,7 +60,7 @@ class Recheck:
         if not self._pages:
             self._next = self._begun + EVERY
         for bucket in found:
-            waiting.doubt_bucket(bucket)
+            waiting.forget_marks(bucket)
         return _reported(found)
 
 

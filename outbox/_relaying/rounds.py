@@ -117,8 +117,8 @@ class Rounds:
         scanner, waiting = self._scanner, self._scanner.waiting
         scanner.buckets = self._members.balance(connection, self.epoch)
         waiting.keep(scanner.buckets)
-        waiting.doubt(connection.info)
-        waiting.witness(self._database.writers(connection))
+        waiting.forget_if_new_connection(connection.info)
+        waiting.record_writers(self._database.writers(connection))
         paused = list(connection.execute(relaying_statements.paused(self._tables)).scalars())
         if set(paused) != set(scanner.paused):
             waiting.forget_waits()

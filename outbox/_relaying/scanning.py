@@ -56,7 +56,7 @@ class Scanner:
             each = max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
             wanted = Scan(places, most, each, blocked, self.paused, self._light)
             found = self._database.scan(connection, wanted)
-            self.waiting.learn(found, paused=bool(self.paused))
+            self.waiting.raise_marks(found, paused=bool(self.paused))
             self._rotate(found.letters)
             batch = self._sift(connection, found.letters, demand)
             if batch.letters or batch.exhausted or not found.letters:

@@ -87,7 +87,7 @@ class Waiting:
         raised = [(bucket, self.low(bucket), self.start(bucket)) for bucket in self._lows | self._starts]
         return Marks(raised, [*self._keys], paused)
 
-    def doubt_bucket(self, bucket: int) -> None:
+    def forget_marks(self, bucket: int) -> None:
         """Start the bucket's next scan at its oldest message."""
         self._lows.pop(bucket, None)
         self._starts.pop(bucket, None)
@@ -100,30 +100,30 @@ class Waiting:
         """The sequence up to which a bucket has only waiting messages."""
         return self._starts.get(bucket, self.low(bucket))
 
-    def doubt(self, connection: MutableMapping[Any, Any]) -> None:
+    def forget_if_new_connection(self, info: MutableMapping[Any, Any]) -> None:
         """Forget everything if the connection with this `info` is new: the server may have crashed, after
         which it can draw the same sequence numbers again."""
-        users = connection.setdefault(_USED_BY, WeakSet())
+        users = info.setdefault(_USED_BY, WeakSet())
         if self not in users:
             users.add(self)
-            self._begin_anew(None)
+            self._start_over(None)
 
-    def witness(self, writers: Writers | None) -> None:
+    def record_writers(self, writers: Writers | None) -> None:
         """Record which transactions are writing. A sequence is settled once all transactions that were
         writing when it was drawn have ended: no lower message can appear, unless the numbers start over."""
         if writers is None:
             return
         mark = self._mark
         if mark is None or writers.server != mark.server or writers.highest < mark.highest:
-            self._begin_anew(writers)
+            self._start_over(writers)
         elif not (mark.transactions & writers.transactions or writers.are_prepared):
             self._settled, self._mark = mark.highest, writers
 
-    def _begin_anew(self, mark: Writers | None) -> None:
+    def _start_over(self, mark: Writers | None) -> None:
         self._mark, self._settled, self._lows = mark, 0, {}
         self.forget_waits()
 
-    def learn(self, found: Found, *, paused: bool) -> None:
+    def raise_marks(self, found: Found, *, paused: bool) -> None:
         """Raise the marks of buckets that were read to their end, or to their first message that can be
         sent."""
         if self._settled == 0:
