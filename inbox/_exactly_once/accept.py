@@ -14,7 +14,7 @@ from inbox._memory import Known, Memory, place_of
 from inbox_outbox_base.checks.keys import Key, digest, encode_key, is_mismatch
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.missing import raise_clearer
-from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.errors.fault import OWN
 from inbox_outbox_base.errors.inbox import PolicyConflict, TablesMissing
 from inbox_outbox_base.tables.inbox import Tables
@@ -113,7 +113,7 @@ def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
 
 
 def _agree(
-    connection: Connection, policy: Declaration, attempt: Attempt | Batch, taken: Collection[str]
+    connection: Connection, policy: Declaration, attempt: Attempt | KeyBatch, taken: Collection[str]
 ) -> None:
     """Compare the policies after the first message; on a conflict, give back the keys just taken."""
     try:
@@ -154,7 +154,7 @@ def accept_many(
             old = _too_old(database, connection, policy, messages.times)
             fresh, digests = messages.to_take(old)
             # Text sorts by code point, which is the byte order of its UTF-8.
-            batch = Batch(tables, consumer, os.urandom(16), sorted(fresh), digests)
+            batch = KeyBatch(tables, consumer, os.urandom(16), sorted(fresh), digests)
             taken, known = _take_parts(database, connection, batch, time.monotonic() + wait)
             if others := sorted({messages.keys[index] for index in old} - fresh):
                 known |= database.find_many(connection, replace(batch, keys=others))
@@ -188,11 +188,11 @@ def _too_old(
 
 
 def _take_parts(
-    database: Taking, connection: Connection, batch: Batch, deadline: float
-) -> tuple[set[str], dict[str, Found]]:
+    database: Taking, connection: Connection, batch: KeyBatch, deadline: float
+) -> tuple[set[str], dict[str, KeyRow]]:
     """The keys that are ours now, and those taken before."""
     taken: set[str] = set()
-    known: dict[str, Found] = {}
+    known: dict[str, KeyRow] = {}
     for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
         part = replace(batch, keys=batch.keys[start : start + _LARGEST_STATEMENT])
         taken |= _take_all(database, connection, part, deadline)
@@ -201,7 +201,7 @@ def _take_parts(
     return taken, known
 
 
-def _take_all(database: Taking, connection: Connection, batch: Batch, deadline: float) -> set[str]:
+def _take_all(database: Taking, connection: Connection, batch: KeyBatch, deadline: float) -> set[str]:
     """The keys that are ours now. When the wait runs out, halve the batch until only the keys in flight are
     left out: only these few cost extra statements."""
     taken = database.take_many(connection, batch, max(0.0, deadline - time.monotonic()))
@@ -218,7 +218,7 @@ def _take_all(database: Taking, connection: Connection, batch: Batch, deadline: 
 
 
 def _verdicts(
-    messages: Messages, old: set[int], taken: set[str], known: dict[str, Found]
+    messages: Messages, old: set[int], taken: set[str], known: dict[str, KeyRow]
 ) -> Iterator[Verdict]:
     stored = {key: row.digest for key, row in known.items()}
     for index, key in enumerate(messages.keys):

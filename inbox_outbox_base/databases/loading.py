@@ -84,7 +84,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class WriterClaim:
     """Who takes keys: 6 bytes shared by the whole job, 4 for the partition, 6 for the attempt."""
 
     tables: Tables
@@ -167,7 +167,7 @@ class Loading(ABC):
         committed."""
 
     @abstractmethod
-    def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
+    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> Taken:
         """Insert inbox rows in the order of the keys, which are distinct and in byte order."""
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Loading(ABC):
     ) -> None:
         """Insert rows, no two with the same key, or update older ones."""
 
-    def announce(self, connection: Connection, claim: Claim) -> None:  # noqa: B027 - optional
+    def announce(self, connection: Connection, claim: WriterClaim) -> None:  # noqa: B027 - optional
         """Announce that keys of this consumer are about to be taken in bulk."""
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:

@@ -33,7 +33,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScanResult:
     """The result of a scan."""
 
     letters: list[Letter]
@@ -102,7 +102,7 @@ class Relaying:
         parameters = {"epoch_": epoch, "lease": lease}
         return connection.execute(member_statements.renew(self.tables), parameters).rowcount == 1
 
-    def scan(self, connection: Connection, scan: Scan) -> Found:
+    def scan(self, connection: Connection, scan: Scan) -> ScanResult:
         """The oldest messages of each bucket in turn, until there are enough."""
         paused = {"paused": scan.paused} if scan.paused else {}
         letters: list[Letter] = []
@@ -120,7 +120,7 @@ class Relaying:
             letters += map(read_loose, found)
             if len(found) < most:
                 seen.add(bucket)
-        return Found(letters, seen)
+        return ScanResult(letters, seen)
 
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         """By sequence, how many seconds the messages in these places (bucket and sequence) still have to

@@ -40,7 +40,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class KeyBatch:
     """One attempt at taking many messages of one consumer."""
 
     tables: Tables
@@ -72,7 +72,7 @@ class Stored:
     result: str | None
 
 
-class Found(NamedTuple):
+class KeyRow(NamedTuple):
     """The row of a key of a batch."""
 
     claim: bytes
@@ -98,7 +98,7 @@ class Taking(ABC):
         still being taken elsewhere after `wait` seconds. The transaction stays usable in every case."""
 
     @abstractmethod
-    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+    def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
         """Insert the rows in one statement. Returns the keys that are ours now, or None if one of them is
         still being taken elsewhere after `wait` seconds: ask again for fewer."""
 
@@ -169,10 +169,10 @@ class Taking(ABC):
         row = connection.execute(taking_statements.find(attempt.tables), attempt.where()).one_or_none()
         return None if row is None else Stored(*row)
 
-    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
+    def find_many(self, connection: Connection, batch: KeyBatch) -> dict[str, KeyRow]:
         """Which of the keys exist."""
         rows = connection.execute(taking_statements.find_many(batch.tables), batch.where())
-        return {key: Found(claim, digest) for key, claim, digest in rows}
+        return {key: KeyRow(claim, digest) for key, claim, digest in rows}
 
     def now(self, connection: Connection) -> datetime:
         """The database's clock."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.calls.signals import as_failure
 
-from .lanes import Batch, Job
+from .lanes import Job, JobBatch
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Decisions, Outcome
 
@@ -60,7 +60,7 @@ class AsyncListener(ListenerBase):
             raise batch.interruption
         return batch.decisions
 
-    async def _wait(self, batch: Batch, woken: asyncio.Event) -> None:
+    async def _wait(self, batch: JobBatch, woken: asyncio.Event) -> None:
         while True:
             if self.stopped:
                 batch.give_back(STOPPING)
@@ -94,7 +94,7 @@ class AsyncListener(ListenerBase):
         job.batch.interrupt(error)
         return Decision(Action.RETRY, reason="interrupted")
 
-    async def _cancel(self, batch: Batch) -> None:
+    async def _cancel(self, batch: JobBatch) -> None:
         tasks = [job.task for job in batch.running() if job.task is not None]
         for task in tasks:
             task.cancel()

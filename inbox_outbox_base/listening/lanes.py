@@ -19,7 +19,7 @@ BEHIND = "behind a message that was not acknowledged"
 class Job:
     """One message of a batch."""
 
-    batch: "Batch"
+    batch: "JobBatch"
     index: int
     message: Any
     key: Hashable | None = None
@@ -34,7 +34,7 @@ class Job:
     decision: Decision | None = None
 
 
-class Batch:
+class JobBatch:
     """The messages of one call, and the decision about each."""
 
     def __init__(

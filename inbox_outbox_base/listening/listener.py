@@ -9,7 +9,7 @@ from typing import TypeVar
 from inbox_outbox_base.calls.signals import Doorbell, as_failure
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from .lanes import Batch, Job
+from .lanes import Job, JobBatch
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Decisions, Outcome
 
@@ -81,7 +81,7 @@ class Listener(ListenerBase):
             raise batch.interruption
         return batch.decisions
 
-    def _wait(self, batch: Batch, woken: Doorbell) -> None:
+    def _wait(self, batch: JobBatch, woken: Doorbell) -> None:
         while True:
             if self.stopped:
                 with self._lanes.lock:

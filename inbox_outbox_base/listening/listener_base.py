@@ -19,7 +19,7 @@ from inbox_outbox_base.listening.outcome import TooOld
 from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
-from .lanes import Batch, Job, Lanes
+from .lanes import Job, JobBatch, Lanes
 from .outcome import Action, Decision, Outcome
 
 Order = Literal["each", "in_order"]
@@ -109,12 +109,12 @@ class ListenerBase:
 
     def _batch(
         self, messages: Iterable[Any], handler: Callable[[Any], Any], wake: Callable[[], Any]
-    ) -> Batch:
+    ) -> JobBatch:
         """If a handler has an `outcome`, that is called: its errors come with a verdict and a delay."""
         run = getattr(handler, "outcome", handler)
         if not callable(run):
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
-        batch = Batch(messages, run, in_order=self.order == "in_order", wake=wake)
+        batch = JobBatch(messages, run, in_order=self.order == "in_order", wake=wake)
         batch.preparation = self._preparing(handler)
         for job in batch.jobs:
             job.context.run(is_stopping.set, self._is_stopping)

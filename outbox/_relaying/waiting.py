@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
-from inbox_outbox_base.databases.relaying import Found, Marks, Writers
+from inbox_outbox_base.databases.relaying import Marks, ScanResult, Writers
 
 LOOK_AGAIN = 5.0
 """Seconds after which a blocked key is checked again, in case an operator has acted on it."""
@@ -123,7 +123,7 @@ class Waiting:
         self._mark, self._settled, self._lows = mark, 0, {}
         self.forget_waits()
 
-    def raise_marks(self, found: Found, *, paused: bool) -> None:
+    def raise_marks(self, found: ScanResult, *, paused: bool) -> None:
         """Raise the marks of buckets that were read to their end, or to their first message that can be
         sent."""
         if self._settled == 0:

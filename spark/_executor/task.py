@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
 
-from inbox_outbox_base.databases.loading import Claim, Loading
+from inbox_outbox_base.databases.loading import Loading, WriterClaim
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.databases.results import Append, Statements, Upsert
 from inbox_outbox_base.errors.inbox import TransientError
@@ -161,7 +161,7 @@ class _Partition:
     def _apply(self, connection: Connection) -> Counts:
         """Take the keys, and apply the rows with new ones."""
         task, settings = self._task, self._task.settings
-        claim = Claim.of(task.tables, settings.consumer, task.run, settings.batch, self._entry.part)
+        claim = WriterClaim.of(task.tables, settings.consumer, task.run, settings.batch, self._entry.part)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
         taking = _Taking(self._database, connection, claim, self._spool, settings.ledger == "off")
@@ -196,7 +196,7 @@ class _Taking:
     """Takes a partition's keys, table by table."""
 
     def __init__(
-        self, database: Loading, connection: Connection, claim: Claim, spool: Spool, no_ledger: bool
+        self, database: Loading, connection: Connection, claim: WriterClaim, spool: Spool, no_ledger: bool
     ) -> None:
         self._database = database
         self._connection = connection

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, delete, select
 
 from inbox import Inbox, Verdict
 from inbox.schema import tables
-from inbox_outbox_base.databases.loading import Claim
+from inbox_outbox_base.databases.loading import WriterClaim
 from spark import WriteReport
 from spark._driver.job import Job
 from spark._executor.task import Done, Task, run_task
@@ -109,7 +109,7 @@ class World:
     def claimed(self, run: str, batch_number: int) -> int:
         """How many keys the inbox has under a job's claim."""
         message = tables().message
-        job = Claim.of(tables(), self.consumer, run, batch_number, 0).job
+        job = WriterClaim.of(tables(), self.consumer, run, batch_number, 0).job
         with self.engine.connect() as connection:
             claims = connection.scalars(select(message.c.claim).where(message.c.consumer == self.consumer))
             return sum(bytes(claim).startswith(job) for claim in claims)

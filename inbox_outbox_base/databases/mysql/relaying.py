@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
-from inbox_outbox_base.databases.relaying import Found, Relaying, Scan, parts
+from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, parts
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 _FORGET = text(
@@ -49,7 +49,7 @@ def filled(tables: OutboxTables) -> Select[Any]:
 class MySQLRelaying(Relaying):
     """The portable way, except where it would wait."""
 
-    def scan(self, connection: Connection, wanted: Scan) -> Found:
+    def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
         buckets = [bucket for bucket, _ in wanted.places]
         not_empty = set(connection.execute(filled(self.tables), {"buckets": buckets}).scalars())
         places = [place for place in wanted.places if place[0] in not_empty]

@@ -21,7 +21,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import TransientError, UnsupportedDatabase, UnusableConnection
@@ -121,7 +121,7 @@ class MySQLTaking(Taking):
         with _lock_wait(connection, wait):
             return _went_in(connection.execute(add(attempt.tables), attempt.row()))
 
-    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+    def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
         try:
             with _lock_wait(connection, wait):
                 connection.execute(add(batch.tables), batch.rows())
@@ -133,7 +133,7 @@ class MySQLTaking(Taking):
             raise _snapshot_too_old()
         return {key for key, row in found.items() if row.claim == batch.claim}
 
-    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
+    def find_many(self, connection: Connection, batch: KeyBatch) -> dict[str, KeyRow]:
         find_many = super().find_many
         return self._without_waiting(connection, lambda: find_many(connection, batch)) or {}
 

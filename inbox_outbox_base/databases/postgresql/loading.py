@@ -34,12 +34,12 @@ from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import (
-    Claim,
     Column,
     Loading,
     Taken,
     Target,
     Write,
+    WriterClaim,
     driver_errors,
     is_newer,
 )
@@ -116,11 +116,11 @@ class PostgreSQLLoading(Loading):
         added = insert(tables.ledger).on_conflict_do_nothing()
         return connection.execute(added.execution_options(preserve_rowcount=True), row).rowcount == 1
 
-    def announce(self, connection: Connection, claim: Claim) -> None:
+    def announce(self, connection: Connection, claim: WriterClaim) -> None:
         held = func.pg_advisory_xact_lock_shared(batch_lock(claim.tables))
         connection.execute(select(held), {"consumer": claim.consumer})
 
-    def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
+    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> Taken:
         known = self.found(connection, claim.tables, claim.consumer, keys)
         fresh = pc.invert(_among(keys, known))
         left = keys.filter(fresh) if known else keys
@@ -131,7 +131,7 @@ class PostgreSQLLoading(Loading):
             known = self.found(connection, claim.tables, claim.consumer, keys.filter(pc.invert(fresh)))
         return Taken(fresh, list(known.values()))
 
-    def _copy_keys(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> bool:
+    def _copy_keys(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> bool:
         """Copy the keys; False if somebody else was faster."""
         if len(keys) == 0:
             return True

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter, read
-from inbox_outbox_base.databases.relaying import Found, Marks, Relaying, Scan, Writers, waits
+from inbox_outbox_base.databases.relaying import Marks, Relaying, Scan, ScanResult, Writers, waits
 from inbox_outbox_base.errors.outbox import UnsafeSequence
 
 from . import numbers
@@ -47,7 +47,7 @@ class PostgreSQLRelaying(Relaying):
         given = {"epoch_": epoch, "lease": lease, "milliseconds": f"{lease * 1_000:.0f}"}
         return connection.execute(own.renew(self.tables), given).first() is not None
 
-    def scan(self, connection: Connection, wanted: Scan) -> Found:
+    def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
         parameters: dict[str, Any] = {
             "buckets": _array(bucket for bucket, _ in wanted.places),
             "lows": _array(low for _, low in wanted.places),
@@ -67,7 +67,7 @@ class PostgreSQLRelaying(Relaying):
         if len(letters) >= wanted.limit:  # the scan stopped in the last one's bucket
             buckets = buckets[: buckets.index(letters[-1].bucket)]
         cut = Counter(letter.bucket for letter in letters)
-        return Found(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
+        return ScanResult(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
 
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         return waits(connection.execute(own.progress(self.tables), _places(places)).all())

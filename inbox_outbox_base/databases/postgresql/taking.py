@@ -16,7 +16,7 @@ from sqlalchemy import Connection, cast, func, select, text
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
 
-from inbox_outbox_base.databases.taking import Attempt, Batch, Found, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, KeyRow, Stored, Taking
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
@@ -57,7 +57,7 @@ class PostgreSQLTaking(Taking):
             stored = self.find(connection, attempt)
         return stored
 
-    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+    def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
         prototype = Attempt(batch.tables, batch.consumer, "", batch.claim, None)
         if batch.digests is None:
             return self._take_patiently(connection, prototype, "batch", batch.keys, wait)
@@ -87,10 +87,10 @@ class PostgreSQLTaking(Taking):
             return None
         return set(taken or ())
 
-    def find_many(self, connection: Connection, batch: Batch) -> dict[str, Found]:
+    def find_many(self, connection: Connection, batch: KeyBatch) -> dict[str, KeyRow]:
         parameters = batch.where() | {"keys": _as_json(batch.keys)}
         rows = connection.execute(find_many(batch.tables), parameters)
-        return {key: Found(claim, digest) for key, claim, digest in rows}
+        return {key: KeyRow(claim, digest) for key, claim, digest in rows}
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
         names = {"consumer": attempt.consumer, "key": attempt.key, "timeout": _milliseconds(wait)}

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.schema import CreateTable
 
-from inbox_outbox_base.databases.loading import Claim, Column, Loading, Taken, Target, Write, is_newer
+from inbox_outbox_base.databases.loading import Column, Loading, Taken, Target, Write, WriterClaim, is_newer
 from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.tables.inbox import Bytewise, Tables
 
@@ -83,7 +83,7 @@ class SQLiteLoading(Loading):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return connection.execute(_begin(tables), row).rowcount == 1
 
-    def take(self, connection: Connection, claim: Claim, keys: pa.StringArray) -> Taken:
+    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> Taken:
         self._give(connection, keys)
         parameters = {"consumer": claim.consumer, "claim": claim.id}
         known: dict[str, bytes] = {}

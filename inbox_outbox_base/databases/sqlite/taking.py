@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ColumnElement
 
 from inbox_outbox_base.databases import taking_statements
-from inbox_outbox_base.databases.taking import Attempt, Batch, Stored, Taking
+from inbox_outbox_base.databases.taking import Attempt, KeyBatch, Stored, Taking
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnusableConnection
@@ -51,7 +51,7 @@ class SQLiteTaking(Taking):
             return True
         return self.find(connection, attempt)
 
-    def take_many(self, connection: Connection, batch: Batch, wait: float) -> set[str] | None:
+    def take_many(self, connection: Connection, batch: KeyBatch, wait: float) -> set[str] | None:
         if self._add(connection, batch.tables, batch.rows(), wait) is None:
             return None
         found = self.find_many(connection, batch)
