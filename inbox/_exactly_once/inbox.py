@@ -44,7 +44,8 @@ class Inbox(Consumer, Listens[Listener]):
     Args:
         consumer: the scope of the keys, 1 to 128 bytes of UTF-8; two consumers can take the same message.
         wait: how long to wait for another transaction that is taking the same key, in seconds or as
-            `timedelta`; 0 does not wait. (MySQL and MariaDB count in whole seconds, rounded up.)
+            `timedelta`; 0 does not wait, except on MySQL (one second) and PostgreSQL (one millisecond). MySQL
+            and MariaDB round up to whole seconds.
         retention: how long keys are kept (`Retention`, seconds or `timedelta`), stored with the consumer's
             data; None uses the stored value, or 7 days if there is none.
         schema: the PostgreSQL schema of the tables; None is the connection's own.
