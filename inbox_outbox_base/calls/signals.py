@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop, and how to tell a handler from one that was really interrupted."""
+"""Signals that ask a program to stop, and how to tell a handler that failed from one that was interrupted."""
 
 import asyncio
 import signal

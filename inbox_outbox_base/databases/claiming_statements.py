@@ -60,8 +60,8 @@ class clock_token(FunctionElement[int]):  # noqa: N801
 
 
 class lock_timeout(FunctionElement[bool]):  # noqa: N801
-    """True; and from here on the statement waits at most that many milliseconds for a row, where a condition
-    can set that. Elsewhere the connection has the limit (`Taking.briefly`), or the driver."""
+    """A condition that is always true. On PostgreSQL it also limits the statement's waits for rows to this
+    many milliseconds; elsewhere, the connection (`Taking.briefly`) or the driver has a limit."""
 
     inherit_cache = True
     type = Boolean()
@@ -73,7 +73,7 @@ def _lock_timeout(element: lock_timeout, compiler: SQLCompiler, **kw: Any) -> st
 
 
 def waits(seconds: float) -> lock_timeout:
-    """True; and the statement waits at most that long for a row, where a condition can set that."""
+    """`lock_timeout`, in seconds."""
     return lock_timeout(literal_column(f"'{round(seconds * 1000)}'"))
 
 

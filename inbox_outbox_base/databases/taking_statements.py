@@ -1,4 +1,4 @@
-"""The statements that mean the same on every database: pure, built once, executed elsewhere."""
+"""The exactly-once path's statements (and policies, purge, clock) that are the same on every database."""
 
 from dataclasses import dataclass
 from functools import cache

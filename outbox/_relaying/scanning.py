@@ -40,7 +40,9 @@ class Scanner:
         """The buckets that the relay owns, in the order of the next scan."""
         self.paused: list[str] = []
         """Topics whose messages wait."""
-        self._solo_turn = False  # others first, or each relay would only send the message that kills it
+        # Starts False: after a restart, other messages go first. Otherwise a message that kills relays would
+        # be all that any relay sends.
+        self._solo_turn = False
 
     def forget(self) -> None:
         """The relay owns no buckets any more."""

@@ -96,7 +96,8 @@ class Sending:
         self._rejected: dict[str, float] = {}
 
     def wave(self, letters: list[Letter]) -> list[Letter]:
-        """The messages of a wave whose topic is accepted, and that do not follow one that was not sent."""
+        """The messages of a wave to send. Left out: those behind an unsent message of their key, and keyed
+        ones whose topic was rejected earlier in this batch."""
         if not (self._failed or self._rejected):
             return letters
         leaving = []

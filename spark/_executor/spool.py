@@ -103,7 +103,8 @@ class Spool:
             yield _sorted_once([part for run in self._runs for part in _slices(reader, run, low, high)])
 
     def _ranges(self) -> Iterator[tuple[str, str | None]]:
-        """Ranges of keys in each of which a few blocks begin, besides one block per run that began before."""
+        """Ranges of keys, so small that their rows fit in memory: to merge a range, read the few blocks that
+        begin in it, and of each run the one block that began before it."""
         edges: list[str] = []
         size = self._memory
         for first, more in sorted(

@@ -1,4 +1,4 @@
-"""What the log says: one line for each event, loud enough for what may need a look, on every database."""
+"""What the log says: one line for each event, at the right level, on every database."""
 
 import logging
 from typing import Any

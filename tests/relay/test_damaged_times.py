@@ -1,4 +1,4 @@
-"""Rows with times or counts that are none: each is put away, stops nothing else, and can be looked at."""
+"""Rows with invalid times or counts: each is put away, stops nothing else, and can be looked at."""
 
 import asyncio
 from typing import Any

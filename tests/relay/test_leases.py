@@ -119,7 +119,7 @@ def test_a_relay_that_reads_no_more(postgres: Database) -> None:
 
 def test_a_relay_that_was_frozen_changes_nothing(migrated: Database) -> None:
     """Three relays. One stands still past its lease in the middle of a send, and goes on while the others are
-    sending the same messages: its completions change no row, it says so, and it joins anew. The messages of
+    sending the same messages: its outcomes change no row, it logs so, and it joins again. The messages of
     each key come in order, copies of the frozen relay included, and each is taken once."""
     engine = engine_of(migrated)
     METADATA.create_all(engine)

@@ -1,4 +1,4 @@
-"""What a relay says about its work: in the log, to those who watch it, and when it is not let in."""
+"""What a relay says about its work: in the log, to hooks, and when the database refuses its login."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Transactions of a relay that fail for no fault of it: lost answers, deadlocks, a database that is away."""
+"""Transactions of a relay that fail for outside reasons: lost answers, deadlocks, a database that is away."""
 
 import re
 from threading import Event

@@ -60,8 +60,10 @@ SLOT = text("SELECT get_lock(:name, 0)")
 
 
 def _unchanged(column: Column[Any]) -> Any:
-    """The existing value, while the answer's insert id becomes 1 instead of 0. The count of rows says
-    nothing, because SQLAlchemy has the server count rows found, not changed."""
+    """Keeps the value, and sets the insert id to 1, which shows that the row existed.
+
+    The row count cannot show it: SQLAlchemy makes the server count the rows it found, not those it changed.
+    """
     return getattr(func, "if")(func.last_insert_id(literal_column("1")), column, column)
 
 
