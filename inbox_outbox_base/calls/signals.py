@@ -12,24 +12,24 @@ is_stopping: ContextVar[Callable[[], bool]] = ContextVar("inbox_is_stopping", de
 """Whether the code that runs the current handler has been told to stop."""
 
 
-class Doorbell:
-    """Wakes a waiting thread; any thread or signal handler can ring it. Rings before the wait count as one.
+class SignalSafeEvent:
+    """Wakes a waiting thread; any thread or signal handler can set it, and a wait resets it.
 
-    An Event does not do: a signal handler that sets it may wait for itself. Nor does a SimpleQueue: CPython's
-    `get` waits for ever if a signal handler returns after the timeout.
+    A `threading.Event` does not do: a signal handler that sets it may wait for itself. Nor does a
+    SimpleQueue: CPython's `get` waits for ever if a signal handler returns after the timeout.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the thread that waits, or the next one that will."""
-        with suppress(RuntimeError):  # it has rung already
+        with suppress(RuntimeError):  # it is set already
             self._lock.release()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait until it rings (True), or for this many seconds."""
+        """Wait until it is set (True), or for this many seconds."""
         return self._lock.acquire(timeout=-1 if seconds is None else seconds)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from inbox_outbox_base.calls.signals import Doorbell, as_failure
+from inbox_outbox_base.calls.signals import SignalSafeEvent, as_failure
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .lanes import Job, JobBatch
@@ -61,8 +61,8 @@ class Listener(ListenerBase):
             BaseException: an error of the handler that is not an Exception (SystemExit), raised once the
                 other running messages have ended; nothing is decided.
         """
-        woken = Doorbell()
-        batch = self._batch(messages, handler, woken.ring)
+        woken = SignalSafeEvent()
+        batch = self._batch(messages, handler, woken.set)
         if inspect.iscoroutinefunction(batch.handler):
             raise InvalidOption(f"handler={handler!r}: it is asynchronous; use AsyncListener")
         self._wakes.add(batch.wake)
@@ -81,7 +81,7 @@ class Listener(ListenerBase):
             raise batch.interruption
         return batch.decisions
 
-    def _wait(self, batch: JobBatch, woken: Doorbell) -> None:
+    def _wait(self, batch: JobBatch, woken: SignalSafeEvent) -> None:
         while True:
             if self.stopped:
                 with self._lanes.lock:

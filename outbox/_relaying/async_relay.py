@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from inbox_outbox_base.brokers.publishing import AsyncPublisher
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._waking.async_ears import AsyncEars, TaskBell
+from outbox._waking.listening_task import ListeningTask, TaskWakeUp
 
 from .batch import Batch
 from .loop import RelayLoop
@@ -33,13 +33,14 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
     """
 
     _is_async = True
+    _wake_up: TaskWakeUp
 
     def _own(self, engine: AsyncEngine) -> Engine:
         from sqlalchemy.ext.asyncio import AsyncEngine
 
         if not isinstance(engine, AsyncEngine):
             raise InvalidOption(f"engine={type(engine).__name__}: expected an AsyncEngine")
-        self._bell = self._ear = TaskBell()
+        self._wake_up = TaskWakeUp()
         self._async_engine = engine
         return engine.sync_engine
 
@@ -55,8 +56,9 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
         from sqlalchemy.util import greenlet_spawn
 
         await greenlet_spawn(self._check)
-        ears = AsyncEars(self._async_engine, self._settings.tables.message.schema, self._ear, self._line)
-        async with ears, self._beating():
+        schema = self._settings.tables.message.schema
+        listening = ListeningTask(self._async_engine, schema, self._wake_up, self._listen_connector)
+        async with listening, self._beating():
             await greenlet_spawn(self._run)
 
     @asynccontextmanager

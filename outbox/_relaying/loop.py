@@ -21,8 +21,8 @@ from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._waking.bells import Bell
-from outbox._waking.line import line_of
+from outbox._waking.in_process import WakeUp
+from outbox._waking.listen_connector import listen_connector_of
 
 from .batch import Batch, waves
 from .journal import Journal
@@ -51,7 +51,7 @@ class RelayLoop(ABC, Generic[E, P]):
     """
 
     _is_async: bool
-    _bell: Bell
+    _wake_up: WakeUp
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class RelayLoop(ABC, Generic[E, P]):
             raise InvalidOption(
                 f"listen_url: {listen_url.get_backend_name()}, but the engine uses {own.dialect.name}"
             )
-        self._line = line_of(own, listen_url)
+        self._listen_connector = listen_connector_of(own, listen_url)
         self._rounds = Rounds(self._settings, own.dialect.name)
         self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
         around = Surroundings(self._rounds.committed, lambda: self._is_stopped, self._pause, self._aside)
@@ -129,7 +129,7 @@ class RelayLoop(ABC, Generic[E, P]):
         begin_no_more = getattr(self._publisher, "begin_no_more", None)  # `DirectDelivery` has it
         if begin_no_more is not None:
             begin_no_more()
-        self._bell.ring()
+        self._wake_up.wake()
 
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
         """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the previous
@@ -183,7 +183,7 @@ class RelayLoop(ABC, Generic[E, P]):
                 if batch.letters or batch.exhausted:
                     self._send(batch)
                 elif not self._is_stopped:
-                    self._bell.wait(self._rounds.seconds_idle())
+                    self._wake_up.wait(self._rounds.seconds_idle())
         except TROUBLE as error:
             if not (self._is_stopped and passes(error)):
                 raise

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from inbox_outbox_base.brokers.publishing import Publisher
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._waking.ears import Ears, ThreadBell
+from outbox._waking.listening_thread import ListeningThread, ThreadWakeUp
 
 from .loop import RelayLoop
 
@@ -62,7 +62,7 @@ class Relay(RelayLoop[Engine, Publisher]):
     def _own(self, engine: Engine) -> Engine:
         if not isinstance(engine, Engine) or engine.dialect.is_async:
             raise InvalidOption(f"engine={type(engine).__name__}: expected an Engine; see AsyncRelay")
-        self._bell = self._ear = ThreadBell()
+        self._wake_up = ThreadWakeUp()
         return engine
 
     def run_once(self) -> int:
@@ -89,8 +89,9 @@ class Relay(RelayLoop[Engine, Publisher]):
         self._check()
         is_main = threading.current_thread() is threading.main_thread()
         stopping = self.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext()
-        ears = Ears(self._engine, self._settings.tables.message.schema, self._ear, self._line)
-        with stopping, ears, self._beating():
+        schema = self._settings.tables.message.schema
+        listening = ListeningThread(self._engine, schema, self._wake_up, self._listen_connector)
+        with stopping, listening, self._beating():
             self._run()
 
     @contextmanager

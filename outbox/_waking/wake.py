@@ -29,7 +29,7 @@ from inbox_outbox_base.transactions.side_connection import (
     shares_connections,
 )
 
-from . import bells
+from . import in_process
 
 _MARK = "outbox: messages were written in the transaction at hand"
 _KNOWN = "outbox: connections of the application, this one among them"
@@ -78,7 +78,7 @@ class Waker:
             return
         try:
             for schema in schemas:
-                bells.ring((self._url, schema))
+                in_process.wake_relays((self._url, schema))
             self._wake_others(connection, schemas)
         except Exception as error:  # noqa: BLE001 - for example, no thread can start: the commit goes on
             _log.warning("relays could not be woken: %s", reason(error))
@@ -125,13 +125,13 @@ class Notifier(Waker):
         if info.get(_KNOWN) is not self._used:
             self._used.add(connection.connection.driver_connection)
             info[_KNOWN] = self._used
-        if self._is_about_to_tell(schemas):
+        if self._is_about_to_notify(schemas):
             return
         with self._changed:
             self._schemas |= schemas
             self._hint()
 
-    def _is_about_to_tell(self, schemas: set[str | None]) -> bool:
+    def _is_about_to_notify(self, schemas: set[str | None]) -> bool:
         """Whether the runner has yet to act on an earlier hint, which covers these schemas too. Takes no
         lock: if it misses such a hint, there is just one more."""
         return self._runner is not None and schemas <= self._schemas
@@ -164,7 +164,7 @@ class Notifier(Waker):
             if self._runner is runner:
                 self._runner = None
 
-    def _tell(self, line: "SideLine") -> float:
+    def _notify(self, connection: "NotifyConnection") -> float:
         """Notify for all commits since the last call, and return how long to pause."""
         with self._changed:
             schemas, self._schemas = self._schemas, set()
@@ -172,7 +172,7 @@ class Notifier(Waker):
         if engine is None or not schemas:
             return _BETWEEN
         try:
-            line.notify(engine, self._used, schemas)
+            connection.notify(engine, self._used, schemas)
         except SharedConnection as error:
             self._has_ended = True
             _log.warning("relays of other processes are not woken: %s", error)
@@ -197,18 +197,18 @@ class ThreadWaker(Notifier):
         self._changed.notify_all()
 
     def _run(self) -> None:
-        me, line = threading.current_thread(), SideLine(self._server)
+        me, connection = threading.current_thread(), NotifyConnection(self._server)
         try:
-            while self._wait_for_news(me):
+            while self._wait_for_commits(me):
                 time.sleep(_AFTER_COMMIT)
-                pause = self._tell(line)
+                pause = self._notify(connection)
                 with self._changed:
                     self._changed.wait_for(lambda: self._runner is not me, pause)
         finally:
             self._end(me)
-            line.close()
+            connection.close()
 
-    def _wait_for_news(self, me: threading.Thread) -> bool:
+    def _wait_for_commits(self, me: threading.Thread) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._schemas or self._runner is not me, _KEPT)
             return self._goes_on(me)
@@ -233,27 +233,27 @@ class TaskWaker(Notifier):
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._hinted.set)
 
-    def _is_about_to_tell(self, schemas: set[str | None]) -> bool:
+    def _is_about_to_notify(self, schemas: set[str | None]) -> bool:
         is_running = self._loop is not None and self._loop.is_running()
-        return is_running and super()._is_about_to_tell(schemas)
+        return is_running and super()._is_about_to_notify(schemas)
 
     async def _run(self, hinted: asyncio.Event) -> None:
         from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails
 
-        line = SideLine(self._server)
+        connection = NotifyConnection(self._server)
         try:
-            while await self._wait_for_news(hinted):
+            while await self._wait_for_commits(hinted):
                 await asyncio.sleep(_AFTER_COMMIT)
-                await asyncio.sleep(await greenlet_spawn(self._tell, line))
+                await asyncio.sleep(await greenlet_spawn(self._notify, connection))
         except GeneratorExit:  # the loop was closed: nothing can be awaited any more
             raise
         except BaseException:
             self._end(asyncio.current_task())
-            await greenlet_spawn(line.close)
+            await greenlet_spawn(connection.close)
             raise
-        await greenlet_spawn(line.close)
+        await greenlet_spawn(connection.close)
 
-    async def _wait_for_news(self, hinted: asyncio.Event) -> bool:
+    async def _wait_for_commits(self, hinted: asyncio.Event) -> bool:
         me = asyncio.current_task()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KEPT):
@@ -263,7 +263,7 @@ class TaskWaker(Notifier):
         return self._goes_on(me)
 
 
-class SideLine:
+class NotifyConnection:
     """The connection of one thread or task for notifications."""
 
     def __init__(self, server: Notifying) -> None:

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from inbox import AsyncInbox, AsyncStatusInbox, SqlStore
 from inbox_outbox_base.listening import async_listener
 from outbox import AsyncRelay, Outbox
-from outbox._waking.async_ears import AsyncEars, TaskBell
-from outbox._waking.line import line_of
+from outbox._waking.listen_connector import listen_connector_of
+from outbox._waking.listening_task import ListeningTask, TaskWakeUp
 from tests.support.cancelled import Cancelling
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, AsyncRecorder, count
@@ -41,12 +41,13 @@ async def relay(engine: AsyncEngine) -> None:
 
 
 async def listen(engine: AsyncEngine) -> None:
-    line = line_of(engine.sync_engine, None)
-    if line is not None:
-        bell = TaskBell()
-        bell.listen()
+    connector = listen_connector_of(engine.sync_engine, None)
+    if connector is not None:
+        wake_up = TaskWakeUp()
+        wake_up.use_this_loop()
         with suppress(TimeoutError):
-            await asyncio.wait_for(AsyncEars(engine, None, bell, line)._listen(line), 0.1)
+            listening = ListeningTask(engine, None, wake_up, connector)
+            await asyncio.wait_for(listening._listen(connector), 0.1)
 
 
 async def take(engine: AsyncEngine) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
 from outbox import Outbox
-from outbox._waking import bells
+from outbox._waking import in_process
 from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database
@@ -186,9 +186,9 @@ def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    with bell(engine, fail), monkeypatch.context() as patch:
+    with relay_woken_by(engine, fail), monkeypatch.context() as patch:
         publish(engine)
-        bells.take_down((engine.url, None), fail)
+        in_process.unregister((engine.url, None), fail)
         patch.setattr(threading.Thread, "start", fail)
         publish(engine)
     assert texts(migrated.engine()) == ["told", "told"]
@@ -200,7 +200,7 @@ def test_a_wake_up_that_is_interrupted(migrated: Database, engine: Engine) -> No
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with bell(engine, interrupt), pytest.raises(KeyboardInterrupt):
+    with relay_woken_by(engine, interrupt), pytest.raises(KeyboardInterrupt):
         commit_in(in_session, engine)
     check_nothing_is_left(engine, migrated.engine())
 
@@ -213,13 +213,13 @@ def publish(engine: Engine) -> None:
 
 
 @contextmanager
-def bell(engine: Engine, ring: bells.Ring) -> Iterator[None]:
+def relay_woken_by(engine: Engine, wake: in_process.Wake) -> Iterator[None]:
     """A relay of this process is woken by each commit."""
-    bells.hang((engine.url, None), ring)
+    in_process.register((engine.url, None), wake)
     try:
         yield
     finally:
-        bells.take_down((engine.url, None), ring)
+        in_process.unregister((engine.url, None), wake)
 
 
 @pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "committed"])

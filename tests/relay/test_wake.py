@@ -17,13 +17,13 @@ import pytest
 from sqlalchemy import URL, Engine, StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from inbox_outbox_base.calls.signals import Doorbell
+from inbox_outbox_base.calls.signals import SignalSafeEvent
 from inbox_outbox_base.transactions.side_connection import SideConnection
 from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
 from outbox._relaying.settings import Settings
-from outbox._waking import ears
-from outbox._waking.ears import BURST, ThreadBell
-from outbox._waking.line import Line
+from outbox._waking import listening_thread
+from outbox._waking.listen_connector import ListenConnector
+from outbox._waking.listening_thread import BURST, ThreadWakeUp
 from outbox.schema import tables
 from tests.servers import ASYNC_DRIVERS
 from tests.support.database import Database
@@ -39,7 +39,7 @@ from tests.support.outbox_publishers import (
 from tests.support.status_workers import wait_until, workers
 from tests.support.together import Task, in_a_loop
 
-connect = Line.open
+connect = ListenConnector.open
 NEVER = 3_600
 SOON = 60
 """Seconds: generous, and far below `NEVER`."""
@@ -186,16 +186,17 @@ def test_the_address_of_another_database(postgres: Database, caplog: pytest.LogC
 def test_a_signal_handler_that_returns_late() -> None:
     """A relay that is idle, and a listener that waits for its messages, go on when their time is over, also
     where a signal handler was running by then."""
-    for bell in (ThreadBell(), Doorbell()):
+    wake_up, event = ThreadWakeUp(), SignalSafeEvent()
+    for wait, wake in ((wake_up.wait, wake_up.wake), (event.wait, event.set)):
         helped = threading.Event()
-        help_it = threading.Timer(SOON / 2, lambda bell=bell, helped=helped: (helped.set(), bell.ring()))
+        help_it = threading.Timer(SOON / 2, lambda wake=wake, helped=helped: (helped.set(), wake()))
         help_it.start()
         former = signal.signal(signal.SIGALRM, lambda *_: time.sleep(1))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         try:
             for _ in BURST:
-                bell.wait(0.3)
-            bell.wait(0.3)
+                wait(0.3)
+            wait(0.3)
         finally:
             signal.signal(signal.SIGALRM, former)
             help_it.cancel()
@@ -208,14 +209,14 @@ def test_an_address_that_nobody_answers(
 ) -> None:
     """A `listen_url` at which the relay is refused again and again is said once a minute, and nothing else
     waits for it."""
-    tries: list[Line] = []
+    tries: list[ListenConnector] = []
 
-    def counted(line: Line) -> SideConnection:
-        tries.append(line)
-        return connect(line)
+    def counted(connector: ListenConnector) -> SideConnection:
+        tries.append(connector)
+        return connect(connector)
 
-    monkeypatch.setattr(ears, "RETRY", 0.02)
-    monkeypatch.setattr(Line, "open", counted)
+    monkeypatch.setattr(listening_thread, "RETRY", 0.02)
+    monkeypatch.setattr(ListenConnector, "open", counted)
     with _relay(kind, postgres, poll=0.1, listen_url=postgres.url.set(port=1)) as publisher:
         publish(postgres.engine(), "a1")
         wait_until(lambda: publisher.accepted and len(tries) > 5)
@@ -279,7 +280,7 @@ def _relay(kind: str, database: Database, **options: Any) -> Iterator[Recorder]:
 
 @contextmanager
 def _elsewhere(database: Database) -> Iterator[Engine]:
-    """An engine that rings no bell of this process, because its address reads differently."""
+    """An engine whose commits wake no relay of this process, because its address reads differently."""
     url = database.url.update_query_dict({"application_name": "elsewhere"})
     other = Database(database.server, url, prepare_threshold=None)
     yield other.engine()

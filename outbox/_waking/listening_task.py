@@ -1,5 +1,4 @@
-"""How an asynchronous relay is woken: by its own process's bell, and by
-notifications from others."""
+"""How a relay in a task is woken: by its own process, and by notifications from others."""
 
 from __future__ import annotations
 
@@ -8,29 +7,28 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from outbox._waking.bells import Bell
-
-from . import bells
-from .ears import BURST, Complaint
-from .line import Line
+from . import in_process
+from .in_process import WakeUp
+from .listen_connector import ListenConnector
+from .listening_thread import BURST, Complaint
 
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
-class TaskBell(Bell):
-    """The bell of a relay that runs in a task."""
+class TaskWakeUp(WakeUp):
+    """Wakes a relay that runs in a task."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looks = 0
 
-    def listen(self) -> None:
+    def use_this_loop(self) -> None:
         """Wake this task's loop from now on."""
         self._loop = asyncio.get_running_loop()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         self._looks = 0
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._event.set)
@@ -51,54 +49,57 @@ class TaskBell(Bell):
         self._event.clear()
 
 
-class AsyncEars:
-    """Rings a relay's bell whenever messages are committed, as an asynchronous context manager."""
+class ListeningTask:
+    """Wakes a relay whenever messages are committed, as an asynchronous context manager."""
 
-    def __init__(self, engine: AsyncEngine, schema: str | None, bell: TaskBell, line: Line | None) -> None:
+    def __init__(
+        self, engine: AsyncEngine, schema: str | None, wake_up: TaskWakeUp, connector: ListenConnector | None
+    ) -> None:
         self._engine = engine
         self._schema = schema
-        self._bell = bell
-        self._line = line
+        self._wake_up = wake_up
+        self._connector = connector
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
-        self._bell.listen()
-        bells.hang((self._engine.url, self._schema), self._bell.ring)
-        if self._line is not None:
-            self._task = asyncio.create_task(self._run(self._line))
+        self._wake_up.use_this_loop()
+        in_process.register((self._engine.url, self._schema), self._wake_up.wake)
+        if self._connector is not None:
+            self._task = asyncio.create_task(self._run(self._connector))
 
     async def __aexit__(self, *failure: object) -> None:
-        bells.take_down((self._engine.url, self._schema), self._bell.ring)
+        in_process.unregister((self._engine.url, self._schema), self._wake_up.wake)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _run(self, line: Line) -> None:
+    async def _run(self, connector: ListenConnector) -> None:
         complaint = Complaint()
         while True:
             try:
-                await self._listen(line)
+                await self._listen(connector)
             except Exception as error:  # noqa: BLE001 - without notifications the relay polls
                 await asyncio.sleep(complaint.about(error))
 
-    async def _listen(self, line: Line) -> None:
+    async def _listen(self, connector: ListenConnector) -> None:
         from sqlalchemy.util import greenlet_spawn
 
-        side = await greenlet_spawn(line.open)
+        side = await greenlet_spawn(connector.open)
         try:
-            proof = await greenlet_spawn(line.prove)
-            if not await self._hear(line.server.async_payloads(side.driver, line.patience(side)), proof):
-                raise await greenlet_spawn(line.not_heard, side)
-            await self._hear(line.server.async_payloads(side.driver, None), None)
+            proof = await greenlet_spawn(connector.prove)
+            payloads = connector.server.async_payloads(side.driver, connector.patience(side))
+            if not await self._receive(payloads, proof):
+                raise await greenlet_spawn(connector.no_notification, side)
+            await self._receive(connector.server.async_payloads(side.driver, None), None)
         finally:
             await greenlet_spawn(side.close)
 
-    async def _hear(self, payloads: AsyncGenerator[str], proof: str | None) -> bool:
-        """Ring on notifications until they end; return True as soon as the proof arrives."""
+    async def _receive(self, payloads: AsyncGenerator[str], proof: str | None) -> bool:
+        """Wake the relay on notifications until they end; return True as soon as the proof arrives."""
         async with contextlib.aclosing(payloads):
             async for payload in payloads:
                 if payload == proof:
                     return True
                 if payload == (self._schema or ""):
-                    self._bell.ring()
+                    self._wake_up.wake()
         return False

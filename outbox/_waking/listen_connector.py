@@ -22,11 +22,11 @@ LATER = 60.0
 _TRIES = 8
 
 
-class NotHeard(Exception):
+class NoNotification(Exception):
     """A notification did not arrive; the text says what to do."""
 
 
-class Line:
+class ListenConnector:
     """Where to listen: at the engine's address but outside its pool, or at another address.
 
     Args:
@@ -65,14 +65,14 @@ class Line:
         """Seconds within which the test notification has to arrive."""
         return _POOLED if self._is_pooled(side) else _SOON
 
-    def not_heard(self, side: SideConnection) -> NotHeard:
+    def no_notification(self, side: SideConnection) -> NoNotification:
         """Stop listening; return the error that explains why."""
         url = (self._own or self._engine).url
         where = f"no notification arrived within {self.patience(side):g} s at {url.host}:{url.port}"
         if self._is_pooled(side):
             self._unlisten(side)
-            return NotHeard(f"{where}, which is a pooler: set listen_url to the server's own address")
-        return NotHeard(f"{where}: check that it is the relay's database" if self._own else where)
+            return NoNotification(f"{where}, which is a pooler: set listen_url to the server's own address")
+        return NoNotification(f"{where}: check that it is the relay's database" if self._own else where)
 
     def _unlisten(self, side: SideConnection) -> None:
         """Begin transactions until one gets the listening session, which belongs to the pooler."""
@@ -92,14 +92,14 @@ class Line:
         return self.server.is_pooled(side.driver, side.session)
 
 
-def line_of(engine: Engine, url: URL | None) -> Line | None:
-    """A relay's line; None if the database has no notifications, or no separate connection for them is
+def listen_connector_of(engine: Engine, url: URL | None) -> ListenConnector | None:
+    """How a relay listens; None if the database has no notifications, or no separate connection for them is
     possible."""
     server = notifying(engine.dialect.name)
     if server is None:
         return None
     is_direct = engine.dialect.driver == server.driver and not shares_connections(engine)
-    return Line(engine, url, server) if is_direct or url is not None else None
+    return ListenConnector(engine, url, server) if is_direct or url is not None else None
 
 
 def _engine_at(url: URL, *, is_async: bool) -> Engine:
