@@ -37,6 +37,14 @@ def test_every_folder_is_described() -> None:
     assert not [path.name for path in [*packages, *inner] if f"`{path.name}/`" not in PAGE]
 
 
+def test_every_folder_of_tests_is_described() -> None:
+    """The table of tests names each folder of tests/."""
+    section = PAGE.split("## Which tests\n")[1].split("\n## ")[0]
+    folders = [path.parent.name for path in ROOT.glob("tests/*/__init__.py")]
+    assert folders
+    assert not [name for name in folders if f"`{name}/`" not in section]
+
+
 @pytest.mark.parametrize(("contract", "folder"), CONTRACTS)
 @pytest.mark.parametrize("dialect", FOLDERS)
 def test_every_database_implements_the_contracts(dialect: str, contract: str, folder: str) -> None:
