@@ -111,7 +111,7 @@ class WriterClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenKeys:
     """Which keys are ours now, and who had the others."""
 
     fresh: pa.BooleanArray
@@ -167,7 +167,7 @@ class Loading(ABC):
         committed."""
 
     @abstractmethod
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> Taken:
+    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
         """Insert inbox rows in the order of the keys, which are distinct and in byte order."""
 
     @abstractmethod

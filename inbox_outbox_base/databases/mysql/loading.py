@@ -19,7 +19,15 @@ from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.schema import CreateTable
 
 from inbox_outbox_base.databases import arrow
-from inbox_outbox_base.databases.loading import Column, Loading, Taken, Target, Write, WriterClaim, is_newer
+from inbox_outbox_base.databases.loading import (
+    Column,
+    Loading,
+    TakenKeys,
+    Target,
+    Write,
+    WriterClaim,
+    is_newer,
+)
 from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from inbox_outbox_base.tables.inbox import Tables
@@ -91,7 +99,7 @@ class MySQLLoading(Loading):
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
         return _went_in(connection.execute(sql.begin(tables), row).lastrowid)
 
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> Taken:
+    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
         known = self._known(connection, claim, keys)
         unknown = keys.filter(pc.invert(_among(keys, known))) if known else keys
         if len(unknown):
@@ -100,7 +108,7 @@ class MySQLLoading(Loading):
             if not _went_in(connection.execute(sql.add(claim.tables), parameters).lastrowid):
                 others = connection.execute(sql.others(claim.tables), parameters)
                 known |= {row.key: bytes(row.claim) for row in others}
-        return Taken(pc.invert(_among(keys, known)), list(known.values()))
+        return TakenKeys(pc.invert(_among(keys, known)), list(known.values()))
 
     def _known(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> dict[str, bytes]:
         """Some of the keys taken before, which are better not locked; all of them, if there are many."""

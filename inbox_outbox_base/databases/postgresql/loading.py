@@ -36,7 +36,7 @@ from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import (
     Column,
     Loading,
-    Taken,
+    TakenKeys,
     Target,
     Write,
     WriterClaim,
@@ -120,7 +120,7 @@ class PostgreSQLLoading(Loading):
         held = func.pg_advisory_xact_lock_shared(batch_lock(claim.tables))
         connection.execute(select(held), {"consumer": claim.consumer})
 
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> Taken:
+    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
         known = self.found(connection, claim.tables, claim.consumer, keys)
         fresh = pc.invert(_among(keys, known))
         left = keys.filter(fresh) if known else keys
@@ -129,7 +129,7 @@ class PostgreSQLLoading(Loading):
             parameters = {"consumer": claim.consumer, "claim": claim.id, "keys": _literal(left)}
             fresh = _among(keys, connection.execute(raced, parameters).scalars())
             known = self.found(connection, claim.tables, claim.consumer, keys.filter(pc.invert(fresh)))
-        return Taken(fresh, list(known.values()))
+        return TakenKeys(fresh, list(known.values()))
 
     def _copy_keys(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> bool:
         """Copy the keys; False if somebody else was faster."""

@@ -26,7 +26,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.schema import CreateTable
 
-from inbox_outbox_base.databases.loading import Column, Loading, Taken, Target, Write, WriterClaim, is_newer
+from inbox_outbox_base.databases.loading import (
+    Column,
+    Loading,
+    TakenKeys,
+    Target,
+    Write,
+    WriterClaim,
+    is_newer,
+)
 from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.tables.inbox import Bytewise, Tables
 
@@ -83,14 +91,14 @@ class SQLiteLoading(Loading):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return connection.execute(_begin(tables), row).rowcount == 1
 
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> Taken:
+    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
         self._give(connection, keys)
         parameters = {"consumer": claim.consumer, "claim": claim.id}
         known: dict[str, bytes] = {}
         if connection.execute(_add(claim.tables), parameters).rowcount != len(keys):
             known = {row.key: row.claim for row in connection.execute(_others(claim.tables), parameters)}
         fresh = pc.invert(pc.is_in(keys, pa.array(list(known), pa.string())))
-        return Taken(fresh, list(known.values()))
+        return TakenKeys(fresh, list(known.values()))
 
     def found(
         self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
