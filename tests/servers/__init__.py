@@ -1,7 +1,7 @@
 """Real database servers for the tests, each started at most once a test run.
 
 They are looked for in a fixed order: an address in the environment, Docker, a server program on
-this machine, and for PostgreSQL at last the one that comes as a wheel. No database is imitated.
+this machine; PostgreSQL's comes with a Python package. No database is imitated.
 """
 
 from tests.servers.catalogue import (
