@@ -8,8 +8,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes that share the tests; each starts servers of its own.
-WORKERS ?= 2
+# Processes that share the tests; each starts servers of its own. Much of the tests is waiting, so two cores
+# are enough for four.
+WORKERS ?= 4
 # The tests start many processes: each should find compiled modules, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
