@@ -1,7 +1,7 @@
 """Sessions that the server ends, COMMITs without an answer, and a server with too few connections."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
@@ -40,7 +40,7 @@ NO_MORE = {"postgresql": ["DROP OWNED BY {user}", "DROP ROLE {user}"], "mariadb"
 
 
 @pytest.fixture
-def poor_url(target: Target) -> Iterator[str]:
+def poor_url(target: Target, in_the_end: list[Callable[[], None]]) -> str:
     """The address for a user of the database who may have two connections at a time."""
     user = f"inbox_outbox_{uuid4().hex[:12]}"
     url: URL = target.database.url
@@ -48,10 +48,15 @@ def poor_url(target: Target) -> Iterator[str]:
     with target.engine.begin() as connection:
         for statement in POOR[target.database.name]:
             connection.execute(text(statement.format(**values)))
-    yield url.set(username=user, password=user).render_as_string(hide_password=False)
-    with target.engine.begin() as connection:
-        for statement in NO_MORE[target.database.name]:
-            connection.execute(text(statement.format(**values)))
+
+    def drop() -> None:
+        with target.engine.begin() as connection:
+            for statement in NO_MORE[target.database.name]:
+                connection.execute(text(statement.format(**values)))
+        target.engine.dispose()
+
+    in_the_end.append(drop)
+    return url.set(username=user, password=user).render_as_string(hide_password=False)
 
 
 @pytest.mark.parametrize("point", ["before keys", "before commit"])

@@ -4,7 +4,7 @@ A test module names this one as its plugin. Starting an application takes second
 of them see each other's work only through the database.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,11 +59,21 @@ def faults(application: Application) -> Iterator[Faults]:
     application.release()
 
 
+@pytest.fixture(scope="session")
+def in_the_end() -> Iterator[list[Callable[[], None]]]:
+    """What to call after all jobs. An attempt that Spark has given up may begin to write when its test is
+    over; without its database or its role it would try to connect for minutes, and keep its executor busy."""
+    calls: list[Callable[[], None]] = []
+    yield calls
+    for call in calls:
+        call()
+
+
 @pytest.fixture
-def target(server: Server) -> Iterator[Target]:
-    """The table that jobs write to, beside the inbox's. The database is never used again: an attempt that
-    Spark has given up may begin to write when the test is over."""
+def target(server: Server, in_the_end: list[Callable[[], None]]) -> Iterator[Target]:
+    """The table that jobs write to, beside the inbox's, in a database that nobody uses again."""
     database = Database(server, server.fresh_database())
     make_tables(database.url)
     yield Target(database)
-    database.close()
+    database.dispose()
+    in_the_end.append(database.close)
