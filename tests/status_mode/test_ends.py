@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from inbox import Action, Claim, EventKind, SqlStore, Status, Verdict, release
 from inbox._status_mode.stores import Store
-from inbox.errors import GiveUp, InvalidOption, LeaseLost
+from inbox.errors import GiveUp, InvalidOption, LeaseLost, StoreUnreachable
 from tests.status_mode.test_steps import Calls, called, undoing
 from tests.support.database import Database
 from tests.support.status_async import beside, in_loop, inbox_at, recorded
@@ -154,6 +155,25 @@ def test_another_messages_lost_lease_is_an_error_like_any_other(store: Store) ->
         release(store, CONSUMER, "b")
     assert stored(store).status is Status.FAILED
     assert kinds == [EventKind.CLAIMED, EventKind.FAILED]
+
+
+def test_an_end_that_got_no_answer_is_written_with_another_claim(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store does not answer when a handler ends: the end is written once it answers a claim of another
+    message."""
+
+    def unreachable(*_: object) -> bool:
+        raise StoreUnreachable("it does not answer")
+
+    inbox = status_inbox(store)
+    with suppress(StoreUnreachable), inbox.claim("a"):
+        monkeypatch.setattr(store, "write", unreachable)
+    monkeypatch.undo()
+    assert stored(store).status is Status.CONSUMING
+    with inbox.claim("b"):
+        pass
+    assert stored(store).status is Status.CONSUMED
 
 
 def test_an_error_that_cannot_be_told(store: Store) -> None:
