@@ -11,8 +11,6 @@ ARGS ?=
 # Processes that share the tests; each starts servers of its own. Much of the tests is waiting, so two cores
 # are enough for four.
 WORKERS ?= 4
-# The tests start many processes: each should find compiled modules, whatever the environment says.
-export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all check tests tests-all benchmark benchmark-outbox benchmark-spark benchmark-status clean
 
