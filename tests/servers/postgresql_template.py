@@ -110,6 +110,9 @@ class PostgreSQLTemplate:
         for table in changed:
             with connection.cursor().copy(f"COPY {table} FROM STDIN") as into:
                 into.write(kept[table])
+        # What this session has not reported yet, such as the scans that build the indexes of an emptied
+        # table, would be added afterwards.
+        connection.execute("SELECT pg_stat_force_next_flush()")
         connection.execute("SELECT pg_stat_reset()")
         return True
 
