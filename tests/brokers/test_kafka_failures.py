@@ -88,9 +88,8 @@ def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
     written. Once the broker goes on, nothing more is sent of what had been given up."""
     with Topics(private_kafka.address) as topics:
         topic = topics.new()
-        # One message a request, and one request at a time: the others wait inside the client, which would
-        # keep them for longer than the send takes.
-        waiting = {"max_in_flight": 1, "batch_num_messages": 1, "message_timeout_ms": 60_000}
+        # One message a request, and one request at a time: the others wait inside the client.
+        waiting = {"max_in_flight": 1, "batch_num_messages": 1}
         sender = publisher(private_kafka.address, 2, **waiting)
         assert sender.send([envelope(topic, "before")]) == [Accepted()]
         private_kafka.freeze()

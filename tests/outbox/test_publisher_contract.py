@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,24 @@ def test_the_order_of_a_key(place: Place) -> None:
         for each in numbers:
             assert list(publisher.send([envelope(topic, each, key="k")])) == [Accepted()]
     assert payloads(place.receive(topic, 30)) == numbers
+
+
+def test_a_batch_with_many_messages_of_a_key(place: Place) -> None:
+    """A publisher that is `ordered` keeps their order. Behind one that is refused none of its key is taken;
+    other keys go on."""
+    topic = place.topic()
+    batch = [envelope(topic, f"{key}{number}".encode(), key=key) for number in range(50) for key in "ab"]
+    batch[60] = replace(place.never_taken(topic), key="a")
+    with closing(place.publisher()) as publisher:
+        if not getattr(publisher, "ordered", False):
+            pytest.skip("it is not ordered")
+        outcomes = list(publisher.send(batch))
+    assert isinstance(outcomes[60], Refused)
+    assert {type(outcome) for outcome in outcomes[62::2]} == {Unavailable}
+    assert set(outcomes[:60:2] + outcomes[1::2]) == {Accepted()}
+    taken = payloads(place.receive(topic, 80))
+    assert [each for each in taken if each[:1] == b"a"] == [each.payload for each in batch[:60:2]]
+    assert [each for each in taken if each[:1] == b"b"] == [each.payload for each in batch[1::2]]
 
 
 def test_what_is_never_taken_is_refused(place: Place) -> None:

@@ -54,25 +54,34 @@ class LocalKafka:
         program: runs its classes.
         port: where it listens, instead of any free port.
         advertised: the port that it tells its clients to use, where that is not its own.
+        joins: the broker whose cluster it joins, as broker 2.
     """
 
-    def __init__(self, program: str, *, port: int | None = None, advertised: int | None = None) -> None:
+    def __init__(
+        self,
+        program: str,
+        *,
+        port: int | None = None,
+        advertised: int | None = None,
+        joins: "LocalKafka | None" = None,
+    ) -> None:
         self._program = program
         self._folder = private_folder("kafka-", None)
-        port, controller = port or free_port(), free_port()
+        port = port or free_port()
+        self._controller: int = joins._controller if joins else free_port()
+        self._cluster: str = joins._cluster if joins else uuid4().hex[:22]
         self.address = f"127.0.0.1:{port}"
         settings = {
             **SETTINGS,
-            **_listeners("127.0.0.1", port, controller, advertised or port),
+            **_listeners("127.0.0.1", port, self._controller, advertised or port),
+            **(_second(port) if joins else {}),
             "log.dirs": str(self._folder / "data"),
         }
         self._settings = self._folder / "server.properties"
         self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         try:
             run(
-                self._command(
-                    "kafka.tools.StorageTool", "format", "--cluster-id", uuid4().hex[:22], "--config"
-                ),
+                self._command("kafka.tools.StorageTool", "format", "--cluster-id", self._cluster, "--config"),
                 None,
             )
             self._process = self._start()
@@ -192,3 +201,7 @@ def _listeners(host: str, port: int, controller: int, advertised: int) -> dict[s
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
     }
+
+
+def _second(port: int) -> dict[str, str]:
+    return {"node.id": "2", "process.roles": "broker", "listeners": f"PLAINTEXT://127.0.0.1:{port}"}

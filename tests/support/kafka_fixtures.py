@@ -43,6 +43,14 @@ def kafka_to_crash() -> Iterator[LocalKafka]:
 
 
 @pytest.fixture(scope="module")
+def second_broker(kafka_to_crash: LocalKafka) -> Iterator[LocalKafka]:
+    """Broker 2 of the same cluster, for tests that crash only this one."""
+    server = LocalKafka(_program(), joins=kafka_to_crash)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
 def proxied_kafka() -> Iterator[tuple[Topics, TcpProxy]]:
     """A broker that tells its clients to come through a proxy."""
     port = free_port()

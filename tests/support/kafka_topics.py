@@ -48,11 +48,26 @@ class Topics:
         self.make(name, partitions, **settings)
         return name
 
+    def new_on(self, *brokers: int) -> str:
+        """An empty topic, with a partition on each of these brokers."""
+        name = f"topic-{uuid4().hex}"
+        places = [[broker] for broker in brokers]
+        self._create(NewTopic(name, len(brokers), replica_assignment=places))
+        return name
+
     def make(self, name: str, partitions: int = 1, **settings: str) -> None:
         """An empty topic of this name."""
         config = {key.replace("_", "."): value for key, value in settings.items()}
-        self._admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(WAIT)
-        self._made.append(name)
+        self._create(NewTopic(name, partitions, 1, config=config))
+
+    def _create(self, topic: NewTopic) -> None:
+        self._admin.create_topics([topic])[topic.topic].result(WAIT)
+        self._made.append(topic.topic)
+
+    def leaders(self, topic: str) -> dict[int, int]:
+        """By partition, the broker that leads it; -1 if none does."""
+        found = self._admin.list_topics(topic, timeout=WAIT).topics[topic].partitions
+        return {number: partition.leader for number, partition in found.items()}
 
     def put(self, topic: str, *values: str, key: str | None = None, **headers: str) -> None:
         """Write records as any producer would, in this order."""

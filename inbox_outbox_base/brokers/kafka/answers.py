@@ -1,6 +1,6 @@
 """The meaning of Kafka's answer to one message."""
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from inbox_outbox_base.words.outgoing import ACCEPTED, Outcome, Refused, Unavailable, Unknown
 
@@ -45,3 +45,13 @@ def outcome_of(error: KafkaError | None) -> Outcome:
     if error.code() in _NEVER:
         return Refused(reason)
     return Unavailable(reason) if error.code() in _NOT_NOW else Unknown(reason)
+
+
+def outcome_of_unsent(error: KafkaError | Exception) -> Outcome:
+    """The outcome of a message that the client has not even queued."""
+    if isinstance(error, KafkaException):
+        error = error.args[0]
+    if not isinstance(error, KafkaError):
+        return Unavailable(f"the client's queue is full: {error}")
+    outcome = outcome_of(error)
+    return Unavailable(outcome.reason) if isinstance(outcome, Unknown) else outcome

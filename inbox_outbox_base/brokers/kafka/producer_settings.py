@@ -5,6 +5,8 @@ from typing import Any
 
 from inbox_outbox_base.errors.outbox import UnsafeBroker
 
+from .parts import Limits
+
 _IN_FLIGHT = "max.in.flight.requests.per.connection"
 _TOPIC_SETTINGS = "default.topic.config"
 _ALIASES = {
@@ -17,32 +19,48 @@ _ALIASES = {
 
 
 def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    """The caller's settings, each under one name, with defaults for those left out."""
+    """The caller's settings, each under one name, with defaults for those left out; `linger.ms` is not the
+    caller's."""
     given = {**config.get(_TOPIC_SETTINGS, {}), **config}
     given.pop(_TOPIC_SETTINGS, None)
-    milliseconds = max(1, int(timeout * 1_000))
     return {
         "acks": "all",
+        "batch.num.messages": 10_000,
+        "batch.size": 1_000_000,
         "enable.idempotence": True,
-        "linger.ms": 1,
         # A broker's default limit, so that the largest payload fits with its headers.
         "message.max.bytes": 1_048_588,
-        "message.timeout.ms": milliseconds,
+        # Never: it would end a message, and the next one of its key would be written.
+        "message.timeout.ms": 0,
         "reconnect.backoff.max.ms": 1_000,
         # Few enough that Kafka's reason arrives within the time limit; a lost connection uses one.
         "retries": 5,
+        # Otherwise librdkafka derives it from linger.ms.
+        "sticky.partitioning.linger.ms": 10,
         # A topic that does not exist is reported within the time limit, not after it.
-        "topic.metadata.propagation.max.ms": milliseconds // 2,
+        "topic.metadata.propagation.max.ms": max(1, int(timeout * 500)),
         **{_ALIASES.get(name, name): value for name, value in given.items()},
+        # The maximum: only a flush makes messages leave, so all of a part leave together.
+        "linger.ms": 900_000,
     }
 
 
-def check(settings: Mapping[str, Any], lease: float) -> None:
-    """Make sure that no message is lost, overtaken by a later one of its key, or sent after the lease.
+def keeps_order(settings: Mapping[str, Any]) -> bool:
+    """Whether a request that is sent again has the same messages as before."""
+    return _is_on(settings, "enable.idempotence")
+
+
+def limits(settings: Mapping[str, Any]) -> Limits:
+    """How much one request may hold, with settings that the client has accepted."""
+    size = min(int(settings["batch.size"]), int(settings["message.max.bytes"]))
+    return Limits(int(settings["batch.num.messages"]), size)
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Make sure that no message is lost, or overtaken by a later one of its key.
 
     Args:
         settings: as `filled_in` returns them.
-        lease: seconds.
 
     Raises:
         UnsafeBroker: names the first setting that could cause this, its value, and why.
@@ -63,9 +81,11 @@ def check(settings: Mapping[str, Any], lease: float) -> None:
             "delivery.report.only.error",
             "expected False, or written messages are not reported",
         )
-    if not 0 < _number(settings, "message.timeout.ms") < lease * 1_000:
+    if _text(settings, "message.timeout.ms") != "0":
         raise _unsafe(
-            settings, "message.timeout.ms", f"expected more than 0 and less than the lease of {lease:g} s"
+            settings,
+            "message.timeout.ms",
+            "expected none, or a message could be given up and the next of its key written: use timeout=",
         )
     if _text(settings, "partitioner") == "random":
         raise _unsafe(
@@ -83,13 +103,6 @@ def _text(settings: Mapping[str, Any], name: str) -> str:
 
 def _is_on(settings: Mapping[str, Any], name: str) -> bool:
     return _text(settings, name) in ("true", "1", "t")
-
-
-def _number(settings: Mapping[str, Any], name: str) -> float:
-    try:
-        return float(settings[name])
-    except (TypeError, ValueError):
-        raise _unsafe(settings, name, "expected a number of milliseconds") from None
 
 
 def _unsafe(settings: Mapping[str, Any], name: str, why: str) -> UnsafeBroker:

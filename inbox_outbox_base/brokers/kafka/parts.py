@@ -1,0 +1,53 @@
+"""Parts of a batch that Kafka takes or refuses as a whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inbox_outbox_base.words.outgoing import Envelope
+
+_PER_REQUEST = 1_024
+_PER_MESSAGE = 256
+"""More than Kafka's own fields take, with the headers that each message has."""
+_PER_HEADER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much librdkafka puts into one request for a partition."""
+
+    messages: int
+    size: int
+    """Bytes, before compression."""
+
+
+def parts_of(batch: Sequence[Envelope], places: list[int], limits: Limits) -> list[list[int]]:
+    """Cut a batch so that a part either has one message of each key, or fits in one request.
+
+    The parts, like `places`, are places in the batch.
+    """
+    keys = [key for place in places if (key := batch[place].key) is not None]
+    if len(set(keys)) == len(keys):
+        return [places] if places else []
+    parts: list[list[int]] = [[]]
+    left = limits.size - _PER_REQUEST
+    for place in places:
+        size = _size(batch[place])
+        if parts[-1] and (size > left or len(parts[-1]) >= limits.messages):
+            parts.append([])
+            left = limits.size - _PER_REQUEST
+        parts[-1].append(place)
+        left -= size
+    return parts
+
+
+def _size(envelope: Envelope) -> int:
+    """At least the bytes that the message takes in a request."""
+    size = _PER_MESSAGE + len(envelope.payload or b"") + _length(envelope.key or "") + _length(envelope.id)
+    size += _length(envelope.content_type)
+    for name, value in envelope.headers.items():
+        size += _PER_HEADER + _length(name) + _length(value)
+    return size
+
+
+def _length(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)

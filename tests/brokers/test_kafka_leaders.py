@@ -1,0 +1,118 @@
+"""Kafka partitions without a leader: what else a KafkaPublisher sends at the same time goes on."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from outbox import Accepted, Envelope, Outcome, Unavailable, Unknown
+from outbox.kafka import KafkaPublisher
+from tests.servers.kafka import LocalKafka
+from tests.support.kafka_topics import Topics, envelope, id_of, wait_until
+
+pytest_plugins = ["tests.support.kafka_fixtures"]
+
+KEYS = [f"key-{number}" for number in range(12)]
+TIMEOUT = 4
+
+
+@pytest.fixture
+def topics(private_kafka: LocalKafka, second_broker: LocalKafka) -> Iterator[Topics]:
+    """Topics of two brokers, of which a test may crash the second."""
+    with Topics(private_kafka.address) as topics:
+        wait_until(lambda: topics.leaders(topics.new_on(2)) == {0: 2})
+        yield topics
+
+
+def sender_to(topics: Topics) -> KafkaPublisher:
+    return KafkaPublisher({"bootstrap.servers": topics.address}, timeout=TIMEOUT)
+
+
+def batch_of(topic: str, each: int = 20) -> list[Envelope]:
+    return [envelope(topic, f"{number}", key) for number in range(each) for key in KEYS]
+
+
+def written(topics: Topics, topic: str) -> dict[str, list[str]]:
+    """By key, the ids in the order in which each was first written."""
+    found: dict[str, list[str]] = {}
+    for record in topics.log(topic):
+        ids = found.setdefault((record.key() or b"").decode(), [])
+        if id_of(record) not in ids:
+            ids.append(id_of(record))
+    return found
+
+
+def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> None:
+    """The keys of the other partition are accepted; those of this one are sent again in order once it has a
+    leader."""
+    topic, sender = topics.new_on(1, 2), sender_to(topics)
+    first, batch = batch_of(topic), batch_of(topic)
+    assert set(sender.send(first)) == {Accepted()}
+    second_broker.crash()
+    try:
+        wait_until(lambda: topics.leaders(topic)[1] == -1)
+        outcomes = sender.send(batch)
+    finally:
+        second_broker.start()
+    by_key: dict[str | None, set[type[Outcome]]] = {}
+    for message, outcome in zip(batch, outcomes, strict=True):
+        by_key.setdefault(message.key, set()).add(type(outcome))
+    assert {frozenset(each) for each in by_key.values()} == {frozenset([Accepted]), frozenset([Unknown])}
+    again = [each for each in batch if by_key[each.key] != {Accepted}]
+    wait_until(lambda: set(sender.send(again)) == {Accepted()})
+    found = written(topics, topic)
+    for key in KEYS:
+        assert found[key] == [each.id for each in first + batch if each.key == key]
+
+
+def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: LocalKafka) -> None:
+    """Its sends from another thread are accepted and quick, while the other topic's fail, again and again."""
+    bad, good, sender = topics.new_on(2), topics.new_on(1), sender_to(topics)
+    assert set(sender.send(batch_of(bad))) == {Accepted()}
+    others: list[Outcome] = []
+    is_over = threading.Event()
+
+    def fail() -> None:
+        while not is_over.is_set():
+            others.extend(sender.send(batch_of(bad)))
+
+    failing = threading.Thread(target=fail)
+    second_broker.crash()
+    failing.start()
+    try:
+        took = []
+        end = time.monotonic() + 2 * TIMEOUT
+        while time.monotonic() < end:
+            begun = time.monotonic()
+            assert set(sender.send(batch_of(good))) == {Accepted()}
+            took.append(time.monotonic() - begun)
+        assert sorted(took)[len(took) // 2] < TIMEOUT / 4
+    finally:
+        is_over.set()
+        failing.join()
+        second_broker.start()
+    # While a partition has lost its leader, the client waits for it; once a broker knows, nothing is sent.
+    assert {type(each) for each in others} == {Unknown, Unavailable}
+    wait_until(lambda: set(sender.send(batch_of(bad))) == {Accepted()})
+
+
+def test_as_many_producers_as_sends(topics: Topics) -> None:
+    """Each send under way has a producer, which later sends use again; `close` closes all."""
+    sender, names = sender_to(topics), [topics.new_on(1) for _ in range(6)]
+    before = _clients()
+    for _ in range(5):
+        with ThreadPoolExecutor(len(names)) as pool:
+            for outcomes in pool.map(sender.send, map(batch_of, names)):
+                assert set(outcomes) == {Accepted()}
+        assert 1 <= _clients() - before <= len(names)
+    sender.close()
+    assert _clients() == before
+
+
+def _clients() -> int:
+    """How many clients of Kafka this process has: each has one such thread."""
+    names = [each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm")]
+    return names.count("rdk:main")
