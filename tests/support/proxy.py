@@ -63,6 +63,11 @@ class TcpProxy:
         self._is_over = threading.Event()
         _start(self._accept)
 
+    @property
+    def opened(self) -> int:
+        """How many connections clients have opened."""
+        return len(self._links)
+
     def cut_on(self, match: Callable[[bytes], bool], *, forward: bool) -> None:
         """Break the connection whose client first sends bytes that match; all others go on.
 

@@ -2,23 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 
-import aiormq
 from aiormq import exceptions
-from aiormq.abc import AbstractChannel, AbstractConnection
+from aiormq.channel import Channel
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable, Unknown
 
 from . import address
-from .message import closes_channel, is_unsent, outcome_of, properties_of
+from .link import Link
+from .message import Unsent, closes_channel, is_about_one, outcome_of
+from .publishing import Publishing
 
 _log = logging.getLogger("outbox.rabbitmq")
-_GOODBYE = 5.0
-"""Seconds that a connection has to close in good order."""
 
 
 class AsyncRabbitPublisher:
@@ -30,9 +30,8 @@ class AsyncRabbitPublisher:
             raise InvalidOption(f"exchange={exchange!r}: expected a string")
         self.exchange = exchange
         self.timeout = outbox_options.seconds("timeout", timeout)
-        self._connection: AbstractConnection | None = None
-        self._channel: AbstractChannel | None = None
-        self._connecting = asyncio.Lock()
+        self._links: set[Link] = set()
+        self._idle: list[Link] = []
         self._goodbyes: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -42,143 +41,110 @@ class AsyncRabbitPublisher:
         """See `RabbitPublisher.check`."""
         if self.timeout >= lease:
             raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        link, is_usable = self._link(), False
         try:
             async with asyncio.timeout(self.timeout):
-                channel = await self._opened()
+                channel = await link.ready()
                 if self.exchange:
                     await channel.exchange_declare(self.exchange, passive=True)
+            is_usable = True
         except exceptions.ChannelNotFoundEntity:
-            self._drop()
             raise UnsafeBroker(f"exchange={self.exchange!r}: there is no such exchange") from None
         except address.REFUSALS as error:
             raise UnsafeBroker(address.refusal(self._url, error)) from None
         except Exception as error:  # noqa: BLE001 - a relay starts even if the broker is down
-            await self._drop_unless_blocked()
             _log.warning("%r: not checked, because RabbitMQ cannot be reached: %s", self, error)
+        finally:
+            await self._give_back(link, is_usable=is_usable)
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """See `RabbitPublisher.send`."""
-        if not batch:
-            return []
-        deadline = asyncio.get_running_loop().time() + self.timeout
-        try:
-            # At most half of the time, to leave some for the answers.
-            async with asyncio.timeout(self.timeout / 2):
-                channel = await self._opened()
-        except Exception as error:  # noqa: BLE001 - whatever it is, nothing has been sent
-            is_blocked = await self._drop_unless_blocked()
-            trouble = (
-                "blocks publishers, because it lacks memory or disk" if is_blocked else "does not answer"
-            )
-            return [Unavailable(f"{address.shown(self._url)} {trouble}: {error!r}")] * len(batch)
-        errors = await self._sent(channel, batch, deadline)
-        is_shared = len(batch) > 1 and any(map(closes_channel, errors))
-        return [
-            await self._alone(envelope, error, deadline)
-            if is_shared and (closes_channel(error) or is_unsent(error))
-            else outcome_of(error, self.exchange, envelope)
-            for envelope, error in zip(batch, errors, strict=True)
-        ]
+        outcomes = {place: outcome async for place, outcome in self._answers(batch)}
+        return [outcomes[place] for place in range(len(batch))]
 
     async def close(self) -> None:
-        """Close the connection; another `send` opens a new one."""
-        self._drop()
+        """Close the connections; another `send` opens a new one."""
+        self._idle.clear()
+        for link in tuple(self._links):
+            self._drop(link)
         if self._goodbyes:
             await asyncio.wait(self._goodbyes)
 
-    async def _opened(self) -> AbstractChannel:
-        """A channel with confirms. It waits while RabbitMQ blocks publishers because it lacks memory or
-        disk."""
-        async with self._connecting:
-            connection, channel = self._connection, self._channel
-            if connection is None or not connection.is_opened or channel is None or channel.is_closed:
-                # Without its channel the connection is useless, too: frames that the client still writes for
-                # the channel make RabbitMQ close the connection as well.
-                self._drop()
-                self._connection = connection = await aiormq.connect(self._url)
-                self._channel = channel = await connection.channel(publisher_confirms=True)
-        await connection.ready()
-        return channel
+    async def _answers(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
+        """The outcomes, each with its message's place in the batch, as they become known."""
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        groups = [dict(enumerate(batch))]
+        doubtful = set[int]()
+        while groups:
+            group, again = groups.pop(), list[tuple[int, Envelope]]()
+            async with aclosing(self._endings(group, deadline)) as endings:
+                async for place, error in endings:
+                    if len(group) > 1 and closes_channel(error):
+                        doubtful.add(place)  # RabbitMQ may have taken it before another message of the group
+                    if len(group) > 1 and is_about_one(error):
+                        again.append((place, group[place]))
+                        continue
+                    outcome = outcome_of(error, self.exchange, group[place])
+                    if isinstance(outcome, Unavailable) and place in doubtful:
+                        outcome = Unknown(outcome.reason)
+                    yield place, outcome
+            # RabbitMQ does not say which message it closes a channel for: send halves, until it is alone.
+            middle = (len(again) + 1) // 2
+            groups += [dict(half) for half in (again[middle:], again[:middle]) if half]
 
-    async def _sent(
-        self, channel: AbstractChannel, batch: Sequence[Envelope], deadline: float
-    ) -> list[BaseException | None]:
-        """How each message's publish ended; None: it was confirmed."""
-        # Tasks start in the order in which they are made, so the batch keeps its order on the wire.
-        tasks = [asyncio.create_task(self._publish(channel, envelope)) for envelope in batch]
+    async def _endings(
+        self, messages: dict[int, Envelope], deadline: float
+    ) -> AsyncGenerator[tuple[int, BaseException | None]]:
+        """How the publish of each message ended, as it becomes known; None: it was confirmed."""
+        link, is_usable = self._link(), False
         try:
-            _, late = await asyncio.wait(tasks, timeout=deadline - asyncio.get_running_loop().time())
+            channel = await self._ready(link, deadline)
+            if isinstance(channel, Unsent):
+                for place in messages:
+                    yield place, channel
+                return
+            publishing = Publishing(channel, self.exchange, messages)
+            async for ending in publishing.endings(deadline):
+                yield ending
+            is_usable = not publishing.waiting
         finally:
-            for task in tasks:
-                task.cancel()
-        if late:
-            await self._drop_unless_blocked()
-        return [TimeoutError() if task in late else _error(task) for task in tasks]
+            await self._give_back(link, is_usable=is_usable)
 
-    async def _publish(self, channel: AbstractChannel, envelope: Envelope) -> None:
-        await channel.basic_publish(
-            envelope.payload,
-            exchange=self.exchange,
-            routing_key=envelope.topic,
-            properties=properties_of(envelope),
-            mandatory=True,
-        )
-
-    async def _alone(self, envelope: Envelope, first: BaseException | None, deadline: float) -> Outcome:
-        """Resend a message of a channel that RabbitMQ closed, perhaps because of another message.
-
-        Unless the error `first` shows that it was not sent, RabbitMQ may already have taken it: only a
-        confirm, or a refusal of the message itself, is certain.
-        """
+    async def _ready(self, link: Link, deadline: float) -> Channel | Unsent:
+        now = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout_at(deadline):
-                channel = await self._opened()
-        except Exception as error:  # noqa: BLE001 - nothing has been sent again
-            outcome: Outcome = Unavailable(f"RabbitMQ closed the channel, and does not answer: {error!r}")
+            # At most half of the time, to leave some for the answers.
+            async with asyncio.timeout_at(min(deadline, now + self.timeout / 2)):
+                return await link.ready()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing has been sent
+            is_blocked = await link.is_blocked()
+            trouble = (
+                "blocks publishers, because it lacks memory or disk" if is_blocked else "does not answer"
+            )
+            return Unsent(f"{address.shown(self._url)} {trouble}: {error!r}")
+
+    def _link(self) -> Link:
+        """A connection that no other send uses; preferably the one that was used last."""
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_open:
+                return link
+            self._drop(link)
+        link = Link(self._url)
+        self._links.add(link)
+        return link
+
+    async def _give_back(self, link: Link, *, is_usable: bool) -> None:
+        # A connection that RabbitMQ blocks is kept: a new one would learn of the block only after its first
+        # message, whose fate would be unknown again.
+        if link.is_open and (is_usable or await link.is_blocked()):
+            self._idle.append(link)
         else:
-            (answer,) = await self._sent(channel, [envelope], deadline)
-            outcome = outcome_of(answer, self.exchange, envelope)
-        if isinstance(outcome, Unavailable) and not is_unsent(first):
-            return Unknown(outcome.reason)
-        return outcome
+            self._drop(link)
 
-    async def _drop_unless_blocked(self) -> bool:
-        """Drop the connection, unless RabbitMQ blocks it, which is returned. A new connection would learn of
-        the block only after its first message, whose fate would be unknown again."""
-        is_blocked = self._connection is not None and await _is_blocked(self._connection)
-        if not is_blocked:
-            self._drop()
-        return is_blocked
-
-    def _drop(self) -> None:
-        """Drop the connection without waiting: closing one that hangs takes time."""
-        connection, self._connection, self._channel = self._connection, None, None
-        if connection is not None:
-            goodbye = asyncio.create_task(_close(connection))
-            self._goodbyes.add(goodbye)
-            goodbye.add_done_callback(self._goodbyes.discard)
-
-
-async def _is_blocked(connection: AbstractConnection) -> bool:
-    if not connection.is_opened:
-        return False
-    try:
-        # It waits only if the connection is blocked.
-        async with asyncio.timeout(0):
-            await connection.ready()
-    except TimeoutError:
-        return True
-    return False
-
-
-async def _close(connection: AbstractConnection) -> None:
-    try:
-        async with asyncio.timeout(_GOODBYE):
-            await connection.close()
-    except Exception as error:  # noqa: BLE001 - it is gone either way
-        _log.debug("closing the connection failed: %r", error)
-
-
-def _error(task: asyncio.Task[None]) -> BaseException | None:
-    # The client cancels tasks that wait on a connection that ends.
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
+    def _drop(self, link: Link) -> None:
+        """Close a connection without waiting: if it hangs, that takes time."""
+        self._links.discard(link)
+        goodbye = asyncio.create_task(link.close())
+        self._goodbyes.add(goodbye)
+        goodbye.add_done_callback(self._goodbyes.discard)

@@ -14,6 +14,10 @@ _LONGEST_NAME = 128
 _PERSISTENT = 2
 
 
+class Unsent(Exception):
+    """The message was certainly not sent, for this reason."""
+
+
 def properties_of(envelope: Envelope) -> Basic.Properties:
     """All properties; everything but the payload.
 
@@ -58,8 +62,8 @@ def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -
             return Unavailable(f"{place}: no queue is bound there")
         case exceptions.DeliveryError():
             return Unavailable(f"{place}: RabbitMQ rejected it (basic.nack), as it does when a queue is full")
-        case exceptions.ChannelInvalidStateError():
-            return Unavailable("the channel was closed before the message was sent")
+        case Unsent():
+            return Unavailable(f"not sent: {error}")
         case exceptions.ChannelPreconditionFailed():
             return Refused(f"{place}: {error}")
         case exceptions.ChannelNotFoundEntity() | exceptions.ChannelAccessRefused():
@@ -75,10 +79,12 @@ def outcome_of(error: BaseException | None, exchange: str, envelope: Envelope) -
 
 
 def closes_channel(error: BaseException | None) -> bool:
-    """Whether RabbitMQ closed the channel, so that another message on it may have caused the error."""
+    """Whether RabbitMQ closed the channel on which the message was sent."""
     return isinstance(error, exceptions.AMQPChannelError)
 
 
-def is_unsent(error: BaseException | None) -> bool:
-    """Whether the channel was closed before the message's turn."""
-    return isinstance(error, exceptions.ChannelInvalidStateError)
+def is_about_one(error: BaseException | None) -> bool:
+    """Whether RabbitMQ closed the channel because of one of its messages, perhaps another one. Without the
+    exchange it takes none of them."""
+    cause = error.args[0] if isinstance(error, Unsent) else error
+    return closes_channel(cause) and not isinstance(cause, exceptions.ChannelNotFoundEntity)

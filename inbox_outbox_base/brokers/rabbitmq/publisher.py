@@ -1,5 +1,6 @@
 """Publish an outbox's messages to RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
 
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
@@ -25,10 +26,11 @@ class RabbitPublisher:
 
     A confirmed message is in every queue that it was routed to, on disk if the queue is durable. Each message
     requires RabbitMQ to route it to some queue; making that queue durable is up to you. The topic is the
-    routing key: with the default exchange, the queue's name. All messages of a batch are sent, in order and
-    on one channel, before the first confirm is awaited.
+    routing key: with the default exchange, the queue's name. The messages of a batch are sent in order and on
+    one channel, without waiting for confirms.
 
-    `send` opens the connection when there is none; a forked process opens its own.
+    Sends at the same time, from several threads, have a connection each; `send` opens one when there is none
+    left, and keeps it for later sends. A forked process opens its own.
 
     Args:
         url: amqp://user:password@host:port/vhost, or amqps://.
@@ -44,6 +46,7 @@ class RabbitPublisher:
         self._new_core = partial(AsyncRabbitPublisher, url, exchange=exchange, timeout=timeout)
         self._core = self._new_core()
         self._thread: LoopThread | None = None
+        self._starting = threading.Lock()
         self.timeout = self._core.timeout
 
     def __repr__(self) -> str:
@@ -70,16 +73,24 @@ class RabbitPublisher:
         return self._run(lambda core: core.send(batch))
 
     def close(self) -> None:
-        """Close the connection; another `send` opens a new one."""
-        if self._thread is not None:
-            self._run(lambda core: core.close())
-            self._thread.close()
+        """Close the connections; another `send` opens a new one."""
+        with self._starting:
+            self._leave_inherited()
+            thread, core = self._thread, self._core
             self._thread, self._core = None, self._new_core()
+        if thread is not None:
+            thread.run(core.close())
+            thread.close()
 
     def _run(self, work: Callable[[AsyncRabbitPublisher], Coroutine[Any, Any, T]]) -> T:
+        with self._starting:
+            self._leave_inherited()
+            if self._thread is None:
+                self._thread = LoopThread("outbox rabbitmq")
+            thread, core = self._thread, self._core
+        return thread.run(work(core))
+
+    def _leave_inherited(self) -> None:
         if self._thread is not None and self._thread.is_inherited:
             _inherited.append((self._thread, self._core))
             self._thread, self._core = None, self._new_core()
-        if self._thread is None:
-            self._thread = LoopThread("outbox rabbitmq")
-        return self._thread.run(work(self._core))

@@ -1,0 +1,177 @@
+"""Sends to RabbitMQ at the same time, for different topics; and large batches."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from outbox import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
+from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
+from tests.support.proxy import TcpProxy
+from tests.support.rabbit_queues import Queues, envelope
+from tests.support.status_workers import wait_until
+from tests.support.together import Task, together
+
+pytest_plugins = ["tests.support.rabbit_fixtures"]
+
+LARGE = "x" * 30_000
+"""A payload of which a few are more than the publisher writes at a time."""
+
+
+@pytest.fixture
+def proxy(queues: Queues) -> Iterator[TcpProxy]:
+    """Between a publisher and RabbitMQ."""
+    place = urlsplit(queues.url)
+    assert place.hostname is not None
+    assert place.port is not None
+    with TcpProxy(place.hostname, place.port) as proxy:
+        yield proxy
+
+
+def through(proxy: TcpProxy, timeout: float = 10) -> RabbitPublisher:
+    """A publisher that reaches RabbitMQ through the proxy."""
+    return RabbitPublisher(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", timeout=timeout)
+
+
+def numbered(topic: str, count: int) -> list[Envelope]:
+    """Messages whose payloads are numbers."""
+    return [envelope(topic, str(number)) for number in range(count)]
+
+
+def kinds(outcomes: list[Outcome]) -> set[type[Outcome]]:
+    """Which outcomes there are."""
+    return set(map(type, outcomes))
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_two_threads_publish(queues: Queues, kind: str) -> None:
+    """Through one publisher, which two threads use first at the same moment: everything is accepted, once,
+    and each queue has its messages."""
+    names = [queues.new(x_queue_type=kind) for _ in range(2)]
+    publisher = RabbitPublisher(queues.url, timeout=30)
+
+    def publish(queue: str) -> None:
+        for _ in range(5):
+            assert list(publisher.send(numbered(queue, 1_000))) == [Accepted()] * 1_000
+
+    together([lambda queue=queue: publish(queue) for queue in names])  # type: ignore[misc]
+    publisher.close()
+    assert [queues.count(queue) for queue in names] == [5_000] * 2
+
+
+def test_tasks_publish(queues: Queues) -> None:
+    """The asynchronous publisher may be used by several tasks at the same time."""
+    names = [queues.new() for _ in range(5)]
+
+    async def scenario() -> list[list[Outcome]]:
+        publisher = AsyncRabbitPublisher(queues.url)
+        answers = await asyncio.gather(*(publisher.send(numbered(queue, 200)) for queue in names))
+        await publisher.close()
+        return answers
+
+    assert asyncio.run(scenario()) == [[Accepted()] * 200] * 5
+    assert [queues.count(queue) for queue in names] == [200] * 5
+
+
+def test_a_topic_that_closes_its_channel(queues: Queues) -> None:
+    """Again and again, while a healthy topic is published: of the healthy one every message is accepted at
+    the first attempt."""
+    healthy, troubled = queues.new(), queues.new()
+    publisher, sent, is_over = RabbitPublisher(queues.url), 0, threading.Event()
+
+    def trouble() -> None:
+        try:
+            for _ in range(20):
+                batch = [envelope(troubled, "1"), envelope(troubled, "bad", CC="x"), envelope(troubled, "2")]
+                assert [type(each) for each in publisher.send(batch)] == [Accepted, Refused, Accepted]
+        finally:
+            is_over.set()
+
+    troubling = Task(trouble)
+    while not is_over.is_set():
+        assert list(publisher.send(numbered(healthy, 200))) == [Accepted()] * 200
+        sent += 200
+    troubling.result()
+    publisher.close()
+    assert queues.count(healthy) == sent > 200
+
+
+def test_a_topic_that_gets_no_answer(queues: Queues, proxy: TcpProxy) -> None:
+    """While the messages of one topic wait for their confirms until the time is over, another one is
+    published."""
+    silent, healthy = queues.new(), queues.new()
+    publisher = through(proxy, timeout=3)
+    proxy.stall_on(lambda chunk: silent.encode() in chunk)
+    waiting = Task(lambda: list(publisher.send([envelope(silent)])))
+    assert proxy.was_cut.wait(30)
+    assert list(publisher.send(numbered(healthy, 200))) == [Accepted()] * 200
+    assert kinds(waiting.result()) == {Unknown}
+    publisher.close()
+
+
+def test_connections_are_used_again(queues: Queues, proxy: TcpProxy) -> None:
+    """There are as many as there were sends at the same time, however many sends there were."""
+    names = [queues.new() for _ in range(3)]
+    publisher = through(proxy)
+    works: list[Callable[[], object]] = [
+        lambda queue=queue: [publisher.send(numbered(queue, 20)) for _ in range(20)]  # type: ignore[misc]
+        for queue in names
+    ]
+    works[0]()
+    assert proxy.opened == 1
+    together(works)
+    assert 1 <= proxy.opened <= 3
+    publisher.close()
+
+
+def test_one_bad_message_of_a_thousand(queues: Queues) -> None:
+    """RabbitMQ does not say which message it closed the channel for: the publisher finds it, and all others
+    are accepted."""
+    queue = queues.new()
+    batch = numbered(queue, 1_000)
+    batch[700] = envelope(queue, "bad", CC="x")
+    publisher = RabbitPublisher(queues.url, timeout=30)
+    outcomes = list(publisher.send(batch))
+    publisher.close()
+    assert isinstance(outcomes.pop(700), Refused)
+    assert outcomes == [Accepted()] * 999
+    assert len(set(queues.bodies(queue))) == 999
+
+
+def test_a_missing_exchange_costs_one_attempt(queues: Queues, proxy: TcpProxy) -> None:
+    """It concerns all messages: none of them is sent again to find out which one it was."""
+    publisher = RabbitPublisher(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", exchange="nowhere")
+    assert kinds(publisher.send(numbered("a", 300))) <= {Unknown, Unavailable}
+    assert proxy.opened == 1
+    publisher.close()
+
+
+def test_large_messages(queues: Queues) -> None:
+    """Messages larger than a frame arrive whole, between small ones and in order."""
+    queue = queues.new()
+    payloads = ["small", "1" * 200_000, "", "2" * 400_000, *[LARGE] * 20, "last"]
+    publisher = RabbitPublisher(queues.url)
+    assert kinds(publisher.send([envelope(queue, payload) for payload in payloads])) == {Accepted}
+    publisher.close()
+    assert queues.bodies(queue) == payloads
+
+
+def test_a_connection_that_breaks_in_the_middle_of_a_batch(queues: Queues, proxy: TcpProxy) -> None:
+    """What was confirmed before is accepted, what was not yet written is unavailable, and only what was
+    written without a confirm is unknown."""
+    queue = queues.new()
+    publisher = through(proxy)
+    batch = [envelope(queue, f"{number:03} {LARGE}") for number in range(1_000)]
+    proxy.cut_on(lambda chunk: b"300 xx" in chunk, forward=False)
+    outcomes = list(publisher.send(batch))
+    assert proxy.was_cut.is_set()
+    assert kinds(outcomes) == {Accepted, Unknown, Unavailable}
+    is_written = [not isinstance(outcome, Unavailable) for outcome in outcomes]
+    assert is_written == sorted(is_written, reverse=True)
+    there = queues.count(queue)
+    assert outcomes.count(Accepted()) <= there <= 300 < sum(is_written)
+    assert list(publisher.send([envelope(queue)])) == [Accepted()]
+    publisher.close()
+    wait_until(lambda: queues.count(queue) > there)
