@@ -1,10 +1,7 @@
 """Workers and servers that die, and what is left of the message they were at."""
 
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, create_engine, event
@@ -12,13 +9,12 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox import Inbox, Outcome, Verdict
-from tests.support import accounts
+from tests.support import accounts, crash_worker
 from tests.support.database import Database
+from tests.support.forked import run_forked
 from tests.support.together import Broker, Task
 
 pytestmark = pytest.mark.mysql
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("source", ["engine", "session"])
@@ -28,8 +24,8 @@ def test_a_killed_worker_leaves_all_or_nothing(migrated: Database, source: str, 
     first one had none, so that the total is exact either way."""
     engine = migrated.engine()
     accounts.make(engine)
-    killed = run_worker(migrated, source, point)
-    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), killed.stderr
+    code, printed, errors = run_worker(migrated, source, point)
+    assert (code, printed) == (-signal.SIGKILL, ""), errors
     committed = point == "after commit"
     assert accounts.total(engine) == (1 if committed else 0)
 
@@ -46,22 +42,15 @@ def test_a_worker_that_lives_acknowledges(migrated: Database) -> None:
     engine = migrated.engine()
     accounts.make(engine)
     for _ in range(2):
-        worker = run_worker(migrated, "engine", "never")
-        assert (worker.returncode, worker.stdout) == (0, "ack\n"), worker.stderr
+        code, printed, errors = run_worker(migrated, "engine", "never")
+        assert (code, printed) == (0, "ack\n"), errors
     assert accounts.total(engine) == 1
 
 
-def run_worker(database: Database, source: str, point: str) -> "subprocess.CompletedProcess[str]":
-    """Run a worker process to its end, whichever that is."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.crash_worker", source, point, "transfer-1"],
-        input=database.url.render_as_string(hide_password=False) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
+def run_worker(database: Database, source: str, point: str) -> tuple[int, str, str]:
+    """Run a worker process to its end, whichever that is: its exit code, and what it printed."""
+    url = database.url.render_as_string(hide_password=False)
+    return run_forked(crash_worker.main, ["crash_worker", url, source, point, "transfer-1"])
 
 
 def test_a_restarted_server_costs_no_message(private_postgres: EmbeddedPostgres) -> None:

@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -13,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from examples.embedded_postgres import EmbeddedPostgres
 from outbox import Outbox
-from tests.support import accounts
+from tests.support import accounts, outbox_producer
 from tests.support.database import Database
+from tests.support.forked import run_forked
 from tests.support.outbox_producer import POINTS
-from tests.support.program import ROOT
 from tests.support.published import TOPIC, texts
 from tests.support.together import Task
 
@@ -30,8 +28,8 @@ def test_a_killed_producer_says_all_or_nothing(migrated: Database, source: str, 
     business row is there, all of them in their order, and none does if it is not."""
     engine = migrated.engine()
     accounts.make(engine)
-    killed = run_producer(migrated, source, point)
-    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), killed.stderr
+    code, printed, errors = run_producer(migrated, source, point)
+    assert (code, printed) == (-signal.SIGKILL, ""), errors
     committed = point == "after commit"
     assert accounts.total(engine) == committed
     assert texts(engine) == ["1", "2", "3"] * committed
@@ -47,23 +45,16 @@ def test_a_producer_that_lives_says_it_once(migrated: Database, source: str) -> 
     engine = migrated.engine()
     accounts.make(engine)
     for _ in range(2):
-        producer = run_producer(migrated, source, "never")
-        assert (producer.returncode, producer.stdout) == (0, "done\n"), producer.stderr
+        code, printed, errors = run_producer(migrated, source, "never")
+        assert (code, printed) == (0, "done\n"), errors
     assert accounts.total(engine) == 2
     assert texts(engine) == ["1", "2", "3"] * 2
 
 
-def run_producer(database: Database, source: str, point: str) -> "subprocess.CompletedProcess[str]":
-    """Run a producer to its end, whichever that is."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.outbox_producer", source, point],
-        input=database.url.render_as_string(hide_password=False) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
+def run_producer(database: Database, source: str, point: str) -> tuple[int, str, str]:
+    """Run a producer to its end, whichever that is: its exit code, and what it printed."""
+    url = database.url.render_as_string(hide_password=False)
+    return run_forked(outbox_producer.main, ["outbox_producer", url, source, point])
 
 
 def test_a_server_that_crashes_loses_and_invents_nothing(private_postgres: EmbeddedPostgres) -> None:

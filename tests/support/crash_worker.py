@@ -1,7 +1,7 @@
 """A worker process that takes one message and is killed on the way: see test_crash.
 
-Started as `python -m tests.support.crash_worker SOURCE POINT KEY`, with the database's URL on standard input.
-It prints "ack" when the message may be acknowledged.
+Its arguments are the URL of the database, SOURCE, POINT and KEY. It prints "ack" when the message may be
+acknowledged.
 """
 
 import os
@@ -18,9 +18,10 @@ from tests.support import accounts
 POINTS = ("after accept", "before commit", "after commit", "never")
 
 
-def main(source: str, point: str, key: str) -> None:
+def main() -> None:
     """Take the message `key`, and die at `point`."""
-    engine = create_engine(sys.stdin.readline().strip())
+    url, source, point, key = sys.argv[1:]
+    engine = create_engine(url)
     kill_at(engine, point)
     handled = sessionmaker(engine) if source == "session" else engine
 
@@ -51,7 +52,3 @@ def _die_after_insert(connection: Any, cursor: Any, statement: str, *_: Any) -> 
 def _die(*_: Any) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("survived kill -9")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,7 +1,7 @@
-"""A process that publishes and is killed on the way: see test_outbox_crash.
+"""A process that publishes and is killed on the way: see outbox/test_crash.
 
-Started as `python -m tests.support.outbox_producer SOURCE POINT`, with the database's URL on standard input.
-It prints "done" when its transaction has been committed.
+Its arguments are the URL of the database, SOURCE and POINT. It prints "done" when its transaction has been
+committed.
 """
 
 import os
@@ -18,9 +18,10 @@ from tests.support.published import TOPIC, WAYS
 POINTS = ("after business row", "after publish", "before commit", "after commit", "never")
 
 
-def main(source: str, point: str) -> None:
+def main() -> None:
     """Publish three messages with one business row, and die at `point`."""
-    engine = create_engine(sys.stdin.readline().strip())
+    url, source, point = sys.argv[1:]
+    engine = create_engine(url)
     kill_at(engine, point)
     with WAYS[source](engine) as handle:
         Outbox().publish(handle, TOPIC, "1", key="k")
@@ -51,7 +52,3 @@ def die(*_: Any) -> NoReturn:
     """As `kill -9` does it."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("survived kill -9")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
