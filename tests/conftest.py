@@ -24,19 +24,54 @@ from tests.support.database import Database, make_tables
 from tests.support.status_stores import Place
 
 T = TypeVar("T")
-SPARK_CLUSTER = "spark cluster"
-SPARK_CLUSTER_FILES = ("spark/test_failures", "spark/test_streaming")
+GROUPS = {
+    "spark cluster": ("spark/test_failures", "spark/test_streaming"),
+    "kafka": (
+        "brokers/test_consumer_log",
+        "brokers/test_kafka",
+        "cli/test_cli_relay",
+        "outbox/test_publisher_contract",
+        "project/test_documented_code",
+    ),
+    "rabbitmq": ("brokers/test_rabbit", "examples/test_order_chain"),
+    "spark session": (
+        "spark/test_dataframes",
+        "spark/test_documented_code",
+        "spark/test_types_from_spark",
+    ),
+}
+"""Files that share what takes seconds to start: where processes share the tests, one of them runs a group."""
+
 LONG_FILES = (
-    "brokers/",
-    "examples/test_demo",
-    "examples/test_order_chain",
-    "exactly_once/test_async_cancel",
-    "project/test_wheel",
-    "relay/test_faults",
     "relay/test_leases",
+    "relay/test_faults",
+    "status_mode/test_locked",
     "status_mode/test_async_leases",
+    "migrations/test_migration",
+    "status_mode/test_processes",
+    "exactly_once/test_bounded_wait",
+    "examples/test_demo",
+    "status_mode/test_ends",
+    "migrations/test_own_alembic",
+    "relay/test_share",
+    "examples/test_order_flow",
+    "relay/test_wake",
+    "status_mode/test_hung",
+    "spark/test_inbox",
+    "exactly_once/test_server_limits",
+    "exactly_once/test_whose_fault",
+    "status_mode/test_heartbeat",
+    "status_mode/test_max_runtime",
+    "listening/test_listener_stop",
+    "exactly_once/test_concurrency",
+    "spark/test_examples",
+    "spark/test_ledger",
+    "relay/test_run",
+    "deployment/test_standby",
+    "project/test_wheel",
 )
-"""What takes minutes begins early, so that no process is still at it when the others have finished."""
+"""What takes half a minute or more, the longest first. It begins early, after the groups, so that no process
+is still at it when the others have finished."""
 
 OTHERS = {"redis": servers.find_redis, "pgbouncer": servers.find_pooler}
 
@@ -71,17 +106,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those that need the Spark cluster take longest, so they begin; then what else takes long."""
-
-    def place(item: pytest.Item) -> int:
-        group = file_group(item.nodeid)
-        return 0 if group == SPARK_CLUSTER else 2 - group.removeprefix("tests/").startswith(LONG_FILES)
-
-    items.sort(key=place)
+    """What takes longest begins."""
+    items.sort(key=_place)
     if config.getoption("quick"):
         left_out = [item for item in items if _is_long(item) or _is_mysql_again(item) or _is_elsewhere(item)]
         items[:] = [item for item in items if item not in set(left_out)]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _place(item: pytest.Item) -> int:
+    group = file_group(item.nodeid).removeprefix("tests/")
+    first = (*GROUPS, *LONG_FILES)
+    return next((place for place, name in enumerate(first) if group.startswith(name)), len(first))
 
 
 def _is_long(item: pytest.Item) -> bool:
@@ -114,7 +150,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where processes share the tests, a file's stay together, and so do all that need the Spark cluster."""
+    """Where processes share the tests, a file's stay together, and so do those of a group."""
     from xdist.scheduler import LoadFileScheduling  # only there where it calls this
 
     scheduler = LoadFileScheduling(config, log)
@@ -125,7 +161,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def file_group(nodeid: str) -> str:
     """Which tests a test stays together with."""
     file = nodeid.partition("::")[0]
-    return SPARK_CLUSTER if file.removeprefix("tests/").startswith(SPARK_CLUSTER_FILES) else file
+    name = file.removeprefix("tests/")
+    return next((group for group, files in GROUPS.items() if name.startswith(files)), file)
 
 
 def pytest_unconfigure() -> None:
