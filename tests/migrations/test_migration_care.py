@@ -1,15 +1,15 @@
 """Migrating in a schema, at the same time, and where it must be refused."""
 
-import subprocess
-import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, Table, delete, func, insert, inspect, select, update
+from sqlalchemy import Engine, Table, create_engine, delete, func, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration, show
@@ -22,21 +22,11 @@ from tests.support.application import Application
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.inspection import snapshot
-from tests.support.program import ROOT
+from tests.support.status_workers import workers
 
 pytestmark = pytest.mark.mysql
 
 ROUNDS = 3
-MIGRATE = """
-import sys
-from sqlalchemy import create_engine
-from inbox.migration import migrate
-for line in sys.stdin:
-    engine = create_engine(sys.argv[1])
-    migrate(engine, line.strip())
-    engine.dispose()
-    print("done", flush=True)
-"""
 
 
 def test_a_schema(database: Database) -> None:
@@ -118,30 +108,25 @@ def test_the_application_s_version_is_untouched(database: Database) -> None:
 def test_several_processes_at_once(database: Database) -> None:
     """Four processes that migrate at the same time all succeed, up as well as down."""
     url = database.url.render_as_string(hide_password=False)
-    command = [sys.executable, "-W", "error", "-c", MIGRATE, url]
-    pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)
-    ]
     engine = database.engine()
-    try:
+    with workers(*[(_migrate_when_told, url)] * 4) as processes:
         for revision in ["head", "base"] * ROUNDS + ["head"]:
-            assert [answer for answer in _ask(processes, revision) if answer != "done\n"] == []
+            for process in processes:
+                process.tell(revision)
+            assert [process.hear() for process in processes] == ["done"] * 4
             assert inspect(engine).has_table("inbox_message") is (revision == "head")
-    finally:
-        errors = [process.communicate()[1] for process in processes]
-    assert errors == [""] * 4
     with engine.connect() as connection:
         assert migration.current(connection) == REVISION
 
 
-def _ask(processes: list[subprocess.Popen[str]], revision: str) -> list[str]:
-    """Have all migrate; what each answers."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(f"{revision}\n")
-        process.stdin.flush()
-    return [process.stdout.readline() for process in processes if process.stdout is not None]
+def _migrate_when_told(pipe: Connection, url: str) -> None:
+    warnings.simplefilter("error")
+    while True:
+        revision = pipe.recv()
+        engine = create_engine(url)
+        migration.migrate(engine, revision)
+        engine.dispose()
+        pipe.send("done")
 
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
