@@ -92,9 +92,11 @@ def suspect(tables: OutboxTables) -> Update:
 
 
 @cache
-def live(tables: OutboxTables) -> Select[Any]:
-    """How many relays are at work."""
-    return select(func.count()).select_from(tables.relay).where(tables.relay.c.lease_until >= utcnow())
+def live(tables: OutboxTables) -> Select[Any, Any, Any]:
+    """The relays at work, oldest first, with the ends of their leases, and the database's clock."""
+    c = tables.relay.c
+    now = utcnow()
+    return select(c.epoch, c.lease_until, now.label("now")).where(c.lease_until >= now).order_by(c.epoch)
 
 
 @cache

@@ -208,11 +208,6 @@ class RelayLoop(ABC, Generic[E, P]):
                     self._journal.say(
                         "is connected to %s (epoch %d)", self._transactions.place, self._rounds.epoch
                     )
-                if time.monotonic() >= self._rounds.next_tend:
-                    self._do(self._tend, tries)
-                    self._finish_batch()
-                    self._journal.owns(self._rounds.owned)
-                    self._journal.summarise()
                 if self._rounds.recheck_is_due:
                     self._recheck()
                 batch = self._do(self._round, tries)
@@ -220,10 +215,9 @@ class RelayLoop(ABC, Generic[E, P]):
                 self._lost(error)
             else:
                 self._finish_batch()
+                self._journal.owns(len(self._rounds.buckets))
+                self._journal.summarise()
                 return batch
-
-    def _tend(self, connection: Connection) -> None:
-        self._rounds.tend(connection, self._report)
 
     def _recheck(self) -> None:
         """Recheck in a separate transaction: if it exceeds a time limit, the relay goes on."""

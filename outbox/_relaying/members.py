@@ -3,12 +3,14 @@
 A relay gets an epoch (a fencing token) when it joins, and its row holds a lease that it renews. The buckets
 it takes carry its epoch, and every write repeats the epoch in the same transaction. A relay whose lease has
 expired is retired: its row is deleted, so that all its later writes fail, and its buckets are free until
-others take them. Between two batches, live relays give up buckets above their share.
+others take them. Between two batches, live relays give up buckets above their share. All relays have the same
+share, and the oldest ones one bucket more as long as buckets are left over.
 """
 
 import json
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection
 
@@ -17,6 +19,8 @@ from inbox_outbox_base.databases.letter import Letter
 from outbox.schema import OutboxTables
 
 _log = logging.getLogger("outbox.relay")
+_SOON, _LEAST = 1.0, 0.1
+"""Seconds until a relay that has not got its share tries again, and between two tries for other reasons."""
 
 
 class Members:
@@ -60,21 +64,35 @@ class Members:
             self.leave(connection, relay.epoch)
             _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
 
-    def balance(self, connection: Connection, epoch: int) -> list[int]:
-        """Take free buckets up to a fair share, or give up the surplus; return those it owns now."""
+    def balance(self, connection: Connection, epoch: int) -> tuple[list[int], float]:
+        """Take free buckets up to a fair share, or give up the surplus.
+
+        Returns:
+            The buckets it owns now, and the seconds until it should balance again: when the next lease of
+            another relay ends, or soon if others have not given up its share yet.
+        """
         mine = list(connection.execute(member_statements.owned(self._tables), {"epoch_": epoch}).scalars())
         buckets = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
-        relays = connection.execute(member_statements.live(self._tables)).scalar_one()
-        # Rounded up, so that no bucket is left without a relay.
-        share = -(-buckets // max(1, relays))
+        relays = connection.execute(member_statements.live(self._tables)).all()
+        others = [relay for relay in relays if relay.epoch != epoch]
+        share = share_of(epoch, [other.epoch for other in others], buckets)
         if len(mine) > share:
             surplus = mine[share:]
             connection.execute(member_statements.take(self._tables), {"these": surplus, "epoch": None})
-            return mine[:share]
+            mine = mine[:share]
         if len(mine) < share:
             wanted = {"limit": share - len(mine)}
             taken = list(connection.execute(member_statements.free(self._tables), wanted).scalars())
             if taken:
                 connection.execute(member_statements.take(self._tables), {"these": taken, "epoch": epoch})
             mine += taken
-        return sorted(mine)
+        ends = ((other.lease_until - other.now).total_seconds() for other in others)
+        again = _SOON if len(mine) < share else max(_LEAST, min(ends, default=math.inf))
+        return sorted(mine), again
+
+
+def share_of(epoch: int, others: Sequence[int], buckets: int) -> int:
+    """How many buckets a relay should own beside others with these epochs."""
+    each, rest = divmod(buckets, 1 + len(others))
+    older = sum(other < epoch for other in others)
+    return each + (older < rest)

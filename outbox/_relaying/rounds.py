@@ -1,6 +1,7 @@
 """A relay's transactions, each a function of a connection; sending happens elsewhere, between them."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,9 @@ from .report import Report
 from .scanning import Scanner
 from .settings import Settings
 from .settle import Settlement
+
+_MARKS_EVERY = 1.0
+"""Seconds between calls of `tend` while messages are sent: the marks have to follow them."""
 
 
 class Retired(Exception):
@@ -41,11 +45,15 @@ class Rounds:
         self._recheck = Recheck(self._database)
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self._tended: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        """When to call `tend` again, once it has committed."""
         self.epoch = 0
         self.expires = 0.0
         """When the lease expires, by this process's monotonic clock."""
         self.next_tend = 0.0
-        """When to call `tend` again."""
+        """When to tend again."""
+        self._marks_at = 0.0
+        """When to tend again if messages have been sent."""
 
     @property
     def own_isolation(self) -> Any:
@@ -53,9 +61,9 @@ class Rounds:
         return self._database.own_isolation
 
     @property
-    def owned(self) -> int:
-        """How many buckets it owns."""
-        return len(self._scanner.buckets)
+    def buckets(self) -> Sequence[int]:
+        """The buckets that it owns."""
+        return self._scanner.buckets
 
     @property
     def has_joined(self) -> bool:
@@ -112,12 +120,10 @@ class Rounds:
         self.renew(connection)
         if not report.is_empty:
             self._settle(connection, report)
-            self._members.note(connection, self.epoch, [])
         self._members.retire_expired(connection)
         scanner, waiting = self._scanner, self._scanner.waiting
-        scanner.buckets = self._members.balance(connection, self.epoch)
+        scanner.buckets, balanced = self._members.balance(connection, self.epoch)
         waiting.keep(scanner.buckets)
-        waiting.forget_if_new_connection(connection.info)
         waiting.record_writers(self._database.writers(connection))
         paused = list(connection.execute(relaying_statements.paused(self._tables)).scalars())
         if set(paused) != set(scanner.paused):
@@ -125,8 +131,9 @@ class Rounds:
         scanner.paused = paused
         moved = chores.move_due(connection, self._database, scanner.buckets)
         forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
-        wait = min(self._settings.tend_every, moved, forgotten)
-        self.next_tend = time.monotonic() + wait
+        wait = min(self._settings.tend_every, balanced, moved, forgotten)
+        # Applied by `committed`: buckets taken in a transaction that fails have to be taken again.
+        self._tended[connection] = time.monotonic() + wait
 
     @property
     def recheck_is_due(self) -> bool:
@@ -151,24 +158,33 @@ class Rounds:
         self._renewals[connection] = begun
 
     def committed(self, connection: Connection) -> None:
-        """Extend `expires`, now that the transaction that renewed the lease has committed."""
+        """Extend `expires`, and set the time of the next `tend`, now that the transaction has committed."""
         begun = self._renewals.pop(connection, None)
         if begun is not None and self.epoch:
             self.expires = max(self.expires, begun + self._settings.lease)
+        next_tend = self._tended.pop(connection, None)
+        if next_tend is not None:
+            self.next_tend, self._marks_at = next_tend, time.monotonic() + _MARKS_EVERY
 
     def round(self, connection: Connection, report: Report, demand: Demand) -> Batch:
-        """Write the outcomes of the last batch, and choose the next one.
+        """Write the outcomes of the last batch, and choose the next one; `tend` first when it is time.
 
         Raises:
             Retired: the lease had expired, and this relay was retired: nothing of the report was written.
+            UnsafeSequence: as `join`.
         """
-        if report.is_empty:
+        self._scanner.waiting.forget_if_new_connection(connection.info)
+        now = time.monotonic()
+        tends = now >= self.next_tend or (now >= self._marks_at and not report.is_empty)
+        if tends:
+            self.tend(connection, report)
+        elif report.is_empty:
             self._database.prepare(connection)
         else:
             self.renew(connection)
             self._settle(connection, report)
         batch = self._scanner.choose(connection, demand)
-        if batch.letters and report.is_empty:
+        if batch.letters and report.is_empty and not tends:
             self.renew(connection)
             # An operator may have dropped some of these before the lease was locked.
             batch = self._scanner.choose(connection, demand)

@@ -71,8 +71,8 @@ class Settings:
 
     @property
     def tend_every(self) -> float:
-        """Seconds between calls of `tend`, which looks after leases, other relays and due messages."""
-        return min(1.0, self.lease / 4)
+        """Seconds between calls of `tend`, if nothing needs it earlier: it renews the lease, too."""
+        return min(max(1.0, self.poll), 0.4 * self.lease)
 
 
 def _listen_url(given: object) -> URL:
