@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 CHANNEL = "inbox_outbox"
-"""The channel of the notifications; the payload is the schema of the tables."""
+"""The channel of the notifications."""
 
 
 class Notifying(ABC):

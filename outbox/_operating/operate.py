@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Delete, Engine, Row, Update
+from sqlalchemy import Connection, Delete, Engine, Insert, Row, Update
 from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
@@ -19,6 +19,7 @@ from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.errors.outbox import InvalidOption, MessageNotFound, WrongState
 from outbox._publishing.buckets import bucket_of
+from outbox._waking.hints import ANY, CHORES, notify
 from outbox.schema import OutboxTables, tables
 
 from . import statements
@@ -36,8 +37,8 @@ _PURGED = 500
 def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None) -> bool:
     """Stop sending the messages of a topic, or with "*" of all; they can still be published.
 
-    Relays notice within a second, and finish their current batch. Messages of other topics go on, even behind
-    a paused message of the same key.
+    Relays notice within a second, or when they poll if no notification reaches them, and finish their current
+    batch. Messages of other topics go on, even behind a paused message of the same key.
 
     Returns:
         Whether this changed anything: False if the topic was already paused.
@@ -50,7 +51,9 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
     given = {"topic_": outbox_options.topic(topic)}
     try:
         return transact(
-            engine, all_tables, lambda each: each.execute(statements.pause(all_tables), given).rowcount == 1
+            engine,
+            all_tables,
+            lambda each: _change_pauses(each, all_tables, statements.pause(all_tables), given),
         )
     except IntegrityError:  # another operator has just paused it
         return False
@@ -67,8 +70,19 @@ def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None
     all_tables = tables(schema)
     given = {"topic_": outbox_options.topic(topic)}
     return transact(
-        engine, all_tables, lambda each: each.execute(statements.resume(all_tables), given).rowcount == 1
+        engine,
+        all_tables,
+        lambda each: _change_pauses(each, all_tables, statements.resume(all_tables), given),
     )
+
+
+def _change_pauses(
+    connection: Connection, tables: OutboxTables, change: Insert | Delete, given: dict[str, str]
+) -> bool:
+    has_changed = connection.execute(change, given).rowcount == 1
+    if has_changed:
+        notify(connection, CHORES, tables.pause.schema)
+    return has_changed
 
 
 def retry(engine: Engine, message_id: str, *, schema: str | None = None) -> MessageState:
@@ -187,6 +201,7 @@ def _revive(connection: Connection, tables: OutboxTables, letters: Sequence[Row[
     these = {"these": [letter.id for letter in letters]}
     if connection.execute(statements.forget_dead(tables), these).rowcount != len(letters):
         raise _changed(letters[0].id)
+    notify(connection, ANY, tables.message.schema)
 
 
 def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> MessageState:

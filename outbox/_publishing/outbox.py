@@ -15,6 +15,7 @@ from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
+from outbox._waking.hints import word
 from outbox._waking.wake import mark
 from outbox.schema import tables
 
@@ -267,8 +268,9 @@ class Outbox:
             draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
-        if self._wakes and any(draft.due is None for draft in drafts):
-            mark(connection, self.schema)
+        if self._wakes and drafts:
+            words = (word(draft.row["bucket"], is_delayed=draft.due is not None) for draft in drafts)
+            mark(connection, self.schema, words)
 
 
 def _after(written: Awaitable[None] | None, result: Any) -> Any:

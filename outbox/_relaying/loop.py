@@ -21,8 +21,8 @@ from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
-from outbox._waking.in_process import WakeUp
 from outbox._waking.listen_connector import listen_connector_of
+from outbox._waking.wake_up import WakeUp
 
 from .batch import Batch, waves
 from .journal import Journal
@@ -181,9 +181,12 @@ class RelayLoop(ABC, Generic[E, P]):
             while not self._is_stopped:
                 batch = self._next(None)
                 if batch.letters or batch.exhausted:
+                    self._wake_up.found()
                     self._send(batch)
-                elif not self._is_stopped:
-                    self._wake_up.wait(self._rounds.seconds_idle())
+                elif not self._is_stopped and self._wake_up.wait(
+                    self._rounds.seconds_idle(), self._rounds.buckets
+                ):
+                    self._rounds.next_tend = 0.0
         except TROUBLE as error:
             if not (self._is_stopped and passes(error)):
                 raise

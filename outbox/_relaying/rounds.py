@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases import member_statements, relaying_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import WrongBucketCount
+from outbox._waking.hints import CHORES, notify
 
 from . import chores
 from .batch import Batch, Demand
@@ -91,6 +92,7 @@ class Rounds:
         self.forget()
         self.epoch = epoch
         self._renewals[connection] = begun
+        notify(connection, CHORES, self._tables.relay.schema)
 
     def end(self, connection: Connection, report: Report) -> None:
         """Write the outcomes of the last batch, and leave the group; the buckets become free immediately.
@@ -101,6 +103,7 @@ class Rounds:
         self.renew(connection)
         self._settlement.write(connection, report)
         self._members.leave(connection, self.epoch)
+        notify(connection, CHORES, self._tables.relay.schema)
 
     def forget(self) -> None:
         """Reset to the state before joining."""

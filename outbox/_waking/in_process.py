@@ -1,34 +1,24 @@
-"""Wake-up inside a process: committing messages immediately wakes the relays of that database.
+"""Wake-up inside a process: committing messages immediately wakes the relays that own their buckets.
 
 A wake-up is only a hint: a relay that gets none polls for messages.
 """
 
+import os
+import secrets
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sqlalchemy import URL
 
 Place = tuple[URL, str | None]
 """A database and the schema of its tables."""
 
-Wake = Callable[[], object]
-"""Wakes one relay; may be called from any thread."""
+Wake = Callable[[Iterable[str]], object]
+"""Wakes one relay with a hint; may be called from any thread."""
 
 _relays: dict[Place, set[Wake]] = {}
 _lock = threading.Lock()
-
-
-class WakeUp(ABC):
-    """Wakes a relay that has nothing to do."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Wake it; may be called from any thread and from a signal handler."""
-
-    @abstractmethod
-    def wait(self, seconds: float) -> None:
-        """Wait until it is woken, for at most `seconds`."""
+_PROCESS = secrets.token_hex(4)
 
 
 def register(place: Place, wake: Wake) -> None:
@@ -46,9 +36,15 @@ def unregister(place: Place, wake: Wake) -> None:
             _relays.pop(place, None)
 
 
-def wake_relays(place: Place) -> None:
+def wake_relays(place: Place, hint: Iterable[str]) -> None:
     """Wake the relays of a place: messages have been committed there, or are about to be."""
     with _lock:
         relays = [*_relays.get(place, ())]
     for wake in relays:
-        wake()
+        wake(hint)
+
+
+def origin(url: URL) -> str:
+    """A name for this process's commits at a URL; relays that are registered for it have been woken already
+    when the notification arrives."""
+    return f"{_PROCESS}-{os.getpid()}-{hash(url):x}"  # a fork has its parent's random number

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from . import in_process
-from .in_process import WakeUp
+from .hints import Subscription
 from .listen_connector import ListenConnector
-from .listening_thread import BURST, Complaint
+from .listening_thread import Complaint
+from .wake_up import WakeUp
 
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -20,28 +21,24 @@ class TaskWakeUp(WakeUp):
     """Wakes a relay that runs in a task."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._looks = 0
 
     def use_this_loop(self) -> None:
         """Wake this task's loop from now on."""
         self._loop = asyncio.get_running_loop()
 
-    def wake(self) -> None:
-        self._looks = 0
+    def _set(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._event.set)
 
-    def wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         from sqlalchemy.util import await_only
 
-        if self._looks < len(BURST):
-            seconds = min(seconds, BURST[self._looks])
-            self._looks += 1
-        await_only(self._wait(seconds))
+        await_only(self._wait_for_event(seconds))
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait_for_event(self, seconds: float) -> None:
         try:
             await asyncio.wait_for(self._event.wait(), seconds)
         except TimeoutError:
@@ -90,16 +87,18 @@ class ListeningTask:
             payloads = connector.server.async_payloads(side.driver, connector.patience(side))
             if not await self._receive(payloads, proof):
                 raise await greenlet_spawn(connector.no_notification, side)
+            self._wake_up.wake()  # for what was not heard before
             await self._receive(connector.server.async_payloads(side.driver, None), None)
         finally:
             await greenlet_spawn(side.close)
 
     async def _receive(self, payloads: AsyncGenerator[str], proof: str | None) -> bool:
         """Wake the relay on notifications until they end; return True as soon as the proof arrives."""
+        subscription = Subscription(self._schema, in_process.origin(self._engine.url))
         async with contextlib.aclosing(payloads):
             async for payload in payloads:
                 if payload == proof:
                     return True
-                if payload == (self._schema or ""):
-                    self._wake_up.wake()
+                if hint := subscription.hint(payload):
+                    self._wake_up.wake(hint)
         return False

@@ -13,13 +13,12 @@ from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.transactions.side_connection import SharedConnection
 
 from . import in_process
-from .in_process import WakeUp
+from .hints import Subscription
 from .listen_connector import LATER, ListenConnector, NoNotification
+from .wake_up import WakeUp
 
 _log = logging.getLogger("outbox.wake")
 
-BURST = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08)
-"""Seconds between looks after a wake-up, which may come before its messages are visible."""
 RETRY = 5.0
 _TURN, _GOODBYE = 0.2, 1.0
 
@@ -28,19 +27,13 @@ class ThreadWakeUp(WakeUp):
     """Wakes a relay that runs in a thread."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._event = SignalSafeEvent()
-        self._looks = 0
 
-    def wake(self) -> None:
-        """Wake the relay."""
-        self._looks = 0
+    def _set(self) -> None:
         self._event.set()
 
-    def wait(self, seconds: float) -> None:
-        """Wait until woken, for at most `seconds`; after a wake-up, several short waits follow."""
-        if self._looks < len(BURST):
-            seconds = min(seconds, BURST[self._looks])
-            self._looks += 1
+    def _wait(self, seconds: float) -> None:
         self._event.wait(seconds)
 
 
@@ -80,6 +73,7 @@ class ListeningThread:
                 self._closed.wait(complaint.about(error))
 
     def _listen(self, connector: ListenConnector) -> None:
+        subscription = Subscription(self._schema, in_process.origin(self._engine.url))
         with contextlib.closing(connector.open()) as side:
             proof, end = connector.prove(), time.monotonic() + connector.patience(side)
             while not self._closed.is_set():
@@ -87,8 +81,9 @@ class ListeningThread:
                     if payload == proof:
                         # Notifications arrive: from now on silence only means that nobody publishes.
                         end = math.inf
-                    elif payload == (self._schema or ""):
-                        self._wake_up.wake()
+                        self._wake_up.wake()  # for what was not heard before
+                    elif hint := subscription.hint(payload):
+                        self._wake_up.wake(hint)
                 if time.monotonic() > end:
                     raise connector.no_notification(side)
 

@@ -13,23 +13,19 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Container
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.notifying import Notifying
 from inbox_outbox_base.databases.registry import notifying
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.transactions.connect import root
-from inbox_outbox_base.transactions.side_connection import (
-    SharedConnection,
-    SideConnection,
-    shares_connections,
-)
+from inbox_outbox_base.transactions.side_connection import SharedConnection, shares_connections
 
 from . import in_process
+from .notify_connection import NotifyConnection, Written
 
 _MARK = "outbox: messages were written in the transaction at hand"
 _KNOWN = "outbox: connections of the application, this one among them"
@@ -45,14 +41,14 @@ _wakers: "weakref.WeakKeyDictionary[Engine, Waker]" = weakref.WeakKeyDictionary(
 _lock = threading.Lock()
 
 
-def mark(connection: Connection, schema: str | None) -> None:
-    """Note that the connection's transaction has written messages: when it commits, wake the relays."""
+def mark(connection: Connection, schema: str | None, hint: Iterable[str]) -> None:
+    """Note what the connection's transaction has written: when it commits, wake the relays."""
     engine = root(connection.engine)
     if engine not in _wakers:
         with _lock:
             if engine not in _wakers:
                 _wakers[engine] = _waker(engine)
-    connection.info.setdefault(_MARK, set()).add(schema)
+    connection.info.setdefault(_MARK, {}).setdefault(schema, set()).update(hint)
 
 
 def _waker(engine: Engine) -> "Waker":
@@ -73,13 +69,13 @@ class Waker:
 
     def _committing(self, connection: Connection, *_: object) -> None:
         """Called by SQLAlchemy right before it commits."""
-        schemas = connection.info.pop(_MARK, None)
-        if schemas is None:
+        written: Written | None = connection.info.pop(_MARK, None)
+        if written is None:
             return
         try:
-            for schema in schemas:
-                in_process.wake_relays((self._url, schema))
-            self._wake_others(connection, schemas)
+            for schema, hint in written.items():
+                in_process.wake_relays((self._url, schema), hint)
+            self._wake_others(connection, written)
         except Exception as error:  # noqa: BLE001 - for example, no thread can start: the commit goes on
             _log.warning("relays could not be woken: %s", reason(error))
 
@@ -87,7 +83,7 @@ class Waker:
         if not connection.invalidated:  # otherwise the mark is gone with the driver's connection
             connection.info.pop(_MARK, None)
 
-    def _wake_others(self, connection: Connection, schemas: set[str | None]) -> None:
+    def _wake_others(self, connection: Connection, written: Written) -> None:
         """Wake the relays of other processes."""
 
     def forget(self) -> None:
@@ -115,30 +111,35 @@ class Notifier(Waker):
 
     def forget(self) -> None:
         self._changed = threading.Condition()
-        self._schemas: set[str | None] = set()
+        self._pending: Written = {}
+        """What has been written and not notified."""
         self._runner: threading.Thread | asyncio.Task[None] | None = None
 
-    def _wake_others(self, connection: Connection, schemas: set[str | None]) -> None:
+    def _wake_others(self, connection: Connection, written: Written) -> None:
         if self._has_ended:
             return
         info = connection.info
         if info.get(_KNOWN) is not self._used:
             self._used.add(connection.connection.driver_connection)
             info[_KNOWN] = self._used
-        if self._is_about_to_notify(schemas):
+        if self._is_about_to_notify(written):
             return
         with self._changed:
-            self._schemas |= schemas
+            for schema, hint in written.items():
+                self._pending.setdefault(schema, set()).update(hint)
             self._hint()
 
-    def _is_about_to_notify(self, schemas: set[str | None]) -> bool:
-        """Whether the runner has yet to act on an earlier hint, which covers these schemas too. Takes no
-        lock: if it misses such a hint, there is just one more."""
-        return self._runner is not None and schemas <= self._schemas
+    def _is_about_to_notify(self, written: Written) -> bool:
+        """Whether the runner has yet to act on earlier hints, which cover these too. Takes no lock: if it
+        misses such a hint, there is just one more."""
+        pending = self._pending
+        return self._runner is not None and all(
+            schema in pending and hint <= pending[schema] for schema, hint in written.items()
+        )
 
     def _disposed(self, engine: Engine) -> None:
         with self._changed:
-            self._schemas = set()
+            self._pending = {}
             self._runner = None
             self._hint_runner()
 
@@ -155,24 +156,24 @@ class Notifier(Waker):
         with self._changed:
             if self._runner is not runner:
                 return False
-            if not self._schemas:
+            if not self._pending:
                 self._runner = None
-            return bool(self._schemas)
+            return bool(self._pending)
 
     def _end(self, runner: object) -> None:
         with self._changed:
             if self._runner is runner:
                 self._runner = None
 
-    def _notify(self, connection: "NotifyConnection") -> float:
+    def _notify(self, connection: NotifyConnection) -> float:
         """Notify for all commits since the last call, and return how long to pause."""
         with self._changed:
-            schemas, self._schemas = self._schemas, set()
+            written, self._pending = self._pending, {}
         engine = self._engine()
-        if engine is None or not schemas:
+        if engine is None or not written:
             return _BETWEEN
         try:
-            connection.notify(engine, self._used, schemas)
+            connection.notify(engine, self._used, written)
         except SharedConnection as error:
             self._has_ended = True
             _log.warning("relays of other processes are not woken: %s", error)
@@ -210,7 +211,7 @@ class ThreadWaker(Notifier):
 
     def _wait_for_commits(self, me: threading.Thread) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._schemas or self._runner is not me, _KEPT)
+            self._changed.wait_for(lambda: self._pending or self._runner is not me, _KEPT)
             return self._goes_on(me)
 
 
@@ -233,9 +234,9 @@ class TaskWaker(Notifier):
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._hinted.set)
 
-    def _is_about_to_notify(self, schemas: set[str | None]) -> bool:
+    def _is_about_to_notify(self, written: Written) -> bool:
         is_running = self._loop is not None and self._loop.is_running()
-        return is_running and super()._is_about_to_notify(schemas)
+        return is_running and super()._is_about_to_notify(written)
 
     async def _run(self, hinted: asyncio.Event) -> None:
         from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails
@@ -257,44 +258,10 @@ class TaskWaker(Notifier):
         me = asyncio.current_task()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KEPT):
-                while not self._schemas and self._runner is me:
+                while not self._pending and self._runner is me:
                     hinted.clear()
                     await hinted.wait()
         return self._goes_on(me)
-
-
-class NotifyConnection:
-    """The connection of one thread or task for notifications."""
-
-    def __init__(self, server: Notifying) -> None:
-        self._server = server
-        self._side: SideConnection | None = None
-
-    def notify(self, engine: Engine, used: Container[Any], schemas: set[str | None]) -> None:
-        """Notify for these schemas; on a new connection if the old one was closed while idle."""
-        if self._side is not None:
-            try:
-                self._notify(self._side.connection, schemas)
-            except DBAPIError as error:
-                self.close()
-                if not error.connection_invalidated:
-                    raise
-            else:
-                return
-        self._side = SideConnection(engine, used)
-        self._notify(self._side.connection, schemas)
-
-    def close(self) -> None:
-        """Close it, if it is open."""
-        side, self._side = self._side, None
-        if side is not None:
-            side.close()
-
-    def _notify(self, connection: Connection, schemas: set[str | None]) -> None:
-        # In a transaction: a connection that `creator` took from another pool goes back unchanged.
-        with connection.begin():
-            for schema in schemas:
-                self._server.notify(connection, schema or "")
 
 
 def _after_fork() -> None:

@@ -197,7 +197,7 @@ def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pyte
 def test_a_wake_up_that_is_interrupted(migrated: Database, engine: Engine) -> None:
     """Ctrl-C while relays are woken rolls back."""
 
-    def interrupt() -> None:
+    def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
     with relay_woken_by(engine, interrupt), pytest.raises(KeyboardInterrupt):

@@ -23,7 +23,8 @@ from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
 from outbox._relaying.settings import Settings
 from outbox._waking import listening_thread
 from outbox._waking.listen_connector import ListenConnector
-from outbox._waking.listening_thread import BURST, ThreadWakeUp
+from outbox._waking.listening_thread import ThreadWakeUp
+from outbox._waking.wake_up import BURST
 from outbox.schema import tables
 from tests.servers import ASYNC_DRIVERS
 from tests.support.database import Database
@@ -187,7 +188,7 @@ def test_a_signal_handler_that_returns_late() -> None:
     """A relay that is idle, and a listener that waits for its messages, go on when their time is over, also
     where a signal handler was running by then."""
     wake_up, event = ThreadWakeUp(), SignalSafeEvent()
-    for wait, wake in ((wake_up.wait, wake_up.wake), (event.wait, event.set)):
+    for wait, wake in ((partial(wake_up.wait, buckets=[]), wake_up.wake), (event.wait, event.set)):
         helped = threading.Event()
         help_it = threading.Timer(SOON / 2, lambda wake=wake, helped=helped: (helped.set(), wake()))
         help_it.start()

@@ -1,0 +1,204 @@
+"""How little relays do when there is little to do: their transactions on a real server are counted."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from outbox import Message, Outbox, Refused, Relay, pause, resume, retry, set_bucket_count
+from outbox._operating.transact import transact
+from outbox._relaying.members import Members
+from outbox.schema import BUCKETS
+from tests.support.database import Database
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, messages, publish
+from tests.support.relay_crashes import engine_of, is_shared, ownership, running
+from tests.support.relay_servers import server  # noqa: F401 - where its databases are
+from tests.support.status_workers import wait_until
+
+SELDOM = 600
+"""Seconds: relays with this `poll` and this lease do nothing in a test unless a hint or a need makes them."""
+QUIET = 0.5
+"""Seconds without a transaction after which a relay is idle: longer than it looks after a wake-up."""
+KEYS = "abcdefghij"
+
+
+class Counter:
+    """Counts the transactions of some engines, and their statements with a certain word."""
+
+    def __init__(self, word: str = "pg_locks") -> None:
+        self.transactions = self.statements = 0
+        self._word = word
+        self._last = time.monotonic()
+
+    def watch(self, engine: Engine) -> Engine:
+        """Count those of an engine from now on."""
+        event.listen(engine, "commit", self._ended)
+        event.listen(engine, "rollback", self._ended)
+        event.listen(engine, "after_cursor_execute", self._executed)
+        return engine
+
+    def until_idle(self) -> None:
+        """Wait until no transaction has ended for a while; then count from zero."""
+        wait_until(lambda: time.monotonic() > self._last + QUIET)
+        self.transactions = self.statements = 0
+
+    def _ended(self, _: Connection) -> None:
+        self.transactions += 1
+        self._last = time.monotonic()
+
+    def _executed(self, _: Connection, __: object, statement: str, *___: object) -> None:
+        self.statements += self._word in statement
+
+
+class Idle:
+    """Relays that seldom look of their own accord, and the counter of their transactions."""
+
+    def __init__(self, database: Database, number: int, **options: Any) -> None:
+        self.counter = Counter()
+        self.publishers = [Recorder() for _ in range(number)]
+        chosen = {"poll": SELDOM, "lease": SELDOM} | options
+        engines = [self.counter.watch(engine_of(database)) for _ in range(number)]
+        self.relays = [Relay(*each, **chosen) for each in zip(engines, self.publishers, strict=True)]
+
+    def have_sent(self, number: int) -> bool:
+        """Whether they have sent this many messages."""
+        return sum(len(publisher.accepted) for publisher in self.publishers) == number
+
+
+@contextmanager
+def idle(database: Database, number: int, **options: Any) -> Iterator[Idle]:
+    """While the block runs, so do this many relays, which share the buckets and have nothing to do."""
+    relays = Idle(database, number, **options)
+    with running(*relays.relays):
+        wait_until(lambda: is_shared(database.engine(), number))
+        relays.counter.until_idle()
+        yield relays
+
+
+def elsewhere(database: Database) -> Engine:
+    """An engine whose commits wake relays of this process as those of other processes do, by a NOTIFY."""
+    return database.engine_at(database.url.update_query_dict({"application_name": "elsewhere"}))
+
+
+@pytest.mark.parametrize(("poll", "most"), [(60, 1), (1, 5)])
+def test_an_idle_relay(migrated: Database, poll: float, most: int) -> None:
+    """It makes one transaction each time it polls. With `poll=60` and a lease of 30 seconds that is at most
+    one in ten seconds."""
+    relays = Idle(migrated, 1, poll=poll, lease=30)
+    with running(*relays.relays):
+        wait_until(lambda: is_shared(migrated.engine(), 1))
+        time.sleep(1)
+        relays.counter.transactions = 0
+        time.sleep(4)
+        assert relays.counter.transactions <= most
+
+
+@pytest.mark.parametrize("number", [1, 20])
+@pytest.mark.parametrize("where", [elsewhere, Database.engine])
+def test_transactions_of_a_message(
+    postgres: Database, where: Callable[[Database], Engine], number: int
+) -> None:
+    """Only the relay that owns a message's bucket is woken, and it stops looking once it has found the
+    message: a few transactions for each message, however many relays there are."""
+    engine = where(postgres)
+    with idle(postgres, number) as relays:
+        for sent, key in enumerate(KEYS, 1):
+            publish(engine, f"{key}1")
+            wait_until(lambda sent=sent: relays.have_sent(sent))  # type: ignore[misc]
+            time.sleep(0.2)  # longer than a relay looks after a wake-up
+        assert relays.counter.transactions <= 5 * len(KEYS)
+
+
+def test_a_notification_without_buckets(postgres: Database) -> None:
+    """Publishers of versions that name no buckets wake every relay."""
+    engine = postgres.engine()
+    with idle(postgres, 3) as relays:
+        for sent, key in enumerate(KEYS, 1):
+            with engine.begin() as connection:
+                Outbox(wake=False).publish_many(connection, messages([f"{key}1"]))
+            with engine.begin() as connection:
+                connection.execute(text("SELECT pg_notify('inbox_outbox', '')"))
+            wait_until(lambda sent=sent: relays.have_sent(sent))  # type: ignore[misc]
+
+
+def test_more_buckets_than_a_notification_can_name(postgres: Database) -> None:
+    """It then names none, and wakes every relay."""
+    buckets = 4_096
+    set_bucket_count(postgres.engine(), buckets)
+    with idle(postgres, 2) as relays:
+        with elsewhere(postgres).begin() as connection:
+            Outbox().publish_many(connection, [Message("t", b"", f"{key}") for key in range(2 * buckets)])
+        wait_until(lambda: relays.have_sent(2 * buckets))
+
+
+def test_a_delayed_message(migrated: Database) -> None:
+    """It leaves when it is due, though its relay polls much later."""
+    with idle(migrated, 1) as relays:
+        publish(migrated.engine(), "a1", delay=0.5)
+        wait_until(lambda: relays.have_sent(1))
+
+
+def test_a_delayed_message_of_another_process(postgres: Database) -> None:
+    """The same, by a notification: only its relay does its chores."""
+    with idle(postgres, 3) as relays:
+        publish(elsewhere(postgres), "a1", delay=0.5)
+        wait_until(lambda: relays.have_sent(1))
+        assert relays.counter.transactions <= 5
+
+
+def test_relays_that_come_and_go(postgres: Database) -> None:
+    """A relay that joins has its share, and the buckets of one that leaves have other relays, long before
+    anyone polls."""
+    engine = postgres.engine()
+    with idle(postgres, 2):
+        with running(*Idle(postgres, 1).relays):
+            wait_until(lambda: is_shared(engine, 3))
+        wait_until(lambda: is_shared(engine, 2))
+
+
+def test_a_relay_that_is_lost(migrated: Database) -> None:
+    """A relay takes the buckets that another one gives up, and the rest when the lease of that one ends, long
+    before it polls."""
+    engine, members = engine_of(migrated), Members(TABLES)
+    lost = transact(engine, TABLES, partial(members.join, name="lost", lease=8))
+    balance = partial(members.balance, epoch=lost)
+    transact(engine, TABLES, balance)
+    assert ownership(engine) == {lost: BUCKETS}
+    with running(*Idle(migrated, 1).relays):
+        wait_until(lambda: count(engine, TABLES.relay) == 2)
+        transact(engine, TABLES, balance)
+        wait_until(lambda: is_shared(engine, 2))
+        wait_until(lambda: is_shared(engine, 1))
+
+
+def test_what_operators_decide(postgres: Database) -> None:
+    """Relays notice a pause, its end and a retry, long before they poll."""
+    engine = postgres.engine()
+    with idle(postgres, 1) as relays:
+        [publisher] = relays.publishers
+        pause(engine)
+        wait_until(lambda: relays.counter.transactions)
+        [message] = publish(engine, "a1")
+        time.sleep(0.5)
+        assert publisher.batches == []
+        publisher.answer = lambda _: Refused("no")
+        resume(engine)
+        wait_until(lambda: count(engine, TABLES.dead) == 1)
+        publisher.answer = lambda _: ACCEPTED
+        retry(engine, message)
+        wait_until(lambda: relays.have_sent(1))
+
+
+def test_scans_do_not_read_again_what_was_sent(postgres: Database) -> None:
+    """While messages are sent, a relay asks each second who is writing, however seldom it polls: scans begin
+    behind what was sent."""
+    engine = postgres.engine()
+    with idle(postgres, 1) as relays:
+        end = time.monotonic() + 3.5
+        while time.monotonic() < end:
+            publish(engine, "a1")
+        assert relays.counter.statements >= 2
