@@ -10,6 +10,7 @@ from inbox_outbox_base.brokers import journal
 from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
+from tests.support.answers import published
 from tests.support.kafka_consumers import consumer, running
 from tests.support.kafka_topics import Topics
 from tests.support.kafka_topics import envelope as kafka_envelope
@@ -45,7 +46,7 @@ def test_rabbitmq(queues: Queues, caplog: pytest.LogCaptureFixture) -> None:
     queue = queues.new()
     publisher = RabbitPublisher(queues.url)
     with caplog.at_level(logging.INFO, "inbox.rabbitmq"), consuming(queues.url, queue, take):
-        assert publisher.send([envelope(queue, "a"), envelope(queue, "b")]) == [Accepted()] * 2
+        assert published(publisher, [envelope(queue, "a"), envelope(queue, "b")]) == [Accepted()] * 2
         wait_until(lambda: acknowledged(caplog) == 2)
     publisher.close()
     name = f"consumer of queue {queue!r}"
@@ -60,7 +61,7 @@ def test_kafka(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
     """The same, and the partitions that it has."""
     topic = topics.new()
     publisher = KafkaPublisher({"bootstrap.servers": topics.address})
-    assert publisher.send([kafka_envelope(topic, "a", "1")]) == [Accepted()]
+    assert published(publisher, [kafka_envelope(topic, "a", "1")]) == [Accepted()]
     publisher.close()
     with caplog.at_level(logging.INFO, "inbox.kafka"), running(consumer(topics.address, topic, take)):
         wait_until(lambda: acknowledged(caplog) == 1)

@@ -9,6 +9,7 @@ import pytest
 
 from outbox import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
+from tests.support.answers import published, published_awaited
 from tests.support.proxy import TcpProxy
 from tests.support.rabbit_queues import Queues, envelope
 from tests.support.status_workers import wait_until
@@ -54,7 +55,7 @@ def test_two_threads_publish(queues: Queues, kind: str) -> None:
 
     def publish(queue: str) -> None:
         for _ in range(5):
-            assert list(publisher.send(numbered(queue, 1_000))) == [Accepted()] * 1_000
+            assert published(publisher, numbered(queue, 1_000)) == [Accepted()] * 1_000
 
     together([lambda queue=queue: publish(queue) for queue in names])  # type: ignore[misc]
     publisher.close()
@@ -67,7 +68,9 @@ def test_tasks_publish(queues: Queues) -> None:
 
     async def scenario() -> list[list[Outcome]]:
         publisher = AsyncRabbitPublisher(queues.url)
-        answers = await asyncio.gather(*(publisher.send(numbered(queue, 200)) for queue in names))
+        answers = await asyncio.gather(
+            *(published_awaited(publisher, numbered(queue, 200)) for queue in names)
+        )
         await publisher.close()
         return answers
 
@@ -85,13 +88,13 @@ def test_a_topic_that_closes_its_channel(queues: Queues) -> None:
         try:
             for _ in range(20):
                 batch = [envelope(troubled, "1"), envelope(troubled, "bad", CC="x"), envelope(troubled, "2")]
-                assert [type(each) for each in publisher.send(batch)] == [Accepted, Refused, Accepted]
+                assert [type(each) for each in published(publisher, batch)] == [Accepted, Refused, Accepted]
         finally:
             is_over.set()
 
     troubling = Task(trouble)
     while not is_over.is_set():
-        assert list(publisher.send(numbered(healthy, 200))) == [Accepted()] * 200
+        assert published(publisher, numbered(healthy, 200)) == [Accepted()] * 200
         sent += 200
     troubling.result()
     publisher.close()
@@ -104,9 +107,9 @@ def test_a_topic_that_gets_no_answer(queues: Queues, proxy: TcpProxy) -> None:
     silent, healthy = queues.new(), queues.new()
     publisher = through(proxy, timeout=3)
     proxy.stall_on(lambda chunk: silent.encode() in chunk)
-    waiting = Task(lambda: list(publisher.send([envelope(silent)])))
+    waiting = Task(lambda: published(publisher, [envelope(silent)]))
     assert proxy.was_cut.wait(30)
-    assert list(publisher.send(numbered(healthy, 200))) == [Accepted()] * 200
+    assert published(publisher, numbered(healthy, 200)) == [Accepted()] * 200
     assert kinds(waiting.result()) == {Unknown}
     publisher.close()
 
@@ -116,7 +119,7 @@ def test_connections_are_used_again(queues: Queues, proxy: TcpProxy) -> None:
     names = [queues.new() for _ in range(3)]
     publisher = through(proxy)
     works: list[Callable[[], object]] = [
-        lambda queue=queue: [publisher.send(numbered(queue, 20)) for _ in range(20)]  # type: ignore[misc]
+        lambda queue=queue: [published(publisher, numbered(queue, 20)) for _ in range(20)]  # type: ignore[misc]
         for queue in names
     ]
     works[0]()
@@ -133,7 +136,7 @@ def test_one_bad_message_of_a_thousand(queues: Queues) -> None:
     batch = numbered(queue, 1_000)
     batch[700] = envelope(queue, "bad", CC="x")
     publisher = RabbitPublisher(queues.url, timeout=30)
-    outcomes = list(publisher.send(batch))
+    outcomes = published(publisher, batch)
     publisher.close()
     assert isinstance(outcomes.pop(700), Refused)
     assert outcomes == [Accepted()] * 999
@@ -143,7 +146,7 @@ def test_one_bad_message_of_a_thousand(queues: Queues) -> None:
 def test_a_missing_exchange_costs_one_attempt(queues: Queues, proxy: TcpProxy) -> None:
     """It concerns all messages: none of them is sent again to find out which one it was."""
     publisher = RabbitPublisher(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", exchange="nowhere")
-    assert kinds(publisher.send(numbered("a", 300))) <= {Unknown, Unavailable}
+    assert kinds(published(publisher, numbered("a", 300))) <= {Unknown, Unavailable}
     assert proxy.opened == 1
     publisher.close()
 
@@ -153,7 +156,7 @@ def test_large_messages(queues: Queues) -> None:
     queue = queues.new()
     payloads = ["small", "1" * 200_000, "", "2" * 400_000, *[LARGE] * 20, "last"]
     publisher = RabbitPublisher(queues.url)
-    assert kinds(publisher.send([envelope(queue, payload) for payload in payloads])) == {Accepted}
+    assert kinds(published(publisher, [envelope(queue, payload) for payload in payloads])) == {Accepted}
     publisher.close()
     assert queues.bodies(queue) == payloads
 
@@ -165,13 +168,13 @@ def test_a_connection_that_breaks_in_the_middle_of_a_batch(queues: Queues, proxy
     publisher = through(proxy)
     batch = [envelope(queue, f"{number:03} {LARGE}") for number in range(1_000)]
     proxy.cut_on(lambda chunk: b"300 xx" in chunk, forward=False)
-    outcomes = list(publisher.send(batch))
+    outcomes = published(publisher, batch)
     assert proxy.was_cut.is_set()
     assert kinds(outcomes) == {Accepted, Unknown, Unavailable}
     is_written = [not isinstance(outcome, Unavailable) for outcome in outcomes]
     assert is_written == sorted(is_written, reverse=True)
     there = queues.count(queue)
     assert outcomes.count(Accepted()) <= there <= 300 < sum(is_written)
-    assert list(publisher.send([envelope(queue)])) == [Accepted()]
+    assert published(publisher, [envelope(queue)]) == [Accepted()]
     publisher.close()
     wait_until(lambda: queues.count(queue) > there)

@@ -20,6 +20,7 @@ from outbox import Accepted, Envelope, Outbox, Relay
 from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import RabbitServer
 from tests.support import accounts
+from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.listeners import Fault
 from tests.support.rabbit_consumers import SOON, Counted, bookkeeping, consuming, consuming_async
@@ -35,7 +36,7 @@ NEW = Outcome(Verdict.NEW)
 def send(queues: Queues, *batch: Envelope) -> None:
     """Publish a batch as a relay does."""
     publisher = RabbitPublisher(queues.url)
-    assert publisher.send(batch) == [Accepted()] * len(batch)
+    assert published(publisher, batch) == [Accepted()] * len(batch)
     publisher.close()
 
 

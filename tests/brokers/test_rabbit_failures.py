@@ -17,6 +17,7 @@ from outbox import Outcome as Published
 from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support import accounts
+from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.program import ROOT
 from tests.support.proxy import TcpProxy
@@ -118,7 +119,7 @@ def test_what_was_accepted_outlives_the_broker(private_rabbitmq: LocalRabbit) ->
         def publish() -> None:
             while not enough.is_set():
                 batch = [envelope(queue) for _ in range(100)]
-                answers = publisher.send(batch)
+                answers = published(publisher, batch)
                 outcomes.update(zip((each.id for each in batch), answers, strict=True))
                 latest.append(answers[-1])
                 if answers[-1] != Accepted():
@@ -211,10 +212,10 @@ def test_an_answer_that_gets_lost(queues: Queues, postgres: Database, arrives: b
     with TcpProxy(place.hostname, place.port) as proxy:
         publisher = RabbitPublisher(f"amqp://guest:guest@127.0.0.1:{proxy.port}/")
         proxy.cut_on(lambda chunk: b"cash" in chunk, forward=arrives)
-        (first,) = publisher.send([message])
+        (first,) = published(publisher, [message])
         assert proxy.was_cut.is_set()
         assert isinstance(first, Unknown)
-        assert publisher.send([message]) == [Accepted()]
+        assert published(publisher, [message]) == [Accepted()]
         publisher.close()
     wait_until(lambda: queues.count(queue) == 1 + arrives)
     handler = Counted(bookkeeping(engine))
@@ -230,21 +231,21 @@ def test_a_broker_that_hangs_or_lacks_memory(private_rabbitmq: LocalRabbit) -> N
     with Queues(private_rabbitmq.url) as queues:
         queue = queues.new()
         publisher = RabbitPublisher(private_rabbitmq.url, timeout=1)
-        assert publisher.send([envelope(queue)]) == [Accepted()]
+        assert published(publisher, [envelope(queue)]) == [Accepted()]
         private_rabbitmq.freeze()
-        outcomes = publisher.send([envelope(queue), envelope(queue)])
+        outcomes = published(publisher, [envelope(queue), envelope(queue)])
         assert [type(each) for each in outcomes] == [Unknown] * 2
-        (later,) = publisher.send([envelope(queue, "never")])
+        (later,) = published(publisher, [envelope(queue, "never")])
         assert isinstance(later, Unavailable)
         private_rabbitmq.thaw()
-        wait_until(lambda: publisher.send([envelope(queue, "last")]) == [Accepted()])
+        wait_until(lambda: published(publisher, [envelope(queue, "last")]) == [Accepted()])
         with lacking_memory(private_rabbitmq):
-            wait_until(lambda: isinstance(publisher.send([envelope(queue, "unknown")])[0], Unknown))
+            wait_until(lambda: isinstance(published(publisher, [envelope(queue, "unknown")])[0], Unknown))
             for _ in range(2):
-                (later,) = publisher.send([envelope(queue, "never")])
+                (later,) = published(publisher, [envelope(queue, "never")])
                 assert isinstance(later, Unavailable)
                 assert "blocks publishers" in later.reason
-        wait_until(lambda: publisher.send([envelope(queue, "afterwards")]) == [Accepted()])
+        wait_until(lambda: published(publisher, [envelope(queue, "afterwards")]) == [Accepted()])
         publisher.close()
         bodies = queues.bodies(queue)
     assert {"last", "unknown", "afterwards"} <= set(bodies)
@@ -271,5 +272,5 @@ def test_a_queue_that_is_deleted(queues: Queues) -> None:
 def send(url: str, batch: list[Envelope]) -> None:
     """Publish, each message surely."""
     publisher = RabbitPublisher(url)
-    assert publisher.send(batch) == [Accepted()] * len(batch)
+    assert published(publisher, batch) == [Accepted()] * len(batch)
     publisher.close()

@@ -15,6 +15,7 @@ from examples.embedded_postgres import free_port
 from outbox import Accepted, AsyncPublisher, Envelope, Outcome, Publisher, Refused, Unavailable, Unknown
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
+from tests.support.answers import published, published_awaited
 from tests.support.rabbit_queues import Queues, envelope
 
 pytest_plugins = ["tests.support.rabbit_fixtures"]
@@ -26,7 +27,7 @@ def send_once(url: str, batch: Sequence[Envelope], **options: Any) -> list[Outco
     """Through a publisher of its own."""
     publisher = RabbitPublisher(url, **options)
     try:
-        return publisher.send(batch)
+        return published(publisher, batch)
     finally:
         publisher.close()
 
@@ -37,7 +38,7 @@ def send_once_awaited(url: str, batch: Sequence[Envelope], **options: Any) -> li
     async def scenario() -> list[Outcome]:
         publisher = AsyncRabbitPublisher(url, **options)
         try:
-            return await publisher.send(batch)
+            return await published_awaited(publisher, batch)
         finally:
             await publisher.close()
 
@@ -161,12 +162,12 @@ def test_a_missing_exchange(queues: Queues) -> None:
     try:
         with pytest.raises(UnsafeBroker, match=f"exchange='{exchange}': there is no such exchange"):
             publisher.check(60)
-        assert kinds(publisher.send([envelope("a")])) == [Unavailable]
-        assert kinds(publisher.send([envelope("a"), envelope("b")])) == [Unknown] * 2
+        assert kinds(published(publisher, [envelope("a")])) == [Unavailable]
+        assert kinds(published(publisher, [envelope("a"), envelope("b")])) == [Unknown] * 2
         queues.do(lambda channel: channel.exchange_declare(exchange))
         queues.do(lambda channel: channel.queue_bind(queue, exchange, "a"))
         publisher.check(60)
-        assert publisher.send([envelope("a")]) == [Accepted()]
+        assert published(publisher, [envelope("a")]) == [Accepted()]
     finally:
         publisher.close()
         queues.do(lambda channel: channel.exchange_delete(exchange))
@@ -228,7 +229,7 @@ def test_a_wrong_password(queues: Queues) -> None:
             UnsafeBroker, match=f"url='amqp://guest@127.0.0.1:{place.port}/': .*ACCESS_REFUSED"
         ) as told:
             publisher.check(60)
-        (outcome,) = publisher.send([envelope("a")])
+        (outcome,) = published(publisher, [envelope("a")])
         assert isinstance(outcome, Unavailable)
         for text in (repr(publisher), str(told.value), outcome.reason):
             assert "secret" not in text
@@ -276,7 +277,7 @@ def test_a_publisher_is_used_again_after_close(queues: Queues) -> None:
     publisher = RabbitPublisher(queues.url)
     publisher.close()
     for _ in range(2):
-        assert publisher.send([envelope(queue)]) == [Accepted()]
+        assert published(publisher, [envelope(queue)]) == [Accepted()]
         publisher.close()
         publisher.close()
     assert queues.count(queue) == 2
@@ -286,14 +287,14 @@ def test_a_fork_has_a_connection_of_its_own(queues: Queues) -> None:
     """A process that was forked off sends, and its parent still does afterwards."""
     queue = queues.new()
     publisher = RabbitPublisher(queues.url)
-    assert publisher.send([envelope(queue, "before")]) == [Accepted()]
+    assert published(publisher, [envelope(queue, "before")]) == [Accepted()]
     child = os.fork()
     if child == 0:
-        accepted = publisher.send([envelope(queue, "child")]) == [Accepted()]
+        accepted = published(publisher, [envelope(queue, "child")]) == [Accepted()]
         os._exit(0 if accepted else 1)
     _, status = os.waitpid(child, 0)
     assert status == 0
-    assert publisher.send([envelope(queue, "after")]) == [Accepted()]
+    assert published(publisher, [envelope(queue, "after")]) == [Accepted()]
     publisher.close()
     assert queues.bodies(queue) == ["before", "child", "after"]
 
