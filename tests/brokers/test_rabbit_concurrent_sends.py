@@ -3,14 +3,17 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
 
 from outbox import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
+from tests.servers.rabbitmq import LocalRabbit
 from tests.support.answers import published, published_awaited
 from tests.support.proxy import TcpProxy
+from tests.support.rabbit_alarm import lacking_memory, standing_still
 from tests.support.rabbit_queues import Queues, envelope
 from tests.support.status_workers import wait_until
 from tests.support.together import Task, together
@@ -57,7 +60,7 @@ def test_two_threads_publish(queues: Queues, kind: str) -> None:
         for _ in range(5):
             assert published(publisher, numbered(queue, 1_000)) == [Accepted()] * 1_000
 
-    together([lambda queue=queue: publish(queue) for queue in names])  # type: ignore[misc]
+    together([partial(publish, queue) for queue in names])
     publisher.close()
     assert [queues.count(queue) for queue in names] == [5_000] * 2
 
@@ -112,6 +115,52 @@ def test_a_topic_that_gets_no_answer(queues: Queues, proxy: TcpProxy) -> None:
     assert published(publisher, numbered(healthy, 200)) == [Accepted()] * 200
     assert kinds(waiting.result()) == {Unknown}
     publisher.close()
+
+
+def test_a_queue_that_stands_still(private_rabbitmq: LocalRabbit) -> None:
+    """RabbitMQ stops reading a connection whose queue takes no more: other topics are published meanwhile,
+    and the same topic once its queue goes on."""
+    with Queues(private_rabbitmq.url) as queues:
+        still, healthy, is_over = queues.new(), queues.new(), threading.Event()
+        publisher, sent = RabbitPublisher(private_rabbitmq.url, timeout=5), 0
+
+        def wait() -> list[Outcome]:
+            try:
+                return published(publisher, numbered(still, 2_000))
+            finally:
+                is_over.set()
+
+        with standing_still(private_rabbitmq, still):
+            waiting = Task(wait)
+            while not is_over.is_set():
+                assert published(publisher, numbered(healthy, 200)) == [Accepted()] * 200
+                sent += 200
+            assert kinds(waiting.result()) <= {Unknown, Unavailable}
+        assert published(publisher, numbered(still, 200)) == [Accepted()] * 200
+        publisher.close()
+        assert queues.count(healthy) == sent > 1_000
+
+
+def test_two_topics_while_memory_is_lacking(private_rabbitmq: LocalRabbit) -> None:
+    """Once each connection has learnt of it, nothing is sent; both go on when there is memory again."""
+    with Queues(private_rabbitmq.url) as queues:
+        names = [queues.new() for _ in range(2)]
+        publisher = RabbitPublisher(private_rabbitmq.url, timeout=2)
+
+        def publish(payload: str) -> set[type[Outcome]]:
+            works = [partial(published, publisher, [envelope(queue, payload)]) for queue in names]
+            return kinds([outcome for (outcome,) in together(works)])
+
+        assert publish("before") == {Accepted}
+        with lacking_memory(private_rabbitmq):
+            wait_until(lambda: publish("perhaps") == {Unavailable})
+            assert publish("never") == {Unavailable}
+        wait_until(lambda: publish("after") == {Accepted})
+        publisher.close()
+        for queue in names:
+            bodies = queues.bodies(queue)
+            assert {"before", "after"} <= set(bodies)
+            assert "never" not in bodies
 
 
 def test_connections_are_used_again(queues: Queues, proxy: TcpProxy) -> None:

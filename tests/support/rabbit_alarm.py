@@ -1,4 +1,4 @@
-"""A RabbitMQ that blocks publishers."""
+"""A RabbitMQ that blocks publishers, and one with a queue that stands still."""
 
 import os
 import subprocess
@@ -11,14 +11,25 @@ from tests.servers.rabbitmq import PROGRAM, LocalRabbit
 @contextmanager
 def lacking_memory(server: LocalRabbit) -> Iterator[None]:
     """For the block, any memory is more than the server may have."""
-    _set_limit(server, "absolute", "1MB")
+    _control(server, "set_vm_memory_high_watermark", "absolute", "1MB")
     try:
         yield
     finally:
-        _set_limit(server, "0.6")
+        _control(server, "set_vm_memory_high_watermark", "0.6")
 
 
-def _set_limit(server: LocalRabbit, *limit: str) -> None:
+@contextmanager
+def standing_still(server: LocalRabbit, queue: str) -> Iterator[None]:
+    """For the block, the queue takes messages and confirms none, as a quorum queue without a majority."""
+    find = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>))'
+    _control(server, "eval", f"{find}, sys:suspend(amqqueue:get_pid(Q)).")
+    try:
+        yield
+    finally:
+        _control(server, "eval", f"{find}, sys:resume(amqqueue:get_pid(Q)).")
+
+
+def _control(server: LocalRabbit, *arguments: str) -> None:
     environment = os.environ | {name: str(value) for name, value in server._environment().items()}
-    command = [str(PROGRAM.with_name("rabbitmqctl")), "set_vm_memory_high_watermark", *limit]
+    command = [str(PROGRAM.with_name("rabbitmqctl")), *arguments]
     subprocess.run(command, env=environment, check=True, capture_output=True)
