@@ -1,12 +1,12 @@
 """One batch on its way to Kafka."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from inbox_outbox_base.words.outgoing import Accepted, Envelope, Outcome, Unavailable, Unknown
+from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Outcome, Refused, Unavailable, Unknown
 
 from .answers import JUDGED_TOGETHER, outcome_of, outcome_of_unsent
 
@@ -40,15 +40,22 @@ class Sending:
         self._deadline = deadline
         self._failed: set[str] = set()
         """Keys of which nothing more is sent."""
+        self._queued: list[int] = []
+        """The places of this part that the client has."""
         self._arrived: list[tuple[int, KafkaError | None]] = []
-        self._missing: set[int] = set()
+        self._judged = 0
+        """How many of those that have arrived are judged."""
         self._has_failed = False
 
     @property
     def is_usable(self) -> bool:
         """Whether the producer can be used again: nothing of this batch is left in it, and its client and its
         brokers are well."""
-        return not (self._missing or self._has_failed)
+        return not (self._is_waiting or self._has_failed)
+
+    @property
+    def _is_waiting(self) -> bool:
+        return len(self._arrived) < len(self._queued)
 
     def answers(self) -> Iterator[Answers]:
         """Send, and yield the outcomes as they arrive."""
@@ -61,81 +68,84 @@ class Sending:
 
     def _sent(self, part: list[int]) -> Iterator[Answers]:
         yield self._queue(part)
-        is_shared, again = len(self._missing) > 1, list[int]()
-        while self._missing and (rest := self._deadline - time.monotonic()) > 0:
+        is_shared, again = len(self._queued) > 1, list[int]()
+        while self._is_waiting and (rest := self._deadline - time.monotonic()) > 0:
             self._producer.flush(min(rest, _SLICE))  # before a flush, the client sends nothing
-            answers, refused = self._judged(is_shared)
-            again += refused
-            yield answers
-        if self._missing:
+            yield self._judge(again if is_shared else None)
+        if self._is_waiting:
             yield self._given_up()
         # Each half in parts of its own: one message may have been too much for all.
+        again.sort()
         half = (len(again) + 1) // 2
         self._parts += [places for places in (again[half:], again[:half]) if places]
 
     def _queue(self, part: list[int]) -> Answers:
         """Pass messages to the client; the outcomes of those that it does not take."""
+        self._queued, self._arrived, self._judged = [], [], 0
         answers: Answers = []
         for place in part:
             envelope = self._batch[place]
             if envelope.key in self._failed:
                 answers.append((place, Unavailable("an earlier message of its key was not accepted")))
                 continue
-            self._missing.add(place)
             try:
-                _produce(self._producer, envelope, partial(self._note, place))
+                # Without a timestamp of its own: a message that waited long would already be past the topic's
+                # retention.
+                self._producer.produce(
+                    envelope.topic,
+                    envelope.payload,
+                    envelope.key,
+                    on_delivery=partial(_note, self._arrived, place),
+                    headers=_headers(envelope),
+                )
             except (KafkaException, BufferError) as error:
-                self._missing.discard(place)
                 answers.append(self._answer(place, outcome_of_unsent(error)))
+            else:
+                self._queued.append(place)
         return answers
 
-    def _note(self, place: int, error: KafkaError | None, message: Message) -> None:
-        self._arrived.append((place, error))
-
-    def _judged(self, is_shared: bool) -> tuple[Answers, list[int]]:
-        """The outcomes that have arrived, and messages to be sent again in smaller requests."""
-        arrived, self._arrived = self._arrived, []
-        self._missing.difference_update([place for place, _ in arrived])
+    def _judge(self, again: list[int] | None) -> Answers:
+        """The outcomes that have arrived, except those of messages to be sent again in smaller requests,
+        which are added to `again`."""
         answers: Answers = []
-        refused: list[int] = []
-        for place, error in arrived:
-            if is_shared and error is not None and error.code() in JUDGED_TOGETHER:
-                refused.append(place)
+        for place, error in self._arrived[self._judged :]:
+            if error is None:
+                answers.append((place, ACCEPTED))
+            elif again is not None and error.code() in JUDGED_TOGETHER:
+                again.append(place)
             else:
                 answers.append(self._answer(place, outcome_of(error)))
-        return answers, refused
+        self._judged = len(self._arrived)
+        return answers
 
     def _given_up(self) -> Answers:
         """The outcomes of messages without an answer. What is still queued must not leave later: by then
         another relay may own the bucket."""
         self._producer.purge()
         self._producer.poll(0)
-        answers, _ = self._judged(is_shared=False)
+        answers = self._judge(None)
         late = Unknown("no answer within the time limit")
-        answers += [self._answer(place, late) for place in sorted(self._missing)]
+        missing = set(self._queued).difference(place for place, _ in self._arrived)
+        answers += [self._answer(place, late) for place in sorted(missing)]
         return answers
 
     def _answer(self, place: int, outcome: Outcome) -> tuple[int, Outcome]:
-        if not isinstance(outcome, Accepted):
-            self._has_failed |= isinstance(outcome, Unavailable | Unknown)
-            key = self._batch[place].key
-            if key is not None:
-                self._failed.add(key)
+        """Note the outcome of a message that was not accepted."""
+        self._has_failed |= not isinstance(outcome, Refused)
+        key = self._batch[place].key
+        if key is not None:
+            self._failed.add(key)
         return place, outcome
 
 
-def _produce(producer: Producer, envelope: Envelope, on_delivery: Callable[..., None]) -> None:
-    """Queue a message.
+def _note(
+    arrived: list[tuple[int, KafkaError | None]], place: int, error: KafkaError | None, message: Message
+) -> None:
+    arrived.append((place, error))
 
-    Without a timestamp of its own: a message that waited long would already be past the topic's retention.
-    """
+
+def _headers(envelope: Envelope) -> dict[str, str | bytes | None]:
     own = {"outbox-id": envelope.id, "outbox-created-at": envelope.created_at.isoformat()}
     if envelope.payload is not None:
         own["content-type"] = envelope.content_type
-    producer.produce(
-        envelope.topic,
-        envelope.payload,
-        envelope.key,
-        on_delivery=on_delivery,
-        headers={**envelope.headers, **own},
-    )
+    return {**envelope.headers, **own}
