@@ -11,7 +11,8 @@ import pytest
 from outbox import Accepted, Envelope, Outcome, Unavailable, Unknown
 from outbox.kafka import KafkaPublisher
 from tests.servers.kafka import LocalKafka
-from tests.support.kafka_topics import Topics, envelope, id_of, wait_until
+from tests.support.kafka_relaying import Relaying, kinds, written
+from tests.support.kafka_topics import Topics, envelope, wait_until
 
 pytest_plugins = ["tests.support.kafka_fixtures"]
 
@@ -27,22 +28,12 @@ def topics(private_kafka: LocalKafka, second_broker: LocalKafka) -> Iterator[Top
         yield topics
 
 
-def sender_to(topics: Topics) -> KafkaPublisher:
-    return KafkaPublisher({"bootstrap.servers": topics.address}, timeout=TIMEOUT)
+def sender_to(topics: Topics, timeout: float = TIMEOUT) -> KafkaPublisher:
+    return KafkaPublisher({"bootstrap.servers": topics.address}, timeout=timeout)
 
 
 def batch_of(topic: str, each: int = 20) -> list[Envelope]:
     return [envelope(topic, f"{number}", key) for number in range(each) for key in KEYS]
-
-
-def written(topics: Topics, topic: str) -> dict[str, list[str]]:
-    """By key, the ids in the order in which each was first written."""
-    found: dict[str, list[str]] = {}
-    for record in topics.log(topic):
-        ids = found.setdefault((record.key() or b"").decode(), [])
-        if id_of(record) not in ids:
-            ids.append(id_of(record))
-    return found
 
 
 def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> None:
@@ -66,6 +57,34 @@ def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> Non
     found = written(topics, topic)
     for key in KEYS:
         assert found[key] == [each.id for each in first + batch if each.key == key]
+
+
+def test_a_leader_that_hangs(topics: Topics, second_broker: LocalKafka) -> None:
+    """Several producers leave requests in its connections, one after the other; once it goes on, no message
+    overtakes an earlier one of its key."""
+    sender, relaying = sender_to(topics, 0.4), Relaying(topics.new_on(2), keys=4)
+    for _ in range(3):
+        wait_until(lambda: set(kinds(relaying.turn(sender))) == {Accepted})
+        second_broker.freeze()
+        try:
+            assert set(kinds(relaying.turn(sender))) == {Unknown}
+            assert Accepted not in kinds(relaying.turn(sender))
+        finally:
+            second_broker.thaw()
+    relaying.finish(sender, topics)
+
+
+def test_too_few_replicas(topics: Topics, second_broker: LocalKafka) -> None:
+    """While the leader rejects requests, nothing is accepted; then each key goes on in order."""
+    sender, relaying = sender_to(topics), Relaying(topics.new_on((1, 2), min_insync_replicas="2"), keys=4)
+    wait_until(lambda: set(kinds(relaying.turn(sender))) == {Accepted})
+    second_broker.crash()
+    try:
+        wait_until(lambda: "NOT_ENOUGH_REPLICAS:" in str(relaying.turn(sender)))
+        assert Accepted not in kinds(relaying.turn(sender))
+    finally:
+        second_broker.start()
+    relaying.finish(sender, topics)
 
 
 def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: LocalKafka) -> None:

@@ -48,17 +48,16 @@ class Topics:
         self.make(name, partitions, **settings)
         return name
 
-    def new_on(self, *brokers: int) -> str:
-        """An empty topic, with a partition on each of these brokers."""
+    def new_on(self, *partitions: int | tuple[int, ...], **settings: str) -> str:
+        """An empty topic, with these brokers for each partition."""
         name = f"topic-{uuid4().hex}"
-        places = [[broker] for broker in brokers]
-        self._create(NewTopic(name, len(brokers), replica_assignment=places))
+        brokers = [[each] if isinstance(each, int) else list(each) for each in partitions]
+        self._create(NewTopic(name, len(brokers), replica_assignment=brokers, config=_dotted(settings)))
         return name
 
     def make(self, name: str, partitions: int = 1, **settings: str) -> None:
         """An empty topic of this name."""
-        config = {key.replace("_", "."): value for key, value in settings.items()}
-        self._create(NewTopic(name, partitions, 1, config=config))
+        self._create(NewTopic(name, partitions, 1, config=_dotted(settings)))
 
     def _create(self, topic: NewTopic) -> None:
         self._admin.create_topics([topic])[topic.topic].result(WAIT)
@@ -187,6 +186,10 @@ def envelope(topic: str, payload: str, key: str | None = None, **changes: Any) -
         "created_at": datetime.now(UTC),
     }
     return Envelope(**{**given, **changes})
+
+
+def _dotted(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "."): value for name, value in settings.items()}
 
 
 def _once_coordinated(ask: Callable[[], Any]) -> Any:

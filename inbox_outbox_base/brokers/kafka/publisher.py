@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
@@ -23,6 +24,9 @@ with brought_by("kafka"):
     from .parts import parts_of
     from .producers import Producers
     from .sending import Answers, Sending
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger("outbox.kafka")
 _SHARE_FOR_CLEANING_UP = 0.1
@@ -132,18 +136,22 @@ class AsyncKafkaPublisher:
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """As `KafkaPublisher.send`."""
-        loop = asyncio.get_running_loop()
-        sending = loop.run_in_executor(self._threads, self._publisher.send, batch)
-        try:
-            return await asyncio.shield(sending)
-        finally:
-            await asyncio.wait([sending])
+        return await self._in_thread(self._publisher.send, batch)
 
     async def close(self) -> None:
         """As `KafkaPublisher.close`."""
+        await self._in_thread(self._publisher.close)
         threads, self._threads = self._threads, _new_threads()
-        await asyncio.to_thread(self._publisher.close)
         threads.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A cancellation is raised once the work has ended."""
+        loop = asyncio.get_running_loop()
+        working = loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
+        try:
+            return await asyncio.shield(working)
+        finally:
+            await asyncio.wait([working])
 
 
 def _new_threads() -> ThreadPoolExecutor:
