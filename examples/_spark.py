@@ -20,6 +20,7 @@ FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 """JVM options for a faster start, which takes most of an example's time."""
 
 ROOT = Path(__file__).parents[1]
+QUIET_FILE = "log4j2.properties"
 QUIET = """
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -64,10 +65,12 @@ def spark_session(
     with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         _prepare(folder)
+        logging = f"-Dlog4j2.configurationFile={folder / QUIET_FILE}"
+        options = f"{FRUGAL} -Djava.io.tmpdir={folder / 'temporary'} {logging}"
         usual = {
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"{FRUGAL} -Djava.io.tmpdir={folder / 'temporary'}",
-            "spark.executor.extraJavaOptions": f"{FRUGAL} -Djava.io.tmpdir={folder / 'temporary'}",
+            "spark.driver.extraJavaOptions": options,
+            "spark.executor.extraJavaOptions": options,
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
@@ -108,14 +111,14 @@ def _prepare(folder: Path) -> None:
     """A home of links for Spark, since it writes there and the real one is in the installed packages."""
     import pyspark
 
-    for each in ("home", "conf", "temporary"):
+    for each in ("home", "temporary"):
         (folder / each).mkdir()
     for part in Path(pyspark.__file__).parent.iterdir():
         (folder / "home" / part.name).symlink_to(part)
-    (folder / "conf" / "log4j2.properties").write_text(QUIET)
+    (folder / QUIET_FILE).write_text(QUIET)
     os.environ |= {
         "SPARK_HOME": str(folder / "home"),
-        "SPARK_CONF_DIR": str(folder / "conf"),
+        "SPARK_CONF_DIR": str(folder / "none"),  # nothing of the machine's own configuration
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_LOCAL_IP": "127.0.0.1",
         # Executors use the same Python and the same packages as this program.

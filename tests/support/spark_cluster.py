@@ -29,7 +29,8 @@ WORKER_MEMORY = "4g"
 OLDEST_JAVA = 17
 # They run beside tests on few cores. With -Xrs a SIGQUIT ends them, which is what the guard of a
 # `ServerProcess` sends; without it they would only print their threads.
-JAVA_OPTIONS = "-Xrs -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+JAVA_OPTIONS = f"-Xrs {FRUGAL}"
 LOGGING = """
 rootLogger.level = error
 rootLogger.appenderRef.stdout.ref = console
@@ -82,16 +83,21 @@ class SparkCluster:
             raise
 
     @property
+    def logging(self) -> str:
+        """The JVM option that every program of this cluster, or that uses it, logs by."""
+        return f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """What every program of this cluster, or that uses it, has to find in its environment."""
         return {
             "SPARK_HOME": str(home()),
-            "SPARK_CONF_DIR": str(self.folder),
+            "SPARK_CONF_DIR": str(self.folder / "none"),  # see `spark_classes`
             "SPARK_LOCAL_IP": MASTER_HOST,
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
             # The folder is there to tell the cluster's processes from others by.
-            "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dtests.folder={self.folder}",
+            "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} {self.logging} -Dtests.folder={self.folder}",
         }
 
     def executors(self, application: str) -> list[Process]:

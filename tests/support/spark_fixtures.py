@@ -11,7 +11,7 @@ import pytest
 
 from tests import servers
 from tests.servers import Server
-from tests.support import spark_cluster
+from tests.support import spark_classes, spark_cluster
 from tests.support.database import Database, make_tables
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_jobs.application import Application
@@ -27,6 +27,7 @@ def cluster() -> Iterator[SparkCluster]:
         pytest.fail(f"spark is required: {missing.reason}")
     if missing is not None:
         pytest.skip(f"spark: {missing.reason}")
+    spark_classes.share(spark_cluster.FRUGAL)
     with SparkCluster() as cluster:
         yield cluster
 

@@ -7,16 +7,18 @@ from sqlalchemy import URL
 
 from examples import _spark
 from tests import servers
+from tests.support import spark_classes, spark_cluster
 from tests.support.program import command, run
 
 
 def need_spark() -> None:
-    """Skip the test where Spark cannot start; fail it where Spark is required."""
+    """Skip the test where Spark cannot start; fail it where Spark is required. Let it start quickly."""
     reason = _spark.missing()
     if reason and servers.is_required("spark"):
         pytest.fail(f"spark is required: {reason}")
     if reason:
         pytest.skip(f"spark: {reason}")
+    spark_classes.share(spark_cluster.FRUGAL)
 
 
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import servers
-from tests.support import spark_cluster
+from tests.support import spark_classes, spark_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +37,7 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSe
         pytest.fail(f"spark is required: {missing.reason}")
     if missing is not None:
         pytest.skip(f"spark: {missing.reason}")
+    spark_classes.share(spark_cluster.FRUGAL)
     with pytest.MonkeyPatch.context() as patch:  # Spark's Python workers have it from the JVM
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tests.support.program import ROOT
-from tests.support.spark_cluster import Process, SparkCluster, descendants, kill, processes
+from tests.support.spark_cluster import FRUGAL, Process, SparkCluster, descendants, kill, processes
 from tests.support.spark_jobs.faults import Faults
 
 SITE = Path(__file__).with_name("site")
@@ -19,10 +19,8 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.executor.cores": "3",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.cores.max": "6",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -78,10 +76,12 @@ class Application:
         path = os.pathsep.join([str(SITE), str(ROOT)])
         mine = {"spark.master": cluster.url, "spark.executorEnv.PYTHONPATH": path}
         warehouse = {"spark.sql.warehouse.dir": str(folder / "warehouse")}
+        options = f"{FRUGAL} {cluster.logging}"
+        java = {f"spark.{part}.extraJavaOptions": options for part in ("driver", "executor")}
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.support.spark_jobs.driver"),
-                json.dumps({**SETTINGS, **mine, **warehouse}),
+                json.dumps({**SETTINGS, **mine, **warehouse, **java}),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

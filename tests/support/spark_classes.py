@@ -1,0 +1,51 @@
+"""Spark's classes in the form in which Java has them in memory.
+
+Most of what a JVM of Spark does at its start is to load and check ten thousand classes. Java can write them
+to an archive, which later JVMs map instead. A JVM that the archive does not fit does without: its Java or its
+jars are others, or there are files in Spark's configuration folder.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pyspark
+
+from tests.support.program import ROOT
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+session = builder.config("spark.driver.extraJavaOptions", sys.argv[1]).getOrCreate()
+rows = session.range(10).repartition(2).groupBy("id").count()
+rows.mapInArrow(lambda batches: batches, rows.schema).collect()
+session.stop()
+"""
+
+
+def share(java_options: str) -> None:
+    """Let the JVMs of every Spark that is started from now on use the archive, which is made if need be with
+    these options: the choice of the garbage collector is part of it."""
+    option = f"-XX:SharedArchiveFile={_archive(java_options)}"
+    settings = [f"spark.{part}.defaultJavaOptions={option}" for part in ("driver", "executor")]
+    arguments = [word for setting in settings for word in ("--conf", setting)]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*arguments, "pyspark-shell"])
+
+
+@cache
+def _archive(java_options: str) -> Path:
+    """Processes that share the tests wait for the one that makes it."""
+    archive = ROOT / ".pytest_cache" / f"spark-{pyspark.__version__}.jsa"
+    archive.parent.mkdir(exist_ok=True)
+    with archive.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            new = archive.with_suffix(".new")
+            options = f"{java_options} -XX:ArchiveClassesAtExit={new}"
+            subprocess.run([sys.executable, "-c", PROGRAM, options], check=True, capture_output=True)
+            new.rename(archive)
+    return archive
