@@ -8,7 +8,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import AsyncStatusInbox, SqlStore, Status, StatusInbox, Verdict
-from tests.support.database import Database
+from tests.support.database import Database, dispose
 from tests.support.proxy import TcpProxy
 from tests.support.status_async import in_loop
 from tests.support.status_locks import asynchronous, is_end, is_renewal, proxied
@@ -55,7 +55,7 @@ def test_a_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> 
         assert not second.lost
         wait_until(lambda: engine.pool.checkedout() == 0)  # type: ignore[attr-defined]
     assert stored(direct, "a").status is Status.CONSUMED
-    engine.dispose()
+    dispose(engine)
 
 
 @in_loop
@@ -88,7 +88,7 @@ def test_a_call_that_hangs(
     assert proxy.was_cut.is_set()
     record = stored(direct)
     assert (record.status, record.attempts_finished) == (Status.CONSUMED, 1)
-    engine.dispose()
+    dispose(engine)
 
 
 @in_loop

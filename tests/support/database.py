@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine
+import psycopg
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox.schema import metadata
@@ -52,9 +54,22 @@ class Database:
         self.server.drop_database(self.url)
 
     def dispose(self) -> None:
-        """Close the engines' idle connections."""
+        """Close the engines' connections."""
         for engine in self._engines:
-            engine.dispose()
+            dispose(engine)
+
+
+def dispose(engine: Engine) -> None:
+    """Close an engine's connections: the idle ones now, and any that a thread still uses, such as one that
+    renews leases, when it comes back. The pool it comes back to is gone, and nobody else would close it."""
+    event.listen(engine, "checkin", _close)
+    engine.dispose()
+
+
+def _close(driver: DBAPIConnection | None, _: object) -> None:
+    # The other drivers close a connection by themselves when it is garbage-collected.
+    if isinstance(driver, psycopg.Connection):
+        driver.close()
 
 
 def make_tables(url: URL) -> None:

@@ -13,6 +13,7 @@ from inbox import Claim, RedisStore, SqlStore, Status, StatusInbox
 from inbox._status_mode.stores import Answer, Change, Held, Record, Request, Store
 from inbox.schema import tables
 from tests import servers
+from tests.support.database import dispose
 
 NAMES = (*servers.NAMES, "redis")
 CONSUMER = "orders"
@@ -49,7 +50,7 @@ class Place:
         else:
             engine = create_engine(self.url, **_OPTIONS.get(self.name, {}))
             yield SqlStore(engine)
-            engine.dispose()
+            dispose(engine)
 
     def clear(self) -> None:
         """Forget every record."""
