@@ -61,6 +61,7 @@ class Memory:
         if self._process != os.getpid():
             self._forget()
         with self._lock:
+            # Out of the dictionary and back in: it keeps the order of insertion.
             found = self._known.pop(key, None)
             if found is None or found[1] < time.monotonic():
                 return None

@@ -69,6 +69,7 @@ def accept(
     `begins` says that the transaction begins with it. Call this inside `OWN`."""
     database = database_to_join(connection)
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
+        # What is remembered is committed, so its claim, which memory does not keep, is compared with nothing.
         return _judge(attempt, Stored(b"", known.digest, known.result))
     try:
         if message_time is not None and _is_too_old(database, connection, policy, message_time):
@@ -156,6 +157,7 @@ def accept_many(
             # Text sorts by code point, which is the byte order of its UTF-8.
             batch = KeyBatch(tables, consumer, os.urandom(16), sorted(fresh), digests)
             taken, known = _take_parts(database, connection, batch, time.monotonic() + wait)
+            # As in `accept`: a key that is stored keeps its verdict, however old the message is.
             if others := sorted({messages.keys[index] for index in old} - fresh):
                 known |= database.find_many(connection, replace(batch, keys=others))
         except DBAPIError as error:

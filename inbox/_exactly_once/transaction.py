@@ -96,6 +96,7 @@ class Transaction:
                     drop_read_only(self.connection, error)
                 raise
         except Exception as error:
+            # Whatever fails before the body runs is not the handler's failure.
             OWN.mark(error)
             raise
         if self.verdict is Verdict.NEW:
@@ -184,6 +185,7 @@ class Transaction:
                 "the body committed or rolled back: the inbox row and the writes after that are not in one "
                 "transaction"
             )
+        # SQLAlchemy has rolled it back itself, after an error in a flush or a lost connection.
         if not self._transaction.is_active or self.connection.invalidated:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
         if self.verdict is Verdict.NEW and database_of(self.connection).is_ended(self.connection):
@@ -206,6 +208,7 @@ class Transaction:
         attempt = self._attempt
         parameters = attempt.where() | {"claim_": attempt.claim, "result_": encode_result(self.result)}
         with OWN:
+            # With the claim: a row that the body has deleted and taken again is not this attempt's.
             updated = self.connection.execute(taking_statements.store_result(attempt.tables), parameters)
         if updated.rowcount != 1:
             raise TransactionAborted("the inbox row is gone from the transaction: nothing was written")

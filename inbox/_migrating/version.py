@@ -32,6 +32,7 @@ def prepare(op: Any, schema: str | None, *, as_sql: bool) -> None:
         forget_base(op.get_bind(), schema)
     elif schema is not None:
         op.execute(CreateSchema(schema, if_not_exists=True))
+    # The table that Alembic itself would make.
     number = Column("version_num", String(32), nullable=False)
     key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
     op.create_table(VERSION_TABLE, number, key, schema=schema)

@@ -208,6 +208,7 @@ class _Run:
                 )
                 if self.progress is not None:
                     self.progress(self.state(finished=False))
+            # Fewer than asked for: the rest is too young, or locked by somebody, and left to the next purge.
             if len(deleted) < self.batch:
                 return True
             # As long as the batch took: live traffic keeps at least half of the database.

@@ -98,6 +98,8 @@ def release(store: Store, consumer: str, key: Key, *, by: str | None = None) -> 
 
     Args, raises: as `retry`; `WrongStatus` if the message is not consuming.
     """
+    # Two writes: once the handler is fenced off, it can no longer begin or end a step between look and
+    # decision.
     record = _fenced(store, _found(store, consumer, key, among=(Status.CONSUMING,)))
     if record.pending_step is None:
         _decide(store, record, "released", by, status=Status.FAILED, started=-1)

@@ -131,6 +131,7 @@ class ClaimBase:
         if error is None:
             hold.check_process()
         elif not hold.is_here:
+            # A fork of the block has raised: only the process that has the claim writes how it ended.
             return
         if error is None and hold.steps.is_undoing:  # once an undo has run, the handler can no longer succeed
             error, self.result = GivingUp(), None
@@ -160,6 +161,7 @@ class ClaimBase:
                 if isinstance(error, GivingUp):
                     raise
                 return  # a later delivery retries the undo
+            # One by one: after a crash only the steps that are left are undone again.
             hold.undone(name)
         self._failed(error)
 
@@ -167,6 +169,7 @@ class ClaimBase:
         """Let go of the message if the handler did not fail: it is somebody else's, or is given back because
         it was interrupted or its store did not answer. Return whether that is so."""
         hold = self._held
+        # The handler may also pass on the LeaseLost of another message, which is a failure of this one.
         if isinstance(error, LeaseLost) and hold.lost:
             hold.lose()
             return True

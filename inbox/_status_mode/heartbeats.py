@@ -51,6 +51,8 @@ class Schedule:
         self._renews = renews
         self.is_needed = renews or max_runtime is not None
         """Whether claims need any attention while they are held."""
+        # A claim is due after a third of its lease: a look that comes late still leaves time for several
+        # rounds.
         self.pause = min(lease, max_runtime or lease) / 12
         """Seconds between two looks."""
         self._entries: dict[Lease, _Entry] = {}
@@ -91,6 +93,7 @@ class Schedule:
             found = [hold for hold, entry in self._entries.items() if entry.when <= now]
             for hold in found:
                 entry = self._entries[hold]
+                # Until its answer comes. A locked record is not asked about: nobody can take it over.
                 entry.is_unanswered = not hold.is_locked
                 entry.when = now + min(max(hold.left, self._lease / 12), self.patience)
         return [hold for hold in found if not hold.is_locked]
@@ -108,10 +111,12 @@ class Schedule:
 
     def _answered(self, hold: Lease, sent: float, left: float | None) -> None:
         if left is None:
+            # The record of a handler that has just ended is no longer being consumed: nothing was lost.
             if hold.is_running:
                 self._lose(hold)
             return
         hold.renewed(sent + left)
+        # A locked record is not renewed: the store then answers what is left of the old lease.
         is_renewed = left > self._lease * 2 / 3
         with self._lock:
             entry = self._entries.get(hold)
@@ -157,6 +162,7 @@ class Heartbeats:
         with self._lock:
             self._schedule.add(hold, _nothing)
             if self._thread is None or not self._thread.is_alive():
+                # A daemon: a claim that is never ended must not keep the process from ending.
                 self._thread = threading.Thread(target=self._run, name="inbox heartbeats", daemon=True)
                 self._thread.start()
 

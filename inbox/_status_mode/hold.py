@@ -84,6 +84,7 @@ class Hold(Lease):
     def begin_step(self, name: str, on_unknown: OnUnknown, *, has_undo: bool = False) -> bool:
         """Whether to run the step; if not, its result is `steps.result(name)`."""
         options.one_of("on_unknown", on_unknown, ("retry", "halt"))
+        # Steps are found by name: a second one of the same name would get the first one's result.
         if checked_name(name) in self._used:
             raise InvalidOption(f"step={name!r}: this attempt already has a step of this name")
         self._used.add(name)
@@ -147,6 +148,7 @@ class Hold(Lease):
         """
         text = describe(error)
         status = Status.DEAD if for_good else Status.FAILED
+        # Whatever the handler raised: only an operator can find out whether that step has happened.
         if self.steps.pending is not None:
             status = Status.HALTED
             text = f"the outcome of step {self.steps.pending!r} is unknown: {text}"
@@ -217,6 +219,8 @@ class Hold(Lease):
         change = Change(
             steps=steps.text(),
             undos=steps.undos,
+            # None unless it can differ from what is stored: most steps may be repeated, and are never
+            # pending.
             pending_step=(steps.pending or "") if begins or was_pending else None,
             forget_after=self._kept_alive(),
         )
@@ -229,6 +233,7 @@ class Hold(Lease):
         self.steps = steps
 
     def _end(self, change: Change, what: str) -> None:
+        # Before the write: a heartbeat that finds the record ended must not report a lost claim.
         self._ended = True
         # The last write about steps may be missing, so repeat it with the end.
         if self._is_unsure:

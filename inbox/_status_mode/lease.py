@@ -111,6 +111,7 @@ class Lease:
         """
         if self.is_overdue:
             self._refuse()
+        # Nobody can take a locked record over, and this write would wait for our own transaction.
         if not self.is_locked:
             self._write(Change(forget_after=self._kept_alive()), "a heartbeat")
 

@@ -99,10 +99,12 @@ class StepTransaction:
         if isinstance(self._handle, Session):
             self._handle.flush()
         self._record()
+        # The last moment to stop a handler that has run too long: after the COMMIT its step has happened.
         self._hold.check()
         self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
         try:
             with COMMIT:
+                # Even in a cancelled task the COMMIT finishes, so that its outcome is known.
                 self._hold.call(self._commit)
         except StoreUnreachable as error:
             with OWN:
@@ -122,6 +124,7 @@ class StepTransaction:
         self.leave()
         if forked.is_in(self._process):
             if self._hold.is_locked:
+                # If the ROLLBACK cannot be sent, the pool must not hand this transaction to its next user.
                 failed_commit.watch(self._connection)
             roll_back(self._handle)
         else:
@@ -157,6 +160,7 @@ class StepTransaction:
 
     def _write_steps(self) -> bool:
         """Write the step to the record; return False if the transaction has been undone since it began."""
+        # Before the statement, so that the lease never ends earlier in the store than here.
         self._sent = time.monotonic()
         steps = self._steps.text()
         with OWN, self._bounded():

@@ -192,6 +192,7 @@ class Judgement:
 
 def judge(record: Record, now: datetime, request: Request) -> Judgement:
     """The rules for taking over an existing record, the same for every store."""
+    # Before anything else: what became of another payload says nothing about this one.
     if is_mismatch(request.digest, record.digest):
         return Judgement(Verdict.MISMATCH)
     if record.status in _SETTLED:
@@ -244,6 +245,7 @@ def successor(record: Record, now: datetime, request: Request, judgement: Judgem
     so that a former holder does not take the record for its own."""
     # Tokens must grow even if the clock has gone back.
     token, history = max(record.token + 1, first_token(now)), record.history
+    # Its holder recorded no end, so this attempt is not in the history yet.
     if record.status is Status.CONSUMING:
         history = remember(record, NEVER_ENDED)
     if judgement.bury is not None:

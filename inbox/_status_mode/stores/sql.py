@@ -96,6 +96,7 @@ class SqlStore(Store):
         parameters = values | rows.where(held)
         if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
             return True
+        # No row changed: the claim is lost, or this write had arrived before and only its answer was lost.
         return self._has_happened(held, change)
 
     def find(self, consumer: str, key: str) -> Record | None:
@@ -129,6 +130,7 @@ class SqlStore(Store):
         consumer = claims[0].consumer
         these = {"consumer_": consumer, "claims": [(held.key, held.token) for held in claims]}
         self._claiming.renew(connection, self.tables, these, lease)
+        # Read back, because the renewal may skip locked rows, which keep the lease they have.
         left = {
             Held(consumer, row.key, row.token): (row.lease_until - row.now).total_seconds()
             for row in connection.execute(claiming_statements.leases(self.tables), these)
@@ -234,6 +236,7 @@ class SqlStore(Store):
             buried = claiming_statements.bury(self.tables)
             changed = connection.execute(buried, values | {"status": judgement.bury.value}).rowcount
         now, found = self._look(connection, seen)
+        # Each statement commits on its own: somebody else may have changed the record before or after ours.
         if changed == 0 or found is None or (judgement.bury is None and found.claim != request.claim):
             return None
         return Answer(verdict=judgement.verdict, record=found, now=now)
