@@ -68,6 +68,7 @@ class Job:
         with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
             self._check_tables(connection)
             fitted(connection, self._database, self.settings, schema)
+            # A generated name is new, so nothing can have been committed under it.
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)
         # In a separate transaction, which may be retried: on SQLite a transaction that has read cannot write
@@ -100,6 +101,7 @@ class Job:
         return self._report(total, len(done), sum(each.replayed for each in done), transport, seconds)
 
     def _settle(self, read: Counts, connection: Connection) -> Counts:
+        # From the ledger again: tasks of an earlier submission may have committed since it was read.
         total = _reconciled(read, self._entries(connection))
         if self._is_named:
             whole = Entry(self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING)

@@ -44,6 +44,7 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
         function, given = pickle.loads(packed)  # noqa: S301 - it comes from the driver
         return function(*given)
 
+    # Packed apart: the outer function must unpickle on an executor that lacks this package.
     packed: bytes = cloudpickle.dumps((call, arguments))  # type: ignore[no-untyped-call]
     return opened, (own_version(), DISTRIBUTION, packed)
 

@@ -90,6 +90,7 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
             connection.close()
             if is_late:
                 raise TransientError(f"max_connections={settings.max_connections}: no connection was free")
+        # At random: otherwise all tasks of a job would come again at the same moment.
         time.sleep(random.uniform(0.05, 0.5))
 
 

@@ -50,6 +50,7 @@ def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
     """
     try:
         for column in columns:
+            # Arrow data from a Python function is not checked by Spark: its text may be any bytes.
             column.validate(full=True)
         keys = _text(columns[0]) if len(columns) == 1 else _joined(columns)
     except pa.ArrowInvalid as error:

@@ -86,6 +86,7 @@ class Spool:
         table = _sorted_once(self._pending)
         self._pending, self._bytes = [], 0
         if self._file is None:
+            # Without a name: a worker that is killed leaves nothing behind.
             self._file = tempfile.TemporaryFile(prefix="inbox-outbox-")  # noqa: SIM115 - closed in __exit__
             self._writer = pa.ipc.new_file(self._file, table.schema)
         run = _Run()
@@ -100,6 +101,7 @@ class Spool:
     def _merged(self) -> Iterator[pa.Table]:
         reader = pa.ipc.open_file(self._file)
         for low, high in self._ranges():
+            # The runs are in the order in which their rows came, so that the first row of each key is kept.
             yield _sorted_once([part for run in self._runs for part in _slices(reader, run, low, high)])
 
     def _ranges(self) -> Iterator[tuple[str, str | None]]:
@@ -110,6 +112,7 @@ class Spool:
         for first, more in sorted(
             pair for run in self._runs for pair in zip(run.firsts, run.sizes, strict=True)
         ):
+            # Blocks that begin with the same key stay in one range: all rows of a key are merged together.
             if size + more > self._memory // _RANGE and first not in edges[-1:]:
                 edges.append(first)
                 size = 0

@@ -49,9 +49,11 @@ class Task:
 
     def trusted(self, part: int) -> tuple[Entry, Counts] | None:
         """The partition's ledger row, if it is trusted without reading the partition."""
+        # Without the number of partitions, a partition of another plan could have the same number.
         if self.settings.ledger != "trust" or self.parts == 0:
             return None
         entries = [each for each in self.done.items() if (each[0].part, each[0].parts) == (part, self.parts)]
+        # With two fingerprints the partition's rows differ between attempts, so its number proves nothing.
         return entries[0] if len(entries) == 1 else None
 
 
@@ -77,6 +79,7 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
         return Done(part, believed[0].fingerprint, believed[1], replayed=True, transport="none")
     with Spool(task.settings.memory) as spool:
         fingerprint, dropped = _read(task.settings, batches, spool)
+        # No entry either: one that counts no rows marks a transaction that was ended too early.
         if spool.rows + dropped == 0:
             return None
         entry = task.entry(part, fingerprint.digest())
