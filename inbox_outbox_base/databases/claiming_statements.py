@@ -165,6 +165,8 @@ def write(tables: Tables, names: frozenset[str], among: frozenset[str]) -> Updat
         else:
             values[name] = bindparam(name, type_=c[name].type)
     if "status" in names:
+        # `updated_at` is the last change of status, from which the retention counts: heartbeats and steps
+        # leave it.
         values |= {"lease_until": null(), "updated_at": utcnow()}
     return update(tables.status).where(held(tables, among), waits(WRITE_WAIT)).values(values)
 
@@ -185,6 +187,7 @@ def leases(tables: Tables) -> Select[Any]:
 def among_claims(tables: Tables) -> ColumnElement[bool]:
     """The record belongs to one of these claims, which still holds it."""
     c = tables.status.c
+    # With the token: a record that was taken over meanwhile is somebody else's to renew.
     claims = tuple_(c.key, c.token).in_(bindparam("claims", expanding=True))
     ours = c.consumer == bindparam("consumer_", type_=c.consumer.type)
     return and_(ours, claims, c.status == literal_column(f"'{Status.CONSUMING.value}'"))
@@ -223,6 +226,7 @@ def _as_judged(tables: Tables) -> ColumnElement[bool]:
     c = tables.status.c
     unheld = c.lease_until.is_(None) | (c.lease_until <= utcnow())
     seen = [c[name] == bindparam(f"{name}_") for name in ("token", "status", "undos")]
+    # Most records have no such step, and NULL equals nothing.
     pending = c.pending_step.is_not_distinct_from(bindparam("pending_step_", type_=c.pending_step.type))
     return and_(_this(tables), unheld, pending, *seen, waits(CLAIM_WAIT))
 

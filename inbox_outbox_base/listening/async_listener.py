@@ -66,6 +66,8 @@ class AsyncListener(ListenerBase):
                 batch.give_back(STOPPING)
             if batch.is_decided:
                 return
+            # No wake is lost: other threads set it by a callback of this loop, which runs only while this
+            # waits.
             woken.clear()
             try:
                 async with asyncio.timeout(self._patience()):

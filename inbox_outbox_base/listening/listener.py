@@ -76,6 +76,7 @@ class Listener(ListenerBase):
         finally:
             self._wakes.discard(batch.wake)
             with self._lanes.lock:
+                # Ctrl-C can end the wait: then nothing of the batch may begin afterwards.
                 batch.give_back("interrupted")
         if batch.interruption is not None:
             raise batch.interruption

@@ -163,6 +163,7 @@ class ListenerBase:
         """The outcome, or that the message is dead because it has failed too often."""
         if self._max_attempts is None or not outcome.is_failure:
             return outcome
+        # The count that came with the message lacks this failure.
         failures = 1 + self._count(job, "failures", self._failures, 0)
         if failures < self._max_attempts or outcome.error is None:
             return outcome
@@ -171,6 +172,7 @@ class ListenerBase:
         return caught(given_up)
 
     def _action(self, outcome: Outcome) -> Action:
+        # Somebody else has the message now, and may still fail.
         if isinstance(outcome.error, LeaseLost):
             return Action.RETRY
         # An inbox that sets `retry_after` counts the attempts itself.

@@ -135,6 +135,7 @@ class MySQLLoading(Loading):
 
     def _give(self, connection: Connection, keys: pa.StringArray) -> None:
         """The keys as a temporary table."""
+        # The keys before these may have left it.
         connection.execute(sql.FORGET)
         connection.execute(CreateTable(sql.GIVEN))
         self.load(connection, sql.GIVEN.name, None, pa.table({"key": keys}), 20_000)

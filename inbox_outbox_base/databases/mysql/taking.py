@@ -128,6 +128,7 @@ class MySQLTaking(Taking):
         except DBAPIError as error:
             self._raise_unless_timed_out(connection, error)
             return None
+        # The answer to an INSERT of many rows does not say which were added; their claims do.
         found = super().find_many(connection, batch)
         if len(found) < len(batch.keys):
             raise _snapshot_too_old()

@@ -252,6 +252,7 @@ def _add_unless_there(tables: Tables) -> ReturningInsert[Any]:
         .table_valued("key")
         .render_derived(name="given")
     )
+    # In byte order, as every batch takes its keys, so that two of them cannot deadlock.
     rows = select(
         bindparam("consumer", type_=c.consumer.type), given.c.key, bindparam("claim", type_=LargeBinary)
     ).order_by(given.c.key.collate("C"))

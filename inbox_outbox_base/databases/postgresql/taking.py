@@ -51,9 +51,11 @@ class PostgreSQLTaking(Taking):
         if connection.execute(add_at_once(attempt.tables), attempt.row()).rowcount == 1:
             return True
         stored = self.find(connection, attempt)
+        # Neither added nor there: the key, or a batch of its consumer, is in flight.
         if stored is None:
             if self._take_patiently(connection, attempt, "key", [attempt.key], wait):
                 return True
+            # There now if the other transaction has committed; not if the wait ran out.
             stored = self.find(connection, attempt)
         return stored
 

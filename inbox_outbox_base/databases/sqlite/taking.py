@@ -77,6 +77,7 @@ class SQLiteTaking(Taking):
             return None
 
     def settled(self, connection: Connection, attempt: Attempt, wait: float) -> Stored | None:
+        # There is no server: once the call has returned, its COMMIT has happened or never will.
         return self.find(connection, attempt)
 
     def delete_oldest(
