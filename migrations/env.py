@@ -29,6 +29,7 @@ def _url() -> URL:
 def _print() -> None:
     dialect = attributes.get("dialect") or _url().get_backend_name()
     check(dialect, schema)
+    # A script has no parameters, so values are written into its text.
     context.configure(dialect_name=dialect, literal_binds=True, **settings)
     with context.begin_transaction():
         if schema is not None:
@@ -61,6 +62,7 @@ try:
     else:
         _connect_and_run()
 except InboxError as error:
+    # Called by `inbox.migration`, which passes the error on; whoever runs Alembic gets one line.
     if "connection" in attributes or "dialect" in attributes:
         raise
     raise SystemExit(f"{type(error).__name__}: {error}") from None

@@ -31,6 +31,7 @@ def upgrade() -> None:
         schema=schema,
         **options(),
     )
+    # For purges, which find the oldest rows of one consumer after another.
     op.create_index("inbox_message_accepted_at", "inbox_message", ["consumer", "accepted_at"], schema=schema)
 
 

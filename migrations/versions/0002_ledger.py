@@ -45,6 +45,7 @@ def upgrade() -> None:
         schema=schema,
         **options(),
     )
+    # For purges, as in 0001.
     op.create_index("inbox_ledger_committed_at", "inbox_ledger", ["consumer", "committed_at"], schema=schema)
 
 

@@ -31,7 +31,9 @@ def upgrade() -> None:
         **given,
     )
     for table in TABLES:
+        # Nullable and without a default, so that no row is written: the tables may be large, and in use.
         op.add_column(table, sa.Column("own_id", sa.Boolean), schema=schema)
+        # Where a type cannot be changed (SQLite), its length limits nothing.
         if changes_types:
             op.alter_column(
                 table, "id", existing_type=was, type_=becomes, existing_nullable=False, schema=schema

@@ -15,6 +15,7 @@ makes = ()
 
 def upgrade() -> None:
     schema = op.get_context().opts["inbox_schema"]
+    # Nullable, as the column of 0006.
     op.add_column("outbox_message", sa.Column("failing_since", plain_time()), schema=schema)
 
 
