@@ -7,6 +7,7 @@ jars are others, or there are files in Spark's configuration folder.
 
 import fcntl
 import os
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -30,10 +31,11 @@ session.stop()
 def share(java_options: str) -> None:
     """Let the JVMs of every Spark that is started from now on use the archive, which is made if need be with
     these options: the choice of the garbage collector is part of it."""
-    option = f"-XX:SharedArchiveFile={_archive(java_options)}"
-    settings = [f"spark.{part}.defaultJavaOptions={option}" for part in ("driver", "executor")]
+    # Without logging: a JVM that the archive does not fit would say so among the program's own output.
+    options = f"-XX:SharedArchiveFile={_archive(java_options)} -Xlog:disable"
+    settings = [f"spark.{part}.defaultJavaOptions={options}" for part in ("driver", "executor")]
     arguments = [word for setting in settings for word in ("--conf", setting)]
-    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*arguments, "pyspark-shell"])
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join([*arguments, "pyspark-shell"])
 
 
 @cache
