@@ -171,6 +171,8 @@ def test_connections_are_used_again(queues: Queues, proxy: TcpProxy) -> None:
         lambda queue=queue: [published(publisher, numbered(queue, 20)) for _ in range(20)]  # type: ignore[misc]
         for queue in names
     ]
+    assert published(publisher, []) == []
+    assert proxy.opened == 0
     works[0]()
     assert proxy.opened == 1
     together(works)

@@ -73,7 +73,7 @@ class AsyncRabbitPublisher:
     async def _answers(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
         """The outcomes, each with its message's place in the batch, as they become known."""
         deadline = asyncio.get_running_loop().time() + self.timeout
-        groups = [dict(enumerate(batch))]
+        groups = [dict(enumerate(batch))] if batch else []
         doubtful = set[int]()
         while groups:
             group, again = groups.pop(), list[tuple[int, Envelope]]()
@@ -137,7 +137,8 @@ class AsyncRabbitPublisher:
     async def _give_back(self, link: Link, *, is_usable: bool) -> None:
         # A connection that RabbitMQ blocks is kept: a new one would learn of the block only after its first
         # message, whose fate would be unknown again.
-        if link.is_open and (is_usable or await link.is_blocked()):
+        is_kept = link in self._links  # unless the publisher was closed
+        if is_kept and link.is_open and (is_usable or await link.is_blocked()):
             self._idle.append(link)
         else:
             self._drop(link)
