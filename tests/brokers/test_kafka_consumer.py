@@ -13,6 +13,7 @@ from inbox import Backoff, Claim, Delivery, Outcome, SqlStore, StatusInbox, Verd
 from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
 from tests.support import kafka_native
+from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.kafka_consumers import applied, applied_by_key, applying, consumer, make_table, running
 from tests.support.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
@@ -53,7 +54,7 @@ def test_published_then_taken(topics: Topics, postgres: Database) -> None:
     ]
     sender = KafkaPublisher({"bootstrap.servers": topics.address})
     for batch in batches:
-        assert sender.send(batch) == [Accepted()] * 5
+        assert published(sender, batch) == [Accepted()] * 5
     with running(consumer(topics.address, topic, applying(engine, before=seen.append))):
         wait_until(lambda: len(applied(engine)) >= 45)
     assert applied_by_key(engine) == {f"key-{k}": [f"{n}" for n in range(9)] for k in range(5)}
@@ -72,7 +73,7 @@ def test_the_same_id_five_times(topics: Topics, postgres: Database) -> None:
     message = envelope(topic, "a", "1")
     sender = KafkaPublisher({"bootstrap.servers": topics.address})
     for _ in range(5):
-        sender.send([message])
+        published(sender, [message])
     topics.put(topic, "end")
     with running(consumer(topics.address, topic, applying(engine))):
         wait_until(lambda: "end" in applied(engine))

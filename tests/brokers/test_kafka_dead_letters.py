@@ -13,6 +13,7 @@ from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Ver
 from inbox.errors import GiveUp
 from outbox import Accepted
 from outbox.kafka import KafkaPublisher
+from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.kafka_consumers import QUICK, Handler, applied, applying, consumer, make_table, running
 from tests.support.kafka_topics import Topics, envelope, values, wait_until
@@ -69,7 +70,7 @@ def test_a_large_message_goes_to_the_topic_of_dead_letters(topics: Topics) -> No
     topic, dead, taken = topics.new(), topics.new(), threading.Event()
     sender = KafkaPublisher({"bootstrap.servers": topics.address})
     large, end = envelope(topic, "x" * 1_048_000, "k"), envelope(topic, "end", "k")
-    assert sender.send([large, end]) == [Accepted()] * 2
+    assert published(sender, [large, end]) == [Accepted()] * 2
     sender.close()
     with running(consumer(topics.address, topic, all_but_the_end(taken), dead_letter=dead)):
         wait_until(taken.is_set)

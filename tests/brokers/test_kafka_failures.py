@@ -10,6 +10,7 @@ from inbox import Outcome as Taken
 from outbox import Accepted, Outcome, Unavailable, Unknown
 from outbox.kafka import KafkaPublisher
 from tests.servers.kafka import LocalKafka
+from tests.support.answers import published
 from tests.support.kafka_consumers import consumer
 from tests.support.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
 from tests.support.proxy import TcpProxy
@@ -38,25 +39,25 @@ def test_the_broker_is_killed_while_messages_are_published(private_kafka: LocalK
             publisher(private_kafka.address, 3),
             threading.Event(),
         )
-        published: dict[str, list[str]] = {f"key-{number}": [] for number in range(6)}
+        accepted: dict[str, list[str]] = {f"key-{number}": [] for number in range(6)}
 
         def publish() -> None:
-            waiting = {key: envelope(topic, "0", key) for key in published}
+            waiting = {key: envelope(topic, "0", key) for key in accepted}
             while not is_over.is_set():
-                for key, outcome in zip(waiting, sender.send(list(waiting.values())), strict=True):
+                for key, outcome in zip(waiting, published(sender, list(waiting.values())), strict=True):
                     assert isinstance(outcome, Accepted | Unavailable | Unknown)
                     if isinstance(outcome, Accepted):
-                        published[key].append(waiting[key].id)
-                        waiting[key] = envelope(topic, f"{len(published[key])}", key)
+                        accepted[key].append(waiting[key].id)
+                        waiting[key] = envelope(topic, f"{len(accepted[key])}", key)
 
         thread = threading.Thread(target=publish)
         thread.start()
         for _ in range(3):
-            before = len(published["key-0"])
-            wait_until(lambda: len(published["key-0"]) > before + 100)  # noqa: B023 - ends within the turn
+            before = len(accepted["key-0"])
+            wait_until(lambda: len(accepted["key-0"]) > before + 100)  # noqa: B023 - ends within the turn
             private_kafka.restart()
-        before = len(published["key-0"])
-        wait_until(lambda: len(published["key-0"]) > before + 10)
+        before = len(accepted["key-0"])
+        wait_until(lambda: len(accepted["key-0"]) > before + 10)
         is_over.set()
         thread.join()
         written: dict[str, list[str]] = {}
@@ -64,7 +65,7 @@ def test_the_broker_is_killed_while_messages_are_published(private_kafka: LocalK
             ids = written.setdefault((record.key() or b"").decode(), [])
             if id_of(record) not in ids:
                 ids.append(id_of(record))
-    for key, ids in published.items():
+    for key, ids in accepted.items():
         assert written[key][: len(ids)] == ids
         assert len(written[key]) <= len(ids) + 1  # the last one may be there without an answer
 
@@ -77,9 +78,9 @@ def test_the_broker_is_away_when_a_relay_starts(private_kafka: LocalKafka) -> No
         sender = publisher(private_kafka.address, 2)
         sender.check(30)
         for value in "ab":
-            assert kinds(sender.send([envelope(topic, value)])) == {Unavailable}
+            assert kinds(published(sender, [envelope(topic, value)])) == {Unavailable}
         private_kafka.start()
-        wait_until(lambda: sender.send([envelope(topic, "c")]) == [Accepted()])
+        wait_until(lambda: published(sender, [envelope(topic, "c")]) == [Accepted()])
         assert values(topics.log(topic)) == ["c"]
 
 
@@ -91,16 +92,16 @@ def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
         # One message a request, and one request at a time: the others wait inside the client.
         waiting = {"max_in_flight": 1, "batch_num_messages": 1}
         sender = publisher(private_kafka.address, 2, **waiting)
-        assert sender.send([envelope(topic, "before")]) == [Accepted()]
+        assert published(sender, [envelope(topic, "before")]) == [Accepted()]
         private_kafka.freeze()
         try:
             outcomes = [
-                sender.send([envelope(topic, f"{n}-{i}", f"{i}") for i in range(9)]) for n in range(3)
+                published(sender, [envelope(topic, f"{n}-{i}", f"{i}") for i in range(9)]) for n in range(3)
             ]
         finally:
             private_kafka.thaw()
         assert [kinds(each) for each in outcomes] == [{Unknown}, {Unavailable}, {Unavailable}]
-        wait_until(lambda: sender.send([envelope(topic, "after")]) == [Accepted()])
+        wait_until(lambda: published(sender, [envelope(topic, "after")]) == [Accepted()])
         written = values(topics.log(topic))
         assert {"before", "after"} <= set(written) <= {"before", "0-0", "after"}
 
@@ -110,11 +111,11 @@ def test_how_long_a_send_takes(private_kafka: LocalKafka, timeout: float) -> Non
     """`send` ends within its time limit whatever the broker does, so that a lease can be longer."""
     with Topics(private_kafka.address) as topics:
         topic, sender = topics.new(), publisher(private_kafka.address, timeout)
-        wait_until(lambda: sender.send([envelope(topic, "before")]) == [Accepted()])
+        wait_until(lambda: published(sender, [envelope(topic, "before")]) == [Accepted()])
         private_kafka.freeze()
         try:
             for _ in range(2):
-                send = threading.Thread(target=sender.send, args=([envelope(topic, "a")],))
+                send = threading.Thread(target=published, args=(sender, [envelope(topic, "a")]))
                 send.start()
                 send.join(timeout + 2)  # two seconds for a machine that is busy
                 assert not send.is_alive()
@@ -142,13 +143,13 @@ def test_the_answer_gets_lost(
     once; a client that sends once does not know, and says so. Sent again, it is accepted."""
     topics, proxy = proxied_kafka
     topic, sender = topics.new(), publisher(topics.address, 5, **settings)
-    wait_until(lambda: sender.send([envelope(topic, "before")]) == [Accepted()])
+    wait_until(lambda: published(sender, [envelope(topic, "before")]) == [Accepted()])
     message = envelope(topic, "the message")
     proxy.cut_on(lambda chunk: message.id.encode() in chunk, forward=forward)
-    assert kinds(sender.send([message])) == {outcome}
+    assert kinds(published(sender, [message])) == {outcome}
     assert proxy.was_cut.is_set()
     assert _ids(topics, topic).count(message.id) == copies
-    wait_until(lambda: sender.send([message]) == [Accepted()])
+    wait_until(lambda: published(sender, [message]) == [Accepted()])
     assert _ids(topics, topic).count(message.id) == copies + 1
 
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from outbox import Accepted, Envelope, Outcome, Unavailable, Unknown
 from outbox.kafka import KafkaPublisher
 from tests.servers.kafka import LocalKafka
+from tests.support.answers import published
 from tests.support.kafka_relaying import Relaying, kinds, written
 from tests.support.kafka_topics import Topics, envelope, wait_until
 
@@ -41,11 +43,11 @@ def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> Non
     leader."""
     topic, sender = topics.new_on(1, 2), sender_to(topics)
     first, batch = batch_of(topic), batch_of(topic)
-    assert set(sender.send(first)) == {Accepted()}
+    assert set(published(sender, first)) == {Accepted()}
     second_broker.crash()
     try:
         wait_until(lambda: topics.leaders(topic)[1] == -1)
-        outcomes = sender.send(batch)
+        outcomes = published(sender, batch)
     finally:
         second_broker.start()
     by_key: dict[str | None, set[type[Outcome]]] = {}
@@ -53,7 +55,7 @@ def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> Non
         by_key.setdefault(message.key, set()).add(type(outcome))
     assert {frozenset(each) for each in by_key.values()} == {frozenset([Accepted]), frozenset([Unknown])}
     again = [each for each in batch if by_key[each.key] != {Accepted}]
-    wait_until(lambda: set(sender.send(again)) == {Accepted()})
+    wait_until(lambda: set(published(sender, again)) == {Accepted()})
     found = written(topics, topic)
     for key in KEYS:
         assert found[key] == [each.id for each in first + batch if each.key == key]
@@ -90,13 +92,13 @@ def test_too_few_replicas(topics: Topics, second_broker: LocalKafka) -> None:
 def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: LocalKafka) -> None:
     """Its sends from another thread are accepted and quick, while the other topic's fail, again and again."""
     bad, good, sender = topics.new_on(2), topics.new_on(1), sender_to(topics)
-    assert set(sender.send(batch_of(bad))) == {Accepted()}
+    assert set(published(sender, batch_of(bad))) == {Accepted()}
     others: list[Outcome] = []
     is_over = threading.Event()
 
     def fail() -> None:
         while not is_over.is_set():
-            others.extend(sender.send(batch_of(bad)))
+            others.extend(published(sender, batch_of(bad)))
 
     failing = threading.Thread(target=fail)
     second_broker.crash()
@@ -106,7 +108,7 @@ def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: Loca
         end = time.monotonic() + 2 * TIMEOUT
         while time.monotonic() < end:
             begun = time.monotonic()
-            assert set(sender.send(batch_of(good))) == {Accepted()}
+            assert set(published(sender, batch_of(good))) == {Accepted()}
             took.append(time.monotonic() - begun)
         assert sorted(took)[len(took) // 2] < TIMEOUT / 4
     finally:
@@ -115,7 +117,7 @@ def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: Loca
         second_broker.start()
     # While a partition has lost its leader, the client waits for it; once a broker knows, nothing is sent.
     assert {type(each) for each in others} == {Unknown, Unavailable}
-    wait_until(lambda: set(sender.send(batch_of(bad))) == {Accepted()})
+    wait_until(lambda: set(published(sender, batch_of(bad))) == {Accepted()})
 
 
 def test_as_many_producers_as_sends(topics: Topics) -> None:
@@ -124,7 +126,7 @@ def test_as_many_producers_as_sends(topics: Topics) -> None:
     before = _clients()
     for _ in range(5):
         with ThreadPoolExecutor(len(names)) as pool:
-            for outcomes in pool.map(sender.send, map(batch_of, names)):
+            for outcomes in pool.map(partial(published, sender), map(batch_of, names)):
                 assert set(outcomes) == {Accepted()}
         assert 1 <= _clients() - before <= len(names)
     sender.close()

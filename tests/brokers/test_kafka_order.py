@@ -16,6 +16,7 @@ from inbox_outbox_base.brokers.kafka.producer_settings import filled_in, limits
 from outbox import Accepted, Envelope, Refused, Unavailable
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from tests.servers.kafka import LocalKafka
+from tests.support.answers import published
 from tests.support.kafka_relaying import Relaying, kinds, written
 from tests.support.kafka_topics import Topics, envelope, wait_until
 from tests.support.proxy import TcpProxy
@@ -52,7 +53,7 @@ def test_many_of_a_key(topics: Topics, settings: dict[str, Any]) -> None:
     """All are written, in order and once, in however many requests."""
     topic = topics.new(partitions=3)
     batch = batch_of(topic, ["a", "b", None, "a", "c"] * (MANY // 5))
-    assert set(kinds(publisher(topics.address, **settings).send(batch))) == {Accepted}
+    assert set(kinds(published(publisher(topics.address, **settings), batch))) == {Accepted}
     expected: dict[str, list[str]] = {}
     for each in batch:
         expected.setdefault(each.key or "", []).append(each.id)
@@ -83,7 +84,7 @@ def test_a_part_is_one_request(
     ]
     sender = publisher(topics.address, debug="msg", **settings)
     with caplog.at_level(logging.DEBUG, "outbox.kafka"):
-        assert set(kinds(sender.send(batch))) == {Accepted}
+        assert set(kinds(published(sender, batch))) == {Accepted}
         sender.close()
     requests = re.findall(r"MessageSet with (\d+) message\(s\) \(\d+ bytes", caplog.text)
     parts = parts_of(batch, list(range(MANY)), limits(filled_in(dotted(settings), 10)))
@@ -96,7 +97,7 @@ def test_one_is_refused_by_the_broker(topics: Topics, first: int) -> None:
     topic = topics.new(max_message_bytes="20000")
     batch = batch_of(topic, ["a"] * MANY + ["b"] * 3)
     batch[first] = envelope(topic, "x" * 30_000, "a")
-    outcomes = publisher(topics.address, batch_num_messages=100).send(batch)
+    outcomes = published(publisher(topics.address, batch_num_messages=100), batch)
     assert kinds(outcomes[:first]) == [Accepted] * first
     assert isinstance(outcomes[first], Refused)
     assert kinds(outcomes[first + 1 : MANY]) == [Unavailable] * (MANY - first - 1)
@@ -109,7 +110,7 @@ def test_only_together_too_large(topics: Topics) -> None:
     """A topic takes far less than a request holds: all are written, in order and once."""
     topic = topics.new(max_message_bytes="1000")
     batch = batch_of(topic, ["a", "b"] * 50)
-    assert set(kinds(publisher(topics.address).send(batch))) == {Accepted}
+    assert set(kinds(published(publisher(topics.address), batch))) == {Accepted}
     assert len(topics.log(topic)) == len(batch)
     assert written(topics, topic)["a"] == [each.id for each in batch[::2]]
 
@@ -118,7 +119,7 @@ def test_an_invalid_record_among_them(topics: Topics) -> None:
     """A compacted topic takes no message without a key: only that one is refused."""
     topic = topics.new(cleanup_policy="compact", min_cleanable_dirty_ratio="1")
     batch = batch_of(topic, ["a"] * 10 + [None] + ["a"] * 10)
-    outcomes = publisher(topics.address).send(batch)
+    outcomes = published(publisher(topics.address), batch)
     assert kinds(outcomes) == [Accepted] * 10 + [Refused] + [Accepted] * 10
     assert written(topics, topic)["a"] == [each.id for each in batch if each.key]
 
@@ -128,7 +129,7 @@ def test_one_is_too_large_for_the_client(topics: Topics) -> None:
     topic = topics.new()
     batch = batch_of(topic, ["a"] * 20 + ["b"])
     batch[10] = envelope(topic, "x" * 2_000_000, "a")
-    outcomes = publisher(topics.address).send(batch)
+    outcomes = published(publisher(topics.address), batch)
     assert kinds(outcomes) == [Accepted] * 10 + [Refused] + [Unavailable] * 9 + [Accepted]
     assert written(topics, topic)["a"] == [each.id for each in batch[:10]]
 
@@ -136,7 +137,9 @@ def test_one_is_too_large_for_the_client(topics: Topics) -> None:
 def test_the_client_s_queue_is_full(topics: Topics) -> None:
     """What it holds is written; of the others none, although there is room again meanwhile."""
     topic, count = topics.new(), 10
-    outcomes = publisher(topics.address, queue_buffering_max_messages=count).send(batch_of(topic, ["a"] * 30))
+    outcomes = published(
+        publisher(topics.address, queue_buffering_max_messages=count), batch_of(topic, ["a"] * 30)
+    )
     assert kinds(outcomes) == [Accepted] * count + [Unavailable] * 20
     assert len(topics.log(topic)) == count
 
@@ -146,10 +149,10 @@ def test_a_topic_that_takes_nothing(topics: Topics, missing: str) -> None:
     """All of a batch have the same outcome, soon and without a message on its way; another topic goes on."""
     sender, is_refused = publisher(topics.address), "-" not in missing
     begun = time.monotonic()
-    outcomes = sender.send(batch_of(missing, ["a"] * 5 + [None]))
+    outcomes = published(sender, batch_of(missing, ["a"] * 5 + [None]))
     assert set(kinds(outcomes)) == {Refused if is_refused else Unavailable}
     assert time.monotonic() - begun < 4
-    assert sender.send(batch_of(topics.new(), ["a"])) == [Accepted()]
+    assert published(sender, batch_of(topics.new(), ["a"])) == [Accepted()]
 
 
 def test_without_a_key_all_partitions_are_used(topics: Topics) -> None:
@@ -157,7 +160,7 @@ def test_without_a_key_all_partitions_are_used(topics: Topics) -> None:
     topic, sender = topics.new(partitions=3), publisher(topics.address)
 
     def partitions() -> set[int | None]:
-        sender.send(batch_of(topic, [None] * 20))
+        published(sender, batch_of(topic, [None] * 20))
         time.sleep(0.02)
         return {record.partition() for record in topics.log(topic)}
 
@@ -170,9 +173,9 @@ def test_the_connection_breaks_under_a_request(proxied_kafka: tuple[Topics, TcpP
     topics, proxy = proxied_kafka
     topic, sender = topics.new(partitions=2), publisher(topics.address, 5)
     batch = batch_of(topic, ["a", "b", "c"] * 100)
-    wait_until(lambda: sender.send(batch[:3]) == [Accepted()] * 3)
+    wait_until(lambda: published(sender, batch[:3]) == [Accepted()] * 3)
     proxy.cut_on(lambda chunk: batch[200].id.encode() in chunk, forward=forward)
-    assert set(kinds(sender.send(batch[3:]))) == {Accepted}
+    assert set(kinds(published(sender, batch[3:]))) == {Accepted}
     assert proxy.was_cut.is_set()
     assert len(topics.log(topic)) == len(batch)
     for place, key in enumerate("abc"):

@@ -12,6 +12,7 @@ from inbox_outbox_base.brokers.kafka.record import delivery_of
 from outbox import Accepted, AsyncPublisher, Envelope, Publisher, Refused, Unavailable
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
+from tests.support.answers import published, published_awaited
 from tests.support.kafka_topics import Topics, envelope, values, wait_until
 
 pytest_plugins = ["tests.support.kafka_fixtures"]
@@ -40,7 +41,7 @@ def test_what_is_written(topics: Topics) -> None:
         attempt=3,
         created_at=created,
     )
-    assert list(publisher(topics).send([message])) == [Accepted()]
+    assert published(publisher(topics), [message]) == [Accepted()]
     (record,) = topics.log(topic)
     assert (record.key(), record.value()) == ("Größe 1".encode(), b"\x00\xff{}")
     assert dict(record.headers() or []) == {
@@ -56,7 +57,7 @@ def test_what_is_written(topics: Topics) -> None:
 def test_without_a_key(topics: Topics) -> None:
     """A message without a key has none in Kafka either."""
     topic = topics.new()
-    publisher(topics).send([envelope(topic, "a")])
+    published(publisher(topics), [envelope(topic, "a")])
     (record,) = topics.log(topic)
     assert record.key() is None
 
@@ -67,7 +68,7 @@ def test_tombstones(topics: Topics) -> None:
     topic = topics.new()
     batch = [envelope(topic, "", "a"), envelope(topic, "", "a")]
     batch[0] = replace(batch[0], payload=None, content_type="")
-    assert list(publisher(topics).send(batch)) == [Accepted()] * 2
+    assert published(publisher(topics), batch) == [Accepted()] * 2
     records = topics.log(topic)
     assert [record.value() for record in records] == [None, b""]
     assert "content-type" not in dict(records[0].headers() or [])
@@ -80,7 +81,7 @@ def test_a_waiting_message_is_not_old(topics: Topics) -> None:
     """A message that was published long ago counts as new for the topic's retention."""
     topic = topics.new()
     before = datetime.now(UTC)
-    publisher(topics).send([envelope(topic, "a", created_at=before - timedelta(days=900))])
+    published(publisher(topics), [envelope(topic, "a", created_at=before - timedelta(days=900))])
     (record,) = topics.log(topic)
     assert record.timestamp()[1] >= int(before.timestamp() * 1_000)
 
@@ -90,7 +91,7 @@ def test_order_of_a_key(topics: Topics) -> None:
     topic, sender = topics.new(partitions=3), publisher(topics)
     for number in range(30):
         batch = [envelope(topic, f"{number}", f"key-{key}") for key in range(10)]
-        assert list(sender.send(batch)) == [Accepted()] * 10
+        assert published(sender, batch) == [Accepted()] * 10
     by_key: dict[bytes | None, list[str]] = {}
     for record in topics.log(topic):
         by_key.setdefault(record.key(), []).append((record.value() or b"").decode())
@@ -109,7 +110,7 @@ def test_each_message_has_its_own_outcome(topics: Topics) -> None:
         envelope("long" * 200, "d", "4"),
         envelope(topic, "e", "5"),
     ]
-    outcomes = publisher(topics).send(batch)
+    outcomes = published(publisher(topics), batch)
     assert [type(each) for each in outcomes] == [Accepted, Unavailable, Refused, Refused, Accepted]
     assert values(topics.log(topic)) == ["a", "e"]
 
@@ -119,9 +120,9 @@ def test_a_missing_topic_is_made(topics: Topics) -> None:
     sender = publisher(topics, topic_metadata_propagation_max_ms=500)
     first = topics.new()
     missing = [envelope(f"{first}-later", "a")]
-    assert [type(each) for each in sender.send(missing)] == [Unavailable]
+    assert [type(each) for each in published(sender, missing)] == [Unavailable]
     topics.make(f"{first}-later")
-    wait_until(lambda: sender.send(missing) == [Accepted()])
+    wait_until(lambda: published(sender, missing) == [Accepted()])
     assert values(topics.log(f"{first}-later")) == ["a"]
 
 
@@ -131,7 +132,7 @@ def test_too_large_for_its_own_sake(topics: Topics) -> None:
     topic = topics.new(max_message_bytes="2000")
     batch = [envelope(topic, f"{number}" * 900, f"{number}") for number in range(8)]
     batch[3] = envelope(topic, "x" * 5_000, "3")
-    outcomes = publisher(topics).send(batch)
+    outcomes = published(publisher(topics), batch)
     assert [type(each) for each in outcomes] == [Refused if i == 3 else Accepted for i in range(8)]
     assert "MSG_SIZE_TOO_LARGE" in outcomes[3].reason  # type: ignore[union-attr]
     assert sorted(value[0] for value in values(topics.log(topic))) == list("0124567")
@@ -141,7 +142,7 @@ def test_too_large_for_the_client(topics: Topics) -> None:
     """A message beyond the client's own limit is refused, and the others are written."""
     topic = topics.new()
     batch = [envelope(topic, "x" * 2_000_000, "1"), envelope(topic, "b", "2")]
-    assert [type(each) for each in publisher(topics).send(batch)] == [Refused, Accepted]
+    assert [type(each) for each in published(publisher(topics), batch)] == [Refused, Accepted]
     assert values(topics.log(topic)) == ["b"]
 
 
@@ -149,7 +150,7 @@ def test_a_record_that_the_topic_cannot_have(topics: Topics) -> None:
     """A compacted topic takes no message without a key; those of the same request are written."""
     topic = topics.new(cleanup_policy="compact")
     batch = [envelope(topic, "a", "1"), envelope(topic, "b"), envelope(topic, "c", "3")]
-    outcomes = publisher(topics).send(batch)
+    outcomes = published(publisher(topics), batch)
     assert [type(each) for each in outcomes] == [Accepted, Refused, Accepted]
     assert values(topics.log(topic)) == ["a", "c"]
 
@@ -158,21 +159,21 @@ def test_the_client_s_queue_is_full(topics: Topics) -> None:
     """What the client cannot hold has certainly not been sent, and may be later."""
     topic = topics.new()
     sender = publisher(topics, queue_buffering_max_messages=2)
-    outcomes = sender.send([envelope(topic, f"{number}", f"{number}") for number in range(3)])
+    outcomes = published(sender, [envelope(topic, f"{number}", f"{number}") for number in range(3)])
     assert [type(each) for each in outcomes] == [Accepted, Accepted, Unavailable]
     assert values(topics.log(topic)) == ["0", "1"]
 
 
 def test_nothing_to_send(topics: Topics) -> None:
     """An empty batch has no outcomes."""
-    assert list(publisher(topics).send([])) == []
+    assert published(publisher(topics), []) == []
 
 
 def test_after_close(topics: Topics) -> None:
     """A publisher that was closed opens new connections when it has to send; closing twice does nothing."""
     topic, sender = topics.new(), publisher(topics)
     for value in "ab":
-        assert sender.send([envelope(topic, value, "1")]) == [Accepted()]
+        assert published(sender, [envelope(topic, value, "1")]) == [Accepted()]
         sender.close()
         sender.close()
     assert values(topics.log(topic)) == ["a", "b"]
@@ -186,9 +187,9 @@ def test_from_an_event_loop(topics: Topics) -> None:
         sender = AsyncKafkaPublisher({"bootstrap.servers": topics.address})
         assert isinstance(sender, AsyncPublisher)
         sender.check(LEASE)
-        outcomes = await sender.send([envelope(topic, "a"), envelope("no topic: name", "b")])
+        outcomes = await published_awaited(sender, [envelope(topic, "a"), envelope("no topic: name", "b")])
         assert [type(each) for each in outcomes] == [Accepted, Refused]
-        cancelled = asyncio.create_task(sender.send([envelope(topic, "c")]))
+        cancelled = asyncio.create_task(published_awaited(sender, [envelope(topic, "c")]))
         await asyncio.sleep(0)
         cancelled.cancel()
         await asyncio.wait([cancelled])

