@@ -25,7 +25,7 @@ def filled_in(config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
     given.pop(_TOPIC_SETTINGS, None)
     return {
         "acks": "all",
-        "batch.num.messages": 10_000,
+        "batch.num.messages": 1_000,
         "batch.size": 1_000_000,
         "enable.idempotence": True,
         # A broker's default limit, so that the largest payload fits with its headers.
