@@ -246,6 +246,7 @@ def unreachable(times: float, renew: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+@pytest.mark.quick("postgresql", "redis")
 @in_loop
 async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat that fails is tried again; if all fail until the lease is over, the claim is lost."""
@@ -262,6 +263,7 @@ async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatc
         assert claim.lost
 
 
+@pytest.mark.quick("postgresql", "redis")
 @in_loop
 async def test_a_heartbeat_that_hangs_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is completed whatever its heartbeat does."""

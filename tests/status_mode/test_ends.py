@@ -60,6 +60,7 @@ def test_whoever_was_sent_away_undoes_nothing(store: Store) -> None:
     assert calls == ["lock"]
 
 
+@pytest.mark.quick("postgresql", "redis")
 def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
     """An undo may take longer than the lease: nobody else undoes meanwhile."""
     inbox = status_inbox(store, lease=2, heartbeat=True)
@@ -79,6 +80,7 @@ def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
     assert stored(store).status is Status.DEAD
 
 
+@pytest.mark.quick("postgresql", "redis")
 @in_loop
 async def test_the_lease_is_renewed_while_a_task_undoes(place: Place) -> None:
     """The same of an asynchronous handler; and if the message is taken away, its undo is cancelled."""

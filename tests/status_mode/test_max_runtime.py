@@ -20,6 +20,7 @@ LEASE = 2.0
 LONGEST = 1.0
 
 
+@pytest.mark.quick("postgresql", "redis")
 @pytest.mark.parametrize("heartbeat", [True, False], ids=["heartbeat", "no heartbeat"])
 def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool) -> None:
     """Its claim is lost and monitoring is told why, its next step is not called, another worker takes the
