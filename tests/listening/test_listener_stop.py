@@ -1,11 +1,8 @@
 """A listener that is stopped: the running messages finish, the others are given back."""
 
 import asyncio
-import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -14,9 +11,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
-from tests.support import accounts
+from tests.support import accounts, listener_worker
 from tests.support.database import Database
-from tests.support.program import ROOT
+from tests.support.status_workers import workers
 from tests.support.together import Task
 
 NEW = Outcome(Verdict.NEW)
@@ -286,19 +283,12 @@ def test_sigterm_in_a_message_that_never_ends(migrated: Database, kind: str) -> 
 
 def terminated(database: Database, kind: str, stuck: str) -> tuple[list[Any], int]:
     """What a worker has decided that got SIGTERM while its third message was running."""
-    command = [sys.executable, "-m", "tests.support.listener_worker", kind, ",".join(NAMES), stuck]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        worker.stdin.write(database.url.render_as_string(hide_password=False) + "\n")
-        worker.stdin.flush()
-        assert worker.stdout.readline() == "running\n"
+    with workers((listener_worker.main, database.url, kind, NAMES, stuck)) as (worker,):
+        assert worker.hear() == "running"
         worker.terminate()
-        printed, errors = worker.communicate(timeout=60)
-    assert worker.returncode == 0, errors
-    decisions, acknowledged = printed.splitlines()
-    return json.loads(decisions), int(acknowledged)
+        decisions, acknowledged = worker.hear()
+        assert worker.exit_code() == 0
+    return decisions, acknowledged
 
 
 def deliver_again(database: Database, decisions: list[Any]) -> list[str]:
