@@ -177,6 +177,7 @@ def upgrade(
     end, wanted = revisions.position(revision), revisions.checked(features)
     if context.as_sql:
         start = revisions.position(since)
+        # A script cannot look into the database, so these tables count as there.
         present = wanted if start else Features()
     else:
         start, present = version.reached(op.get_bind(), schema), revisions.there(op.get_bind(), schema)
@@ -187,6 +188,7 @@ def upgrade(
             version.prepare(op, schema, as_sql=context.as_sql)
         for number, step in steps:
             step.module.upgrade()
+            # Up to `start`, a step only adds the tables of another feature: the revision stays.
             if number > start:
                 version.note(op, schema, number)
     if end > start:

@@ -91,6 +91,7 @@ def _status(connection: Connection, database: Taking, all_tables: Tables) -> lis
             messages=messages.get(consumer, {}),
             policy=policies.get(consumer),
         )
+        # By bytes, as the database sorts them.
         for consumer in sorted({*found, *messages, *policies}, key=str.encode)
     ]
 

@@ -54,6 +54,7 @@ class LoopHeartbeats:
         due = self._schedule.due()
         if due and len(self._rounds) < ROUNDS:
             task = self._loop.create_task(greenlet_spawn(self._schedule.renew, due))
+            # The loop itself refers to tasks only weakly: without this one it could be collected half-way.
             self._rounds.add(task)
             task.add_done_callback(self._rounds.discard)
         self._timer = None
@@ -92,6 +93,7 @@ class Heartbeat:
         if not self._has_cancelled:
             return False
         is_on_its_way = not isinstance(raised, asyncio.CancelledError) and await self._await_cancellation()
+        # As in `asyncio.timeout`: if somebody else has cancelled the task as well, that goes on.
         is_only_ours = self._handler.uncancel() <= self._cancelled_before
         if is_on_its_way and not is_only_ours:  # the other cancellation must still be raised
             self._handler.cancel()

@@ -63,6 +63,7 @@ def judged(record: Record) -> str:
 
 
 def listed(statuses: Iterable[Status]) -> str:
+    # With commas around each, so that the script finds no name inside another.
     return "".join(f",{status.value}" for status in statuses) + ","
 
 

@@ -41,11 +41,13 @@ class Store(ABC):
         Raises:
             StoreUnreachable: the store did not answer, after some retries.
         """
+        # Before the claim, which must find how this process's last attempt at the message ended.
         if self._late:
             self._late.write((request.consumer, request.key))
         for _ in range(_ROUNDS):
             answer = self._claim(request)
             if answer is not None:
+                # The store answers again, so the ends of other messages may get through, too.
                 if self._late:
                     self._late.write_all()
                 return answer
