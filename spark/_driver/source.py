@@ -70,6 +70,7 @@ class _Plan:
     def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> "_Plan":
         if overwrite:
             raise InvalidOption("mode='overwrite': existing rows are never deleted; use mode('append')")
+        # Not the monotonic clock, which means nothing in another process: Spark sends plans around.
         plan = cls(dict(options), arrow_schema(schema), uuid4().hex, time.time())
         given = _arguments(plan.options)
         if all(name in given for name in _NEEDED):

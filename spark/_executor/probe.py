@@ -28,6 +28,7 @@ def unseen_rows(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 def _found(settings: Settings, keys: pa.StringArray) -> list[str]:
     database = loading(settings.url.get_backend_name())
+    # `found` wants distinct keys in byte order, by which it walks through the index.
     ordered = pc.unique(keys).sort()
 
     def once() -> list[str]:
