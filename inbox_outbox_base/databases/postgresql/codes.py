@@ -18,14 +18,20 @@ _POOLED = {"26000", "42P05"}
 class PostgreSQLCodes(Codes):
     """All of class 08 are lost connections; 42704 (undefined object) comes for a table's row type, too."""
 
+    # 57P01 to 57P05 the server shuts down, restarts, or has ended an idle session; 25P03 and 25P04 it has
+    # ended a transaction that took too long; 40003 it does not know the outcome itself.
     broken = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
+    # 25006 read-only; 40001 serialization failure; 40P01 deadlock; 55P03 lock timeout; 53300 too many
+    # connections.
     passing = broken | {"25006", "40001", "40P01", "55P03", "53300"}
+    # A time limit, or somebody who cancels: both have the same code.
     limits = frozenset({"57014"})
     lock_timeouts = frozenset({"55P03"})
     transient = frozenset(_FULL | _NOT_NOW | _POOLED)
     aborted = frozenset({"25P02"})
     read_only = frozenset({"25006"})
     denied = frozenset({"42501"})
+    # A table, a row type, a schema.
     table_missing = frozenset({"42P01", "42704", "3F000"})
 
     def code(self, cause: Any) -> Code | None:
@@ -38,6 +44,7 @@ class PostgreSQLCodes(Codes):
         return super().breaks_connection(code, invalidated=invalidated) or str(code).startswith("08")
 
     def is_refusal(self, code: Code) -> bool:
+        # 3D000: no such database; class 28: no such role, or a wrong password.
         return code == "3D000" or str(code).startswith("28")
 
     def refusal(self, cause: Any) -> Code | None:

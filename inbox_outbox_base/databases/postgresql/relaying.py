@@ -90,6 +90,7 @@ class PostgreSQLRelaying(Relaying):
         if cached > 1:
             raise UnsafeSequence(numbers.refusal(self.tables, cached))
         writing = frozenset(connection.execute(numbers.transactions(self.tables)).scalars())
+        # A prepared transaction belongs to no session: its virtual number begins with -1.
         return Writers(drawn, writing, server, any(each.startswith("-") for each in writing))
 
     def pages(self, connection: Connection) -> int:
