@@ -24,6 +24,7 @@ from examples.embedded_postgres import EmbeddedPostgres
 from . import (
     _chart,
     _outbox_growth,
+    _outbox_idle,
     _outbox_latency,
     _outbox_outage,
     _outbox_publish,
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
     "publish": _outbox_publish.publish,
     "many": _outbox_publish.many,
     "growth": _outbox_growth.growth,
+    "idle": _outbox_idle.idle,
     "outage": _outbox_outage.outage,
 }
 _UNASKED = [name for name in BENCHMARKS if name != "outage"]
