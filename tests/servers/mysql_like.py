@@ -125,7 +125,8 @@ class LocalServer:
 
     def close(self) -> None:
         """Stop the server and remove everything it wrote."""
-        self._process.stop(signal.SIGTERM)
+        # Killed: an orderly end would write everything to files that are removed now.
+        self._process.stop(signal.SIGKILL)
         shutil.rmtree(self._folder)
 
     def _start(self) -> ServerProcess:
