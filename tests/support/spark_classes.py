@@ -48,6 +48,7 @@ def _archive(java_options: str) -> Path:
         if not archive.exists():
             new = archive.with_suffix(".new")
             options = f"{java_options} -XX:ArchiveClassesAtExit={new}"
-            subprocess.run([sys.executable, "-c", PROGRAM, options], check=True, capture_output=True)
-            new.rename(archive)
+            subprocess.run([sys.executable, "-c", PROGRAM, options], check=False, capture_output=True)
+            if new.exists():  # a JVM goes without an archive that cannot be made
+                new.rename(archive)
     return archive
