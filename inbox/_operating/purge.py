@@ -131,6 +131,7 @@ class _Run:
         hooks: Hooks,
     ) -> None:
         self.database: Taking = taking(engine.dialect.name)
+        # At the application's level, which may be higher, a batch could fail because of live traffic.
         self.engine = engine.execution_options(isolation_level=self.database.own_isolation)
         self.tables = tables
         self.batch = batch

@@ -102,6 +102,7 @@ def read_loose(row: Any) -> Letter:
     try:
         if type(envelope.payload) is not bytes:
             check_payload(envelope.payload)
+        # Text in ASCII is valid whatever its bytes, and most is: only other text is looked at more closely.
         if not (type(topic) is str and topic.isascii()):
             _check_text("topic", topic)
         if not (key is None or (type(key) is str and key.isascii())):

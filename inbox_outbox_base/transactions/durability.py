@@ -24,6 +24,7 @@ def look(engine: Engine) -> None:
     engine = root(engine)
     if engine in _seen or isinstance(engine.pool, StaticPool):  # its only connection may be in a transaction
         return
+    # Before it is asked: a database that does not answer is not asked again with every message.
     _seen.add(engine)
     try:
         risks = on_connection(engine, taking(engine.dialect.name).risks)
