@@ -1,22 +1,30 @@
 """The contract between a relay and a broker."""
 
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
+
+Answer: TypeAlias = Outcome | tuple[int, Outcome]
+"""The outcome of the next message, or of the message at that place in the batch."""
 
 
 @runtime_checkable
 class Publisher(Protocol):
     """Hands messages to a broker; you can write your own.
 
-    A batch has at most one message of each key, so a publisher can send all of them before it waits for the
-    answers. An answer is as strong as the broker's promise: `Accepted` once the message can no longer be
+    A batch has one topic, and at most one message of each key, so a publisher can send all of them before it
+    waits for the answers. `send` may be called from several threads at the same time, for different topics
+    and keys. An answer is as strong as the broker's promise: `Accepted` once the message can no longer be
     lost, `Unavailable` and `Refused` only if it was certainly not taken, `Unknown` for everything in between.
     A message without an answer, because `send` raised, counts as `Unknown`.
 
     A publisher can also have
 
+    - `concurrent = False`: then only one `send` runs at a time;
+    - `ordered = True`: it keeps the order of each key itself, so a batch may have many messages of a key.
+      After the first one that is not `Accepted`, the later ones of the key count as not sent, and are sent
+      again behind it. None of them may reach the broker before it;
     - `timeout`: seconds after which `send` has certainly returned; a relay's lease must be longer;
     - `check(lease)`: called once before the first `send`; raises `UnsafeBroker`, naming the setting, if the
       broker or its client cannot keep the promise within a lease of this many seconds;
@@ -25,8 +33,9 @@ class Publisher(Protocol):
     - `close()`: closes what `send` has opened; called by the code that made the publisher.
     """
 
-    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
-        """Send a batch; outcome i belongs to envelope i."""
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Answer]:
+        """Send a batch; outcome i belongs to envelope i. Pairs of a place in the batch and an outcome can
+        come in any order, and are recorded as they come."""
         ...
 
 
@@ -34,6 +43,6 @@ class Publisher(Protocol):
 class AsyncPublisher(Protocol):
     """`Publisher` for an `AsyncRelay`: the same, awaited; `check` can be a coroutine function or not."""
 
-    def send(self, batch: Sequence[Envelope]) -> Awaitable[Iterable[Outcome]]:
-        """Send a batch; outcome i belongs to envelope i."""
+    def send(self, batch: Sequence[Envelope]) -> Awaitable[Iterable[Answer]] | AsyncIterable[Answer]:
+        """Send a batch; outcome i belongs to envelope i. An asynchronous generator yields pairs."""
         ...

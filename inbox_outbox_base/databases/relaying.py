@@ -23,9 +23,9 @@ class Scan:
     """Buckets in the order of the scan, each with the sequence above which it begins."""
     limit: int
     each: int
-    """The most messages of one bucket: those of many keys can leave together, those of one key cannot."""
-    blocked: Mapping[int, Sequence[str]]
-    """Blocked keys, and ids of blocked messages without a key, by bucket."""
+    """The most messages of one bucket."""
+    known: Mapping[int, Sequence[int]]
+    """Sequences to leave out, by bucket: messages that the relay has read before."""
     paused: Sequence[str]
     """Topics whose messages wait."""
     light: int
@@ -38,7 +38,7 @@ class ScanResult:
 
     letters: list[Letter]
     seen: set[int]
-    """Buckets whose sendable messages are all in the result."""
+    """Buckets that were read to their end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,6 @@ class Writers:
     are_prepared: bool
     """Whether one of them is prepared for a two-phase commit; after that it is not known by its former
     name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The marks below which a relay no longer looks for messages."""
-
-    places: Sequence[tuple[int, int, int]]
-    """Buckets, each with the sequence up to which it is empty, and the one up to which all its messages are
-    blocked."""
-    blocked: Sequence[str]
-    """Blocked keys, and ids of blocked messages without a key."""
-    paused: Sequence[str]
-    """Topics whose messages wait."""
 
 
 class Relaying:
@@ -111,16 +98,22 @@ class Relaying:
             most = min(scan.each, scan.limit - len(letters))
             if most <= 0:
                 break
-            blocked = {"blocked": scan.blocked[bucket]} if bucket in scan.blocked else {}
-            given = {"bucket": bucket, "low": low, "limit": most, "light": scan.light, **blocked, **paused}
-            statement = relaying_statements.pending(
-                self.tables, unblocked=bool(blocked), unpaused=bool(paused)
-            )
+            known = {"known": scan.known[bucket]} if scan.known.get(bucket) else {}
+            given = {"bucket": bucket, "low": low, "limit": most, "light": scan.light, **known, **paused}
+            statement = relaying_statements.pending(self.tables, unknown=bool(known), unpaused=bool(paused))
             found = connection.execute(statement, given).all()
             letters += map(read_loose, found)
             if len(found) < most:
                 seen.add(bucket)
         return ScanResult(letters, seen)
+
+    def fetch(self, connection: Connection, places: Sequence[tuple[int, int]], light: int) -> list[Letter]:
+        """The messages in these places (bucket and sequence), as a scan reads them."""
+        statement = relaying_statements.fetch(self.tables)
+        found: list[Letter] = []
+        for part in parts([sequence for _, sequence in places]):
+            found += map(read_loose, connection.execute(statement, {"these": part, "light": light}))
+        return found
 
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         """By sequence, how many seconds the messages in these places (bucket and sequence) still have to
@@ -179,9 +172,12 @@ class Relaying:
         """How many pages of messages there are; 0 if every scan begins at the oldest message."""
         return 0
 
-    def overlooked(self, connection: Connection, marks: Marks, pages: range) -> dict[int, int]:
-        """By bucket, how many messages of these pages lie where a relay does not look for them."""
-        return {}
+    def below(
+        self, connection: Connection, marks: Mapping[int, int], paused: Sequence[str], pages: range
+    ) -> list[tuple[int, int]]:
+        """The messages of these pages (bucket and sequence) up to the marks, by bucket, without paused
+        topics."""
+        return []
 
     def estimate(self, connection: Connection, table: Table) -> int:
         """Estimated row count; exact where counting an index is cheap."""

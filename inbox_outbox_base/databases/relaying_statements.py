@@ -159,8 +159,8 @@ def ids(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
-def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
-    """The oldest messages of one bucket above a sequence, without blocked keys and topics."""
+def pending(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
+    """The oldest messages of one bucket above a sequence, without those known and those of paused topics."""
     c = tables.message.c
     found = (
         select(*fetched(tables))
@@ -168,12 +168,17 @@ def pending(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[
         .order_by(c.sequence)
         .limit(bindparam("limit", type_=Integer))
     )
-    if unblocked:
-        waits = func.coalesce(c.key, c.id, type_=c.key.type)
-        found = found.where(waits.not_in(bindparam("blocked", expanding=True)))
+    if unknown:
+        found = found.where(c.sequence.not_in(bindparam("known", expanding=True)))
     if unpaused:
         found = found.where(c.topic.not_in(bindparam("paused", expanding=True)))
     return found
+
+
+@cache
+def fetch(tables: OutboxTables) -> Select[Any]:
+    """Some messages."""
+    return select(*fetched(tables)).where(among(tables.message))
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 
 from inbox_outbox_base.brokers.publishing import AsyncPublisher
 from inbox_outbox_base.errors.outbox import InvalidOption
-from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from inbox_outbox_base.words.outgoing import Envelope
 from outbox._waking.listening_task import ListeningTask, TaskWakeUp
 
-from .batch import Batch
+from .flight import Flight
 from .loop import RelayLoop
 
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
@@ -42,12 +42,14 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
             raise InvalidOption(f"engine={type(engine).__name__}: expected an AsyncEngine")
         self._wake_up = TaskWakeUp()
         self._async_engine = engine
+        self._tasks: set[asyncio.Task[None]] = set()
         return engine.sync_engine
 
     async def run_once(self) -> int:
         """Relay the messages that are there, and return how many were accepted."""
         from sqlalchemy.util import greenlet_spawn
 
+        self._wake_up.use_this_loop()
         async with self._beating():
             return await greenlet_spawn(self._run_once)
 
@@ -76,13 +78,24 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
         self._sleep(seconds)
         return False  # the task is cancelled instead
 
-    def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
-        outcomes: Iterable[Outcome] = self._finish(self._publisher.send(batch))
-        return outcomes
+    def _start(self, flight: Flight) -> None:
+        from sqlalchemy.util import greenlet_spawn
 
-    def _send(self, batch: Batch) -> None:
         self._sleep(0)  # raises a cancellation that arrived during the transaction, before anything is sent
-        super()._send(batch)
+        if self._settings.concurrent:
+            task = asyncio.get_running_loop().create_task(greenlet_spawn(self._fly, flight))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._fly(flight)
+
+    def _abandon(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _hand_over(self, batch: list[Envelope]) -> Iterable[Any]:
+        answers = self._finish(self._publisher.send(batch))
+        return _each(answers) if isinstance(answers, AsyncIterable) else answers
 
     def _aside(self, work: Callable[[], T]) -> T:
         from sqlalchemy.util import await_only
@@ -98,3 +111,16 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
         from sqlalchemy.util import await_only
 
         await_only(asyncio.sleep(seconds))
+
+
+def _each(answers: AsyncIterable[Any]) -> Iterator[Any]:
+    """The answers, each awaited."""
+    from sqlalchemy.util import await_only
+
+    iterator = aiter(answers)
+    while True:
+        try:
+            answer = await_only(anext(iterator))
+        except StopAsyncIteration:
+            return
+        yield answer

@@ -2,11 +2,12 @@
 
 import inspect
 import logging
+import math
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -20,17 +21,18 @@ from inbox_outbox_base.errors.outbox import InvalidOption, OutboxError
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions.durability import look
-from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from inbox_outbox_base.words.outgoing import Envelope
 from outbox._waking.listen_connector import listen_connector_of
 from outbox._waking.wake_up import WakeUp
 
-from .batch import Batch, waves
+from .batch import Choice
+from .flight import Flight
+from .flights import Flights
 from .journal import Journal
+from .lanes import MOST_FLIGHTS, Lanes
 from .lease import Lease
-from .report import Report
 from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
 from .rounds import Retired, Rounds
-from .sending import Pace, Sending
 from .settings import AfterDead, Settings
 
 E = TypeVar("E")
@@ -90,7 +92,8 @@ class RelayLoop(ABC, Generic[E, P]):
             on_event=on_event,
         )
         self._publisher: Any = publisher
-        if inspect.iscoroutinefunction(self._publisher.send) is not self._is_async:
+        send = self._publisher.send
+        if (inspect.iscoroutinefunction(send) or inspect.isasyncgenfunction(send)) is not self._is_async:
             kind = "an asynchronous" if self._is_async else "a synchronous"
             raise InvalidOption(
                 f"publisher={type(publisher).__name__}: {type(self).__name__} needs {kind} one"
@@ -101,17 +104,17 @@ class RelayLoop(ABC, Generic[E, P]):
                 f"listen_url: {listen_url.get_backend_name()}, but the engine uses {own.dialect.name}"
             )
         self._listen_connector = listen_connector_of(own, listen_url)
-        self._rounds = Rounds(self._settings, own.dialect.name)
+        self._lanes = Lanes(self._settings.batch, MOST_FLIGHTS if self._settings.concurrent else 1)
+        self._rounds = Rounds(self._settings, own.dialect.name, self._lanes)
         self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
         around = Surroundings(self._rounds.committed, lambda: self._is_stopped, self._pause, self._aside)
         self._transactions = Transactions(self._engine, self._settings.tables, around)
         self._journal = Journal(self._settings.name, self._settings.hooks)
-        self._pace = Pace(self._settings.batch)
         self._is_checked = False
         self._is_stopped = False
+        self._is_leaving = False
         self._lease = Lease(self._rounds, self._settings, self._transactions)
-        self._report = Report()
-        """The outcomes of the last batch, until they are written."""
+        self._flights = Flights(self._settings, self._lanes, self._lease, self._wake_up, self._start)
         self._relayed = 0
 
     def __repr__(self) -> str:
@@ -149,7 +152,15 @@ class RelayLoop(ABC, Generic[E, P]):
         """
 
     @abstractmethod
-    def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
+    def _start(self, flight: Flight) -> None:
+        """Send a batch in another thread or task."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """Interrupt the batches that are being sent, as far as that is possible."""
+
+    @abstractmethod
+    def _hand_over(self, batch: list[Envelope]) -> Iterable[Any]:
         """Pass a batch to the publisher."""
 
     def _finish(self, result: Any) -> Any:
@@ -163,35 +174,27 @@ class RelayLoop(ABC, Generic[E, P]):
     def _run_once(self) -> int:
         self._check()
         self._relayed = 0
-        self._pace.wake()
-        try:
+        self._lanes.wake()
+        with self._leaving(TRIES):
             while not self._is_stopped:
-                batch = self._next(TRIES)
-                if not (batch.letters or batch.exhausted):
-                    break
-                self._send(batch)
-        finally:
-            self._leave(TRIES)
+                if not self._turn(TRIES):
+                    if not self._flights:
+                        break
+                    self._await_outcomes(math.inf)
         return self._relayed
 
     def _run(self) -> None:
         self._journal.say("starts: from %s to %s", self._transactions.place, type(self._publisher).__name__)
         look(self._engine)
         try:
-            while not self._is_stopped:
-                batch = self._next(None)
-                if batch.letters or batch.exhausted:
-                    self._wake_up.found()
-                    self._send(batch)
-                elif not self._is_stopped and self._wake_up.wait(
-                    self._rounds.seconds_idle(), self._rounds.buckets
-                ):
-                    self._rounds.next_tend = 0.0
+            with self._leaving(_LAST_TRIES):
+                while not self._is_stopped:
+                    if not self._turn(None) and not self._is_stopped:
+                        self._await_outcomes(self._rounds.seconds_idle())
         except TROUBLE as error:
             if not (self._is_stopped and passes(error)):
                 raise
         finally:
-            self._leave(_LAST_TRIES)
             self._journal.say("has stopped")
 
     def _check(self) -> None:
@@ -202,9 +205,25 @@ class RelayLoop(ABC, Generic[E, P]):
                 self._finish(check(self._settings.lease))
             self._is_checked = True
 
-    def _next(self, tries: int | None) -> Batch:
-        """The transaction between two batches: write the outcomes of the last one, choose the next one."""
+    def _turn(self, tries: int | None) -> bool:
+        """One transaction, and what follows from it; return whether another one should follow right away."""
+        begun = time.monotonic()
+        choice = self._next(tries)
+        if choice.letters:
+            self._wake_up.found()
+        self._rounds.launch(choice)
+        self._flights.report.exhausted += choice.exhausted
+        for letters in choice.batches:
+            self._flights.launch(letters)
+        if choice.has_more and self._flights:
+            # It reads on to find messages of other topics and keys, at half the speed that it could.
+            self._await_outcomes(time.monotonic() - begun)
+        return choice.has_more or bool(choice.exhausted)
+
+    def _next(self, tries: int | None) -> Choice:
+        """Write the outcomes that have arrived, and choose the next batches."""
         while True:
+            self._flights.collect()
             try:
                 if not self._rounds.has_joined:
                     self._do(self._rounds.join, tries)
@@ -213,14 +232,14 @@ class RelayLoop(ABC, Generic[E, P]):
                     )
                 if self._rounds.recheck_is_due:
                     self._recheck()
-                batch = self._do(self._round, tries)
+                choice = self._do(self._round, tries)
             except Retired as error:
                 self._lost(error)
             else:
-                self._finish_batch()
+                self._finish_outcomes()
                 self._journal.owns(len(self._rounds.buckets))
                 self._journal.summarise()
-                return batch
+                return choice
 
     def _recheck(self) -> None:
         """Recheck in a separate transaction: if it exceeds a time limit, the relay goes on."""
@@ -229,40 +248,59 @@ class RelayLoop(ABC, Generic[E, P]):
         except (SQLAlchemyError, OSError, OutboxError) as error:
             self._journal.not_looked(error)
 
-    def _round(self, connection: Connection) -> Batch:
-        return self._rounds.round(connection, self._report, self._pace.demand())
+    def _round(self, connection: Connection) -> Choice:
+        return self._rounds.round(connection, self._flights.report)
 
-    def _send(self, batch: Batch) -> None:
-        """Pass a batch to the publisher; the lease is renewed meanwhile."""
-        sending = Sending(batch, self._settings.give_up_after)
-        self._report = sending.report
-        self._lease.is_sending = True
+    def _fly(self, flight: Flight) -> None:
+        flight.fly(self._hand_over, self._may_go_on)
+
+    def _may_go_on(self) -> bool:
+        """Whether the next messages of a batch may be sent."""
+        if self._is_stopped or self._is_leaving:
+            return False
+        if not self._lease.may_send():
+            _log.warning("nothing is sent: a send could outlast the lease")
+            self._pause(_PATIENCE)
+            return False
+        return True
+
+    def _await_outcomes(self, seconds: float) -> None:
+        if self._flights.wait(seconds, self._rounds.buckets):
+            self._rounds.next_tend = 0.0
+
+    def _finish_outcomes(self) -> None:
+        """Count and log the outcomes that have been committed.
+
+        Raises:
+            BaseException: an interruption that `send` raised.
+        """
+        report = self._flights.written()
+        self._relayed += len(report.accepted)
+        self._journal.settled(report)
+        self._flights.raise_interruption()
+
+    @contextmanager
+    def _leaving(self, tries: int) -> Iterator[None]:
+        """Afterwards let the batches end that are being sent, write their outcomes, and give up the
+        buckets."""
+        self._is_leaving = False
         try:
-            self._send_waves(sending, batch)
+            yield
+        except BaseException:
+            self._abandon()
+            raise
         finally:
-            self._lease.is_sending = False
-            sending.report.seconds = time.monotonic() - sending.begun
-        self._pace.learn(sending.report, batch.letters, sending.report.seconds)
-
-    def _send_waves(self, sending: Sending, batch: Batch) -> None:
-        for wave in waves(batch.letters):
-            letters = sending.wave(wave)
-            if not letters:
-                continue
-            if self._is_stopped:
-                break
-            if not self._lease.may_send():
-                _log.warning("nothing is sent: a send could outlast the lease")
-                self._pause(_PATIENCE)
-                break
-            sending.send(letters, self._hand_over)
+            self._is_leaving = True
+            try:
+                self._flights.end()
+                if self._rounds.has_joined:
+                    self._leave(tries)
+            finally:
+                self._forget()
 
     def _leave(self, tries: int) -> None:
-        """Write the outcomes of the last batch, and give up the buckets."""
-        if not self._rounds.has_joined:
-            return
         try:
-            self._do(lambda connection: self._rounds.end(connection, self._report), tries)
+            self._do(lambda connection: self._rounds.end(connection, self._flights.report), tries)
         except Retired as error:
             self._lost(error)
         except TROUBLE as error:
@@ -270,21 +308,19 @@ class RelayLoop(ABC, Generic[E, P]):
                 "the relay could not leave, so its buckets are free when its lease expires: %s", reason(error)
             )
         else:
-            self._finish_batch()
-        self._rounds.forget()
+            self._finish_outcomes()
 
     def _lost(self, error: Retired) -> None:
-        """Start over as a new relay."""
-        unrecorded = len(self._report.accepted)
+        """Start over as a new relay. Batches that are being sent end first: the new relay could get the same
+        buckets, and send the same messages."""
+        self._flights.end()
+        unrecorded = len(self._flights.report.accepted)
         _log.warning("%s; it could not record %d sent messages, which may be sent again", error, unrecorded)
-        self._report = Report()
-        self._rounds.forget()
+        self._forget()
 
-    def _finish_batch(self) -> None:
-        """Count and log the last batch, whose outcomes have been committed."""
-        report, self._report = self._report, Report()
-        self._relayed += len(report.accepted)
-        self._journal.settled(report)
+    def _forget(self) -> None:
+        self._flights.forget()
+        self._rounds.forget()
 
     def _do(self, work: Callable[[Connection], T], tries: int | None) -> T:
         return self._transactions.do(work, tries)

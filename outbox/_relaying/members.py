@@ -10,7 +10,7 @@ share, and the oldest ones one bucket more as long as buckets are left over.
 import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import Connection
 
@@ -64,21 +64,25 @@ class Members:
             self.leave(connection, relay.epoch)
             _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
 
-    def balance(self, connection: Connection, epoch: int) -> tuple[list[int], float]:
-        """Take free buckets up to a fair share, or give up the surplus.
+    def balance(self, connection: Connection, epoch: int, busy: Collection[int]) -> tuple[list[int], float]:
+        """Take free buckets up to a fair share, or give up the surplus. Busy buckets have messages on their
+        way: they are given up when those have an answer, and nothing is to be sent from them until then.
 
         Returns:
-            The buckets it owns now, and the seconds until it should balance again: when the next lease of
-            another relay ends, or soon if others have not given up its share yet.
+            The buckets it owns and keeps, and the seconds until it should balance again: when the next lease
+            of another relay ends, or soon if this or another relay has more than its share.
         """
-        mine = list(connection.execute(member_statements.owned(self._tables), {"epoch_": epoch}).scalars())
+        mine = sorted(connection.execute(member_statements.owned(self._tables), {"epoch_": epoch}).scalars())
         buckets = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
         relays = connection.execute(member_statements.live(self._tables)).all()
         others = [relay for relay in relays if relay.epoch != epoch]
         share = share_of(epoch, [other.epoch for other in others], buckets)
+        is_settled = True
         if len(mine) > share:
-            surplus = mine[share:]
-            connection.execute(member_statements.take(self._tables), {"these": surplus, "epoch": None})
+            surplus = [bucket for bucket in mine[share:] if bucket not in busy]
+            if surplus:
+                connection.execute(member_statements.take(self._tables), {"these": surplus, "epoch": None})
+            is_settled = len(mine) == share + len(surplus)
             mine = mine[:share]
         if len(mine) < share:
             wanted = {"limit": share - len(mine)}
@@ -86,8 +90,9 @@ class Members:
             if taken:
                 connection.execute(member_statements.take(self._tables), {"these": taken, "epoch": epoch})
             mine += taken
+            is_settled = len(mine) == share
         ends = ((other.lease_until - other.now).total_seconds() for other in others)
-        again = _SOON if len(mine) < share else max(_LEAST, min(ends, default=math.inf))
+        again = max(_LEAST, min(ends, default=math.inf)) if is_settled else _SOON
         return sorted(mine), again
 
 

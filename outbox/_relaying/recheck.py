@@ -7,12 +7,13 @@ as the relay runs.
 
 import logging
 import time
+from collections import Counter
 
 from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.relaying import Relaying
 
-from .waiting import Waiting
+from .scanning import Scanner
 
 _log = logging.getLogger("outbox.relay")
 
@@ -39,8 +40,8 @@ class Recheck:
         """Whether to call `step`."""
         return time.monotonic() >= self._next
 
-    def step(self, connection: Connection, waiting: Waiting, paused: list[str]) -> int:
-        """Read the next pages; return how many messages were overlooked. Their buckets are rescanned from
+    def step(self, connection: Connection, scanner: Scanner) -> int:
+        """Read the next pages; return how many messages were overlooked. Their buckets are read again from
         the beginning, so that the messages of a key are sent in the order of their numbers."""
         now = time.monotonic()
         self._next = now + _STEP
@@ -48,23 +49,24 @@ class Recheck:
             self._begun = now
             self._pages = range(self._database.pages(connection))
             self._size = min(max(_LEAST_PAGES, len(self._pages) // _STEPS), _MOST_PAGES)
-        found: dict[int, int] = {}
-        marks = waiting.marks(paused)
-        if self._pages and marks.places:
+        found: Counter[int] = Counter()
+        marks = scanner.frontier.starts()
+        if self._pages and marks:
             size = self._size
             self._size = max(1, size // 2)  # stays so if the statement exceeds a time limit
-            found = self._database.overlooked(connection, marks, self._pages[:size])
+            below = self._database.below(connection, marks, scanner.paused, self._pages[:size])
+            found.update(bucket for bucket, sequence in below if scanner.backlog.entry(sequence) is None)
             self._size, self._pages = size, self._pages[size:]
         else:
             self._pages = range(0)
         if not self._pages:
             self._next = self._begun + EVERY
         for bucket in found:
-            waiting.forget_marks(bucket)
+            scanner.read_again(bucket)
         return _reported(found)
 
 
-def _reported(found: dict[int, int]) -> int:
+def _reported(found: Counter[int]) -> int:
     overlooked = sum(found.values())
     if overlooked:
         _log.warning(

@@ -5,14 +5,18 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from functools import partial
+from typing import Any
 
 from sqlalchemy import Engine
 
 from inbox_outbox_base.brokers.publishing import Publisher
 from inbox_outbox_base.errors.outbox import InvalidOption
-from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from inbox_outbox_base.words.outgoing import Envelope
 from outbox._waking.listening_thread import ListeningThread, ThreadWakeUp
 
+from .flight import Flight
 from .loop import RelayLoop
 
 
@@ -20,9 +24,10 @@ class Relay(RelayLoop[Engine, Publisher]):
     """Sends committed messages to a broker: each at least once, with the same id each time, and in order for
     each key.
 
-    A message stays in the outbox until the publisher has accepted it. A lease in the database gives each
-    bucket of keys to one relay at a time; several relays share the buckets, and take over those of a lost
-    relay. The publisher's outcome decides what happens to a message:
+    Each topic has a lane of its own: one that is slow or fails delays no other. A message stays in the outbox
+    until the publisher has accepted it. A lease in the database gives each bucket of keys to one relay at a
+    time; several relays share the buckets, and take over those of a lost relay. The publisher's outcome
+    decides what happens to a message:
 
     - `Accepted`: it is deleted.
     - `Refused`: it becomes a dead letter.
@@ -36,7 +41,7 @@ class Relay(RelayLoop[Engine, Publisher]):
         name: the name that operators see; None is host and process.
         schema: the PostgreSQL schema of the tables.
         buckets: how many buckets the database must have; None accepts any number.
-        batch: the largest number of messages in a batch; reduced while batches take long.
+        batch: the largest number of messages in a batch of a topic; reduced while batches take long.
         lease: how long this relay owns its buckets without a sign of life, in seconds or as `timedelta`.
             After a relay dies, its messages may wait this long.
         poll: how often to look for messages without being woken, in seconds or as `timedelta`.
@@ -81,8 +86,8 @@ class Relay(RelayLoop[Engine, Publisher]):
             return self._run_once()
 
     def run(self) -> None:
-        """Relay messages until `stop` is called; then finish the current batch and give up the buckets. In
-        the main thread, SIGTERM and SIGINT call `stop`.
+        """Relay messages until `stop` is called; then let running sends end, and give up the buckets. In the
+        main thread, SIGTERM and SIGINT call `stop`.
 
         Keeps running while the database or the broker is unavailable. Raises the errors of `run_once`.
         """
@@ -103,9 +108,19 @@ class Relay(RelayLoop[Engine, Publisher]):
         finally:
             over.set()
 
-    def _hand_over(self, batch: list[Envelope]) -> Iterable[Outcome]:
-        outcomes: Iterable[Outcome] = self._publisher.send(batch)
-        return outcomes
+    def _start(self, flight: Flight) -> None:
+        if self._settings.concurrent:
+            run = partial(copy_context().run, self._fly, flight)
+            threading.Thread(target=run, name=f"outbox send {flight.topic}", daemon=True).start()
+        else:
+            self._fly(flight)
+
+    def _abandon(self) -> None:
+        pass  # a thread cannot be interrupted
+
+    def _hand_over(self, batch: list[Envelope]) -> Iterable[Any]:
+        answers: Iterable[Any] = self._publisher.send(batch)
+        return answers
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)

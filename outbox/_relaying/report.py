@@ -1,10 +1,10 @@
-"""The outcomes of a batch, to be written to the database."""
+"""The outcomes of batches, to be written to the database."""
 
 from dataclasses import dataclass, field
 
 from inbox_outbox_base.checks.options import LONGEST_WAIT
 from inbox_outbox_base.databases.letter import Letter
-from inbox_outbox_base.words.outgoing import Failed, Outcome, Refused, Unknown
+from inbox_outbox_base.words.outgoing import Outcome, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +49,31 @@ class Death:
 
 @dataclass(slots=True)
 class Report:
-    """The answers of one batch, in the order in which the messages were sent."""
+    """The answers that have arrived, and are to be written."""
 
     accepted: list[Letter] = field(default_factory=list)
     others: list[Answer] = field(default_factory=list)
     exhausted: list[Letter] = field(default_factory=list)
     """Messages that are given up: they cannot be read, or used up their attempts without an answer."""
 
+    unsent: list[Letter] = field(default_factory=list)
+    """Messages of batches that are over, which were not sent after all."""
+
     dead: list[Death] = field(default_factory=list)
     """The messages that became dead letters, once that is written."""
+    waits: list[tuple[Letter, float]] = field(default_factory=list)
+    """The messages that are sent again, and the seconds until then, once that is written."""
     seconds: float = 0.0
-    """How long sending the batch took."""
+    """How long it took, from the beginning of the batch."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.accepted or self.others or self.exhausted)
+        return not (self.accepted or self.others or self.exhausted or self.unsent)
 
-    def reasons(self) -> dict[str, str]:
-        """The last reason for each topic with messages that were not accepted."""
-        return {each.letter.envelope.topic: getattr(each.outcome, "reason", "") for each in self.others}
-
-    def rejected(self) -> dict[str, float]:
-        """Topics the broker is rejecting: it accepted no message and blamed none; with the shortest delay
-        that it asked for, in seconds."""
-        taken = {letter.envelope.topic for letter in self.accepted}
-        asked: dict[str, float] = {}
-        for answer in self.others:
-            topic, seconds = answer.letter.envelope.topic, answer.retry_after or 0.0
-            if isinstance(answer.outcome, Refused | Failed) or answer.is_last:
-                taken.add(topic)
-            asked[topic] = min(seconds, asked.get(topic, seconds))
-        return {topic: seconds for topic, seconds in asked.items() if topic not in taken}
+    def add(self, other: "Report") -> None:
+        """Take over the outcomes of another batch."""
+        self.accepted += other.accepted
+        self.others += other.others
+        self.exhausted += other.exhausted
+        self.seconds = max(self.seconds, other.seconds)

@@ -8,12 +8,14 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection
 
 from inbox_outbox_base.databases import member_statements, relaying_statements
+from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import WrongBucketCount
 from outbox._waking.hints import CHORES, notify
 
 from . import chores
-from .batch import Batch, Demand
+from .batch import Choice
+from .lanes import Lanes
 from .members import Members
 from .recheck import Recheck
 from .report import Report
@@ -32,17 +34,18 @@ class Retired(Exception):
 class Rounds:
     """One relay: the buckets it owns, and what it knows about them.
 
-    A round is one transaction: it writes the outcomes of the last batch, then reads and records the next.
-    Each renews the lease, and locks the lease's row first, so that a retired relay writes nothing.
+    A round is one transaction: it writes the outcomes that have arrived, then reads and records the next
+    batches. Each renews the lease, and locks the lease's row first, so that a retired relay writes nothing.
     """
 
-    def __init__(self, settings: Settings, dialect: str) -> None:
+    def __init__(self, settings: Settings, dialect: str, lanes: Lanes) -> None:
         self._settings = settings
         self._tables = settings.tables
         self._database = relaying(dialect, settings.tables)
         self._members = Members(settings.tables)
         self._settlement = Settlement(settings, self._database)
-        self._scanner = Scanner(settings, self._database)
+        self._lanes = lanes
+        self._scanner = Scanner(settings, self._database, lanes)
         self._recheck = Recheck(self._database)
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -124,14 +127,12 @@ class Rounds:
         if not report.is_empty:
             self._settle(connection, report)
         self._members.retire_expired(connection)
-        scanner, waiting = self._scanner, self._scanner.waiting
-        scanner.buckets, balanced = self._members.balance(connection, self.epoch)
-        waiting.keep(scanner.buckets)
-        waiting.record_writers(self._database.writers(connection))
-        paused = list(connection.execute(relaying_statements.paused(self._tables)).scalars())
-        if set(paused) != set(scanner.paused):
-            waiting.forget_waits()
-        scanner.paused = paused
+        scanner = self._scanner
+        owned, balanced = self._members.balance(connection, self.epoch, scanner.backlog.busy)
+        scanner.own(owned)
+        if scanner.frontier.record_writers(self._database.writers(connection)):
+            scanner.start_over()
+        scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
         moved = chores.move_due(connection, self._database, scanner.buckets)
         forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
         wait = min(self._settings.tend_every, balanced, moved, forgotten)
@@ -145,7 +146,7 @@ class Rounds:
 
     def recheck(self, connection: Connection) -> int:
         """Search a part of the table for messages that no scan would find; return how many there were."""
-        return self._recheck.step(connection, self._scanner.waiting, self._scanner.paused)
+        return self._recheck.step(connection, self._scanner)
 
     def renew(self, connection: Connection) -> None:
         """Renew the lease, and nothing else.
@@ -169,14 +170,15 @@ class Rounds:
         if next_tend is not None:
             self.next_tend, self._marks_at = next_tend, time.monotonic() + _MARKS_EVERY
 
-    def round(self, connection: Connection, report: Report, demand: Demand) -> Batch:
-        """Write the outcomes of the last batch, and choose the next one; `tend` first when it is time.
+    def round(self, connection: Connection, report: Report) -> Choice:
+        """Write the outcomes that have arrived, and choose the next batches; `tend` first when it is time.
 
         Raises:
             Retired: the lease had expired, and this relay was retired: nothing of the report was written.
             UnsafeSequence: as `join`.
         """
-        self._scanner.waiting.forget_if_new_connection(connection.info)
+        if self._scanner.frontier.is_new_connection(connection.info):
+            self._scanner.start_over()
         now = time.monotonic()
         tends = now >= self.next_tend or (now >= self._marks_at and not report.is_empty)
         if tends:
@@ -186,23 +188,32 @@ class Rounds:
         else:
             self.renew(connection)
             self._settle(connection, report)
-        batch = self._scanner.choose(connection, demand)
-        if batch.letters and report.is_empty and not tends:
+        choice = self._scanner.choose(connection)
+        if choice.letters and report.is_empty and not tends:
             self.renew(connection)
             # An operator may have dropped some of these before the lease was locked.
-            batch = self._scanner.choose(connection, demand)
-        if batch.letters:
-            self._scanner.load(connection, batch)
-        # Committed before the batch is sent: whoever retires this relay then knows what may have arrived.
-        if batch.letters or not report.is_empty:
-            self._members.note(connection, self.epoch, batch.letters)
-        return batch
+            choice = self._scanner.choose(connection)
+        if choice.letters:
+            self._scanner.load(connection, choice)
+        # Committed before the batches are sent: whoever retires this relay then knows what may have arrived.
+        if choice.letters or not report.is_empty:
+            self._note(connection, choice.letters)
+        return choice
+
+    def _note(self, connection: Connection, letters: list[Letter]) -> None:
+        on_their_way = [letter for flight in self._lanes.flights for letter in flight.unanswered()]
+        self._members.note(connection, self.epoch, [*on_their_way, *letters])
+
+    def launch(self, choice: Choice) -> None:
+        """Note that these batches are being sent."""
+        self._scanner.launch(choice)
+
+    def _settle(self, connection: Connection, report: Report) -> None:
+        self._settlement.write(connection, report)
+        # If the transaction fails after this, the relay writes the same again, or starts over.
+        self._scanner.settle(report)
 
     def seconds_idle(self) -> float:
         """How many seconds the relay may wait if no message is published."""
         tend = self.next_tend - time.monotonic()
-        return max(0.0, min(self._settings.poll, tend, self._scanner.waiting.next_end()))
-
-    def _settle(self, connection: Connection, report: Report) -> None:
-        for letter, seconds in self._settlement.write(connection, report):
-            self._scanner.block(letter, seconds)
+        return max(0.0, min(self._settings.poll, tend, self._scanner.seconds()))

@@ -1,8 +1,10 @@
-"""Choosing the next batch: a scan of the relay's buckets, without what has to wait."""
+"""Chooses the next messages of a relay's buckets, without those that have to wait."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from operator import attrgetter
 
 from sqlalchemy import Connection
@@ -11,18 +13,25 @@ from inbox_outbox_base.databases.letter import Letter, Unreadable, check_payload
 from inbox_outbox_base.databases.relaying import Relaying, Scan
 from inbox_outbox_base.databases.taking_statements import clock
 
-from .batch import Batch, Demand
+from .backlog import Backlog, Entry
+from .batch import Choice
+from .frontier import Frontier
+from .lanes import Lane, Lanes
+from .report import Report
 from .settings import Settings
-from .waiting import Waiting
 
 SOLO_AFTER = 3
 """Sends without an answer after which a message is sent alone: if it kills relays, no other message goes
 down with it. A message that was never sent alone is not given up: it may never have been sent."""
 
-_MOST_RESTING = 10_000
-"""How many waiting messages of resting topics a scan reads past in search of others."""
+MOST_KNOWN = 200_000
+"""How many messages a relay remembers that it cannot send now; it reads no further until some have left."""
+_PAGES = 10
+"""Scans in one transaction, while they find nothing that can be sent."""
 _LARGEST_BATCH = 16_000_000
 """The most payload bytes in a batch of several messages; a scan holds as many in memory."""
+_MOST_BYTES, _MOST_MESSAGES = 64_000_000, 10_000
+"""The most payload bytes and messages in all batches that are being sent, if there are several."""
 _LEAST_SCAN = 16
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -31,13 +40,17 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 class Scanner:
     """The buckets of one relay, and what it knows about them."""
 
-    def __init__(self, settings: Settings, database: Relaying) -> None:
+    def __init__(self, settings: Settings, database: Relaying, lanes: Lanes) -> None:
         self._settings = settings
         self._database = database
+        self._lanes = lanes
         self._light = _LARGEST_BATCH // max(settings.batch, _LEAST_SCAN)
-        self.waiting = Waiting()
+        self.backlog = Backlog()
+        self.frontier = Frontier()
         self.buckets: list[int] = []
         """The buckets that the relay owns, in the order of the next scan."""
+        self._gives_up = False
+        """Whether messages of other buckets are still on their way."""
         self.paused: list[str] = []
         """Topics whose messages wait."""
         # Starts False: after a restart, other messages go first. Otherwise a message that kills relays would
@@ -46,62 +59,121 @@ class Scanner:
 
     def forget(self) -> None:
         """The relay owns no buckets any more."""
-        self.buckets, self.waiting = [], Waiting()
+        self.buckets, self.backlog, self.frontier = [], Backlog(), Frontier()
 
-    def choose(self, connection: Connection, demand: Demand) -> Batch:
-        """Scan on, with a growing limit, while all that is found has to wait."""
-        most = max(demand.limit, _LEAST_SCAN)
+    def own(self, buckets: list[int]) -> None:
+        """Forget other buckets, but for messages that are on their way."""
+        if set(buckets) != set(self.buckets):
+            self.buckets = buckets
+            self.frontier.keep(buckets)
+            self._forget_others()
+
+    def _forget_others(self) -> None:
+        owned = set(self.buckets)
+        self.backlog.retain(lambda entry: entry.bucket in owned or entry.is_away)
+        self._gives_up = any(entry.bucket not in owned for entry in self.backlog)
+
+    def pause(self, topics: list[str]) -> None:
+        """Leave these topics out."""
+        if set(topics) != set(self.paused):
+            self.look_again()
+        self.paused = topics
+
+    def look_again(self) -> None:
+        """Forget the messages that are not being sent, and read them again."""
+        self.frontier.go_back(self.backlog.lowest())
+        self.backlog.retain(attrgetter("is_away"))
+
+    def seconds(self) -> float:
+        """Seconds until a message's wait ends, or the rest of a topic that has messages to send."""
+        rests = [self._lanes.of(topic).seconds() for topic in self.backlog.topics]
+        if self._lanes.flights:
+            # What could be sent, and was not chosen, has to wait for one of these to end.
+            rests = [rest for rest in rests if rest > 0]
+        return min([self.backlog.seconds(), *rests])
+
+    def read_again(self, bucket: int) -> None:
+        """Read a bucket from its oldest message on."""
+        self.frontier.forget(bucket)
+        self.backlog.retain(lambda entry: entry.is_away or entry.bucket != bucket)
+
+    def start_over(self) -> None:
+        """Forget the marks, too: the server may draw the same numbers again."""
+        self.frontier.start_over()
+        self.look_again()
+
+    def choose(self, connection: Connection) -> Choice:
+        """The next batches, at most one for each topic."""
         self._look_at_waits(connection)
-        while self.buckets and "*" not in self.paused:
-            blocked = self.waiting.blocked()
-            places = [(bucket, self.waiting.start(bucket)) for bucket in self.buckets]
-            each = max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
-            wanted = Scan(places, most, each, blocked, self.paused, self._light)
-            found = self._database.scan(connection, wanted)
-            self.waiting.raise_marks(found, paused=bool(self.paused))
-            self._rotate(found.letters)
-            batch = self._sift(connection, found.letters, demand)
-            if batch.letters or batch.exhausted or not found.letters:
-                return batch
-            if demand.rests and len(self.waiting) >= _MOST_RESTING:
-                break
-            most = max(most, min(4 * most, self._settings.batch))
-        return Batch([], [])
-
-    def load(self, connection: Connection, batch: Batch) -> None:
-        """Read the large payloads that the scan skipped, and cut the batch where it becomes too large."""
-        letters, total = batch.letters, 0
-        for place, letter in enumerate(letters):
-            total += letter.size
-            if place and total > _LARGEST_BATCH:
-                del letters[place:]
-                break
-        heavy = [letter for letter in letters if letter.size > self._light]
-        if heavy:
-            found = self._database.payloads(connection, heavy)
-            for letter in heavy:
-                try:
-                    check_payload(found[letter.sequence])
-                except Unreadable as error:
-                    letter.damage = str(error)
-                else:
-                    letter.envelope = replace(letter.envelope, payload=found[letter.sequence])
-            batch.put_aside([letter for letter in heavy if letter.damage is not None])
-        if letters:
-            self._solo_turn = letters[0].unanswered < SOLO_AFTER
+        if not self.buckets or "*" in self.paused:
+            return Choice()
+        letters: dict[int, Letter] = {}
+        is_read = self._read(connection, letters)
+        ready = self.backlog.ready
+        picked = {
+            lane: self.backlog.pick(lane.topic, max(_LEAST_SCAN, lane.room())) for lane in self._open_lanes()
+        }
+        self._fetch(connection, [*chain.from_iterable(picked.values())], letters)
+        choice = self._sift(connection, picked, letters)
+        can_read = not is_read and len(self.backlog) < MOST_KNOWN
+        # Those that turned out to have to wait have made room for others.
+        choice.has_more = can_read or (not choice.batches and self.backlog.ready < ready)
+        return choice
 
     def _look_at_waits(self, connection: Connection) -> None:
-        """Unblock keys whose wait has ended, unless their first message has to wait longer."""
-        ended = self.waiting.ended()
+        """Let messages go whose wait has ended, unless they have to wait longer."""
+        ended = self.backlog.ended()
         if not ended:
             return
-        found = self._database.progress(connection, list(ended.values()))
-        for key, (_, sequence) in ended.items():
-            seconds = found.get(sequence, 0.0)
-            if seconds > 0:
-                self.waiting.go_on(key, seconds)
+        found = self._database.progress(connection, [(each.bucket, each.sequence) for each in ended])
+        for entry in ended:
+            if entry.sequence not in found:
+                self.backlog.remove(entry.sequence)  # an operator has dropped it, or taken it elsewhere
+            elif found[entry.sequence] > 0:
+                self.backlog.wait(entry.sequence, found[entry.sequence])
             else:
-                self.waiting.let_go(key)
+                self.backlog.let_go(entry)
+
+    def _read(self, connection: Connection, letters: dict[int, Letter]) -> bool:
+        """Read on until there is enough to send; return whether everything has been read."""
+        begin = {bucket: self.frontier.start(bucket) for bucket in self.buckets}
+        most = max(_LEAST_SCAN, self._lanes.appetite())
+        for _ in range(_PAGES):
+            if len(self.backlog) >= MOST_KNOWN:
+                return False
+            places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
+            each = max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
+            known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
+            letters.clear()  # nothing of the page before can be sent now: its payloads are not kept
+            found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
+            for letter in found.letters:
+                self.backlog.add(letter)
+                letters[letter.sequence] = letter
+                begin[letter.bucket] = max(begin[letter.bucket], letter.sequence)
+            self.frontier.advance(places, found, paused=bool(self.paused))
+            self._rotate(found.letters)
+            for bucket in found.seen:
+                begin.pop(bucket, None)
+            if not begin:
+                return True
+            if self._open_lanes():
+                break
+            most = max(most, min(4 * most, self._settings.batch))
+        return False
+
+    def _open_lanes(self) -> list[Lane]:
+        """Lanes with messages that can be sent now."""
+        return self._lanes.open(self.backlog.topics)
+
+    def _fetch(self, connection: Connection, entries: list[Entry], letters: dict[int, Letter]) -> None:
+        """Read messages that an earlier scan has found."""
+        missing = [(each.bucket, each.sequence) for each in entries if each.sequence not in letters]
+        if missing:
+            for letter in self._database.fetch(connection, missing, self._light):
+                letters[letter.sequence] = letter
+        for entry in entries:
+            if entry.sequence not in letters:  # an operator has dropped it
+                self.backlog.remove(entry.sequence)
 
     def _rotate(self, letters: list[Letter]) -> None:
         """Start the next scan behind the bucket at which this one ended, so that each has its turn."""
@@ -109,60 +181,129 @@ class Scanner:
             behind = self.buckets.index(letters[-1].bucket) + 1
             self.buckets = self.buckets[behind:] + self.buckets[:behind]
 
-    def _sift(self, connection: Connection, letters: list[Letter], demand: Demand) -> Batch:
-        """The messages that can be sent now, oldest first; one that has to wait blocks its key."""
-        has_waits = any(letter.retry_at is not None or letter.failing_since is not None for letter in letters)
-        now: datetime = connection.execute(clock()).scalar_one() if has_waits else _NEVER
-        batch, alone = Batch([], []), []
-        behind: set[str] = set()
-        tried: set[str] = set()
-        waits: list[tuple[Letter, float]] = []
-        for letter in sorted(letters, key=attrgetter("sequence")):
-            if behind and letter.name in behind:
-                continue  # an earlier message of its key is not sent now: this one must not overtake it
-            if letter.failing_since is not None:
-                letter.failing_for = (now - letter.failing_since).total_seconds()
-            if letter.state == "held":
-                waits.append((letter, math.inf))
-            elif letter.retry_at is not None and letter.retry_at > now:
-                waits.append((letter, (letter.retry_at - now).total_seconds()))
-            elif letter.damage is not None or self._is_exhausted(letter):
-                batch.exhausted.append(letter)
-            elif letter.envelope.topic in demand.rests and not _try_topic(letter, demand, tried):
-                waits.append((letter, demand.rests[letter.envelope.topic]))
-            elif letter.unanswered >= SOLO_AFTER:
-                alone.append(letter)
-            else:
-                batch.letters.append(letter)
-                continue
-            # This message is not sent with the others, so no later one of its key may be.
-            behind.add(letter.name)
-        # A key with an earlier message in the batch is not blocked yet: that message's outcome decides.
-        self._block_all(waits, {each.name for each in (*batch.letters, *alone)} if waits else set())
-        if alone and (self._solo_turn or not batch.letters):
-            # Those with the fewest unanswered sends first, so that each suspect gets its turn.
-            return Batch([min(alone, key=attrgetter("unanswered"))], batch.exhausted)
-        return Batch(batch.letters[: demand.limit], batch.exhausted)
+    def _sift(
+        self, connection: Connection, picked: Mapping[Lane, list[Entry]], letters: Mapping[int, Letter]
+    ) -> Choice:
+        """Divide what was picked into messages to send, to send alone, and to give up; the rest waits."""
+        found = {
+            lane: [letters[each.sequence] for each in entries if each.sequence in letters]
+            for lane, entries in picked.items()
+        }
+        now = self._now(connection, chain.from_iterable(found.values()))
+        choice = Choice()
+        suspects: list[Letter] = []
+        for lane, its_letters in found.items():
+            batch: list[Letter] = []
+            behind: set[str | None] = set()
+            for letter in sorted(its_letters, key=attrgetter("sequence")):
+                if letter.key is not None and letter.key in behind:
+                    continue  # an earlier message of its key is not sent now: this one must not overtake it
+                if self._has_to_wait(letter, now) or self._is_given_up(letter, choice):
+                    behind.add(letter.key)
+                elif letter.unanswered >= SOLO_AFTER:
+                    suspects.append(letter)
+                    behind.add(letter.key)
+                else:
+                    batch.append(letter)
+            if batch:
+                choice.batches.append(batch[: lane.room()])
+        if suspects and not self._is_suspect_away() and (self._solo_turn or not choice.batches):
+            # Those with the fewest unanswered sends first, so that each suspect gets its turn. Nothing else
+            # begins with it; and no two are ever on their way together, so that each death has one suspect.
+            choice.batches = [[min(suspects, key=attrgetter("unanswered"))]]
+        return choice
 
-    def _is_exhausted(self, letter: Letter) -> bool:
-        return letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts
+    def _now(self, connection: Connection, letters: Iterable[Letter]) -> datetime:
+        """The database's clock, if one of the messages has a time to compare with it."""
+        has_times = any(each.retry_at is not None or each.failing_since is not None for each in letters)
+        now: datetime = connection.execute(clock()).scalar_one() if has_times else _NEVER
+        return now
 
-    def _block_all(self, waits: list[tuple[Letter, float]], leaving: set[str]) -> None:
-        """Block the keys of these, except those with an earlier message that is about to be sent."""
-        for letter, seconds in waits:
-            rests = letter.state != "held" and letter.retry_at is None
-            if letter.name not in leaving and not (rests and len(self.waiting) >= _MOST_RESTING):
-                self.block(letter, seconds)
+    def _has_to_wait(self, letter: Letter, now: datetime) -> bool:
+        if letter.failing_since is not None:
+            letter.failing_for = (now - letter.failing_since).total_seconds()
+        if letter.state == "held":
+            self.backlog.wait(letter.sequence, math.inf)
+        elif letter.retry_at is not None and letter.retry_at > now:
+            self.backlog.wait(letter.sequence, (letter.retry_at - now).total_seconds())
+        else:
+            return False
+        return True
 
-    def block(self, letter: Letter, seconds: float) -> None:
-        """Block the letter's key for so long."""
-        self.waiting.block(letter.name, letter.bucket, letter.sequence, seconds)
-
-
-def _try_topic(letter: Letter, demand: Demand, tried: set[str]) -> bool:
-    """Try the topic with this message if it has rested; return whether this is the one."""
-    topic = letter.envelope.topic
-    if demand.rests[topic] > 0 or topic in tried:
+    def _is_given_up(self, letter: Letter, choice: Choice) -> bool:
+        is_exhausted = letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts
+        if letter.damage is not None or is_exhausted:
+            choice.exhausted.append(letter)
+            return True
         return False
-    tried.add(topic)
-    return True
+
+    def _is_suspect_away(self) -> bool:
+        return any(flight.letters[0].unanswered >= SOLO_AFTER for flight in self._lanes.flights)
+
+    def load(self, connection: Connection, choice: Choice) -> None:
+        """Read the large payloads that the scan skipped, and keep what is sent at the same time within its
+        limits: batches are cut, or left for later."""
+        flights = self._lanes.flights
+        size, number = sum(flight.size for flight in flights), sum(len(flight.letters) for flight in flights)
+        kept: list[list[Letter]] = []
+        for letters in choice.batches:
+            size, number = size + _cut(letters), number + len(letters)
+            if (size > _MOST_BYTES or number > _MOST_MESSAGES) and (kept or flights):
+                break
+            kept.append(letters)
+        for letters in kept:
+            self._load_heavy(connection, letters, choice)
+        choice.batches = [letters for letters in kept if letters]
+
+    def _load_heavy(self, connection: Connection, letters: list[Letter], choice: Choice) -> None:
+        heavy = [letter for letter in letters if letter.size > self._light]
+        if not heavy:
+            return
+        found = self._database.payloads(connection, heavy)
+        for letter in heavy:
+            try:
+                check_payload(found[letter.sequence])
+            except Unreadable as error:
+                letter.damage = str(error)
+            else:
+                letter.envelope = replace(letter.envelope, payload=found[letter.sequence])
+        damaged = [letter for letter in heavy if letter.damage is not None]
+        # Nor are the other messages of their keys sent: those may have to wait.
+        names = {letter.name for letter in damaged}
+        letters[:] = [letter for letter in letters if letter.name not in names]
+        choice.exhausted.extend(damaged)
+
+    def settle(self, report: Report) -> None:
+        """Note the outcomes that are being written."""
+        backlog = self.backlog
+        for letter in report.accepted:
+            backlog.remove(letter.sequence)
+        for letter, seconds in report.waits:
+            backlog.wait(letter.sequence, seconds)
+        for death in report.dead:
+            if self._settings.holds and death.letter.key is not None:
+                backlog.wait(death.letter.sequence, math.inf)
+            else:
+                backlog.remove(death.letter.sequence)
+        for letter in report.unsent:
+            backlog.keep_unsent(letter.sequence)
+        if self._gives_up:
+            self._forget_others()
+
+    def launch(self, choice: Choice) -> None:
+        """Note that these messages are being sent, or given up, now that the transaction has committed."""
+        letters = choice.letters
+        self.backlog.send(letter.sequence for letter in chain(letters, choice.exhausted))
+        if letters:
+            self._solo_turn = letters[0].unanswered < SOLO_AFTER
+
+
+def _cut(letters: list[Letter]) -> int:
+    """Shorten a batch of several messages to its limit; return how many bytes of payload it has."""
+    total = 0
+    for place, letter in enumerate(letters):
+        if place and total + letter.size > _LARGEST_BATCH:
+            del letters[place:]
+            break
+        total += letter.size
+    return total

@@ -68,6 +68,8 @@ class Settings:
                 raise InvalidOption(f"give_up_after={give_up_after!r}: expected more than 0")
         self.hooks = Hooks(on_event, error=InvalidOption)
         self.timeout = _timeout(publisher, self.lease)
+        self.ordered = bool(getattr(publisher, "ordered", False))
+        self.concurrent = bool(getattr(publisher, "concurrent", True))
 
     @property
     def tend_every(self) -> float:

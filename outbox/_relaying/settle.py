@@ -35,9 +35,8 @@ class Settlement:
         self._database = database
         self._tables = database.tables
 
-    def write(self, connection: Connection, report: Report) -> list[tuple[Letter, float]]:
-        """Delete accepted messages, bury dead ones, and record when the others are retried; return those,
-        each with the seconds until its retry."""
+    def write(self, connection: Connection, report: Report) -> None:
+        """Delete accepted messages, bury dead ones, and record when the others are retried."""
         dead = report.dead = []  # emptied, because a retried transaction writes it again
         if report.accepted:
             keep = self._settings.keep_sent is not None
@@ -61,7 +60,7 @@ class Settlement:
         dead += [self._put_away(connection, each, _exhausted(each)) for each in report.exhausted]
         if waits:
             connection.execute(relaying_statements.wait(self._tables), [_wait(*each) for each in waits])
-        return [(answer.letter, delay) for answer, delay in waits]
+        report.waits = [(answer.letter, delay) for answer, delay in waits]
 
     def _delay(self, answer: Answer) -> float:
         asked = answer.retry_after

@@ -27,7 +27,8 @@ class TaskWakeUp(WakeUp):
 
     def use_this_loop(self) -> None:
         """Wake this task's loop from now on."""
-        self._loop = asyncio.get_running_loop()
+        if self._loop is not asyncio.get_running_loop():
+            self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
 
     def _set(self) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -24,6 +24,12 @@ class WakeUp(ABC):
         self._looks = len(BURST)
         self._found_at = -math.inf
         self._chores_at = math.inf
+        self._is_nudged = False
+
+    def nudge(self) -> None:
+        """End the wait, or the next one, for a reason of the relay's own; may be called from any thread."""
+        self._is_nudged = True
+        self._set()
 
     def wake(self, hint: Iterable[str] = EVERYTHING) -> None:
         """Wake it; may be called from any thread and from a signal handler."""
@@ -37,14 +43,17 @@ class WakeUp(ABC):
         self._found_at = now
 
     def wait(self, seconds: float, buckets: Sequence[int]) -> bool:
-        """Wait for a hint about these buckets, for at most `seconds`; return whether there are chores. After
-        a hint, several short waits follow."""
+        """Wait for a hint about these buckets, or a nudge, for at most `seconds`; return whether there are
+        chores. After a hint, several short waits follow."""
         if self._looks < len(BURST):
             seconds = min(seconds, BURST[self._looks])
             self._looks += 1
         look, chores = wanted(buckets)
         end = time.monotonic() + seconds
         while not self._take(look):
+            if self._is_nudged:
+                self._is_nudged = False
+                return self._have_chores()
             if self._take(chores):
                 self._chores_at = min(self._chores_at, time.monotonic() + _SOON)
             left = min(end, self._chores_at) - time.monotonic()

@@ -226,8 +226,8 @@ def test_every_cloud_event_has_its_own_id(engine: Engine, telling: Outbox) -> No
     with engine.begin() as connection:
         ids = telling.publish_many(connection, [Message(f"topic-{n}", "a") for n in range(3)])
     found = relayed(engine)
-    assert [message.headers["ce_id"] for message in found] == ids
-    assert [message.headers["ce_type"] for message in found] == ["topic-0", "topic-1", "topic-2"]
+    assert sorted(message.headers["ce_id"] for message in found) == sorted(ids)
+    assert {message.headers["ce_type"] for message in found} == {"topic-0", "topic-1", "topic-2"}
 
 
 def test_without_opentelemetry() -> None:

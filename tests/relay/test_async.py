@@ -25,7 +25,7 @@ from tests.support.outbox_publishers import (
     publish,
     waiting,
 )
-from tests.support.status_workers import workers
+from tests.support.status_workers import wait_until, workers
 
 Scenario = Callable[[AsyncEngine], Coroutine[Any, Any, Any]]
 
@@ -252,3 +252,61 @@ def test_the_check_is_awaited(migrated: Database) -> None:
                 await begin()
 
     in_loop(migrated, scenario)
+
+
+class Gate(AsyncRecorder):
+    """A publisher that tells its answers one by one; those of the topic "slow" not before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = asyncio.Event()
+        self.waits = asyncio.Event()
+
+    async def send(self, batch: Sequence[Envelope]) -> Any:
+        self.batches.append([*batch])
+        for place, message in reversed([*enumerate(batch)]):
+            if message.topic == "slow" and place == 0:
+                self.waits.set()
+                await self.opened.wait()
+            self.accepted.append(message)
+            yield place, ACCEPTED
+
+
+def test_a_slow_topic_delays_no_other(migrated: Database) -> None:
+    """While a send to a topic has not returned, other messages leave, and the outcomes that it has told are
+    written."""
+    engine = migrated.engine()
+    publish(engine, "a1", "b1", "c1", topic="slow")
+    publish(engine, "d1", topic="quick")
+
+    async def scenario(asynchronous: AsyncEngine) -> None:
+        publisher = Gate()
+        relay = AsyncRelay(asynchronous, publisher, poll=0.05)
+        running = asyncio.create_task(relay.run())
+        await asyncio.to_thread(wait_until, lambda: list(waiting(engine)) == ["a1"])
+        publisher.opened.set()
+        await asyncio.to_thread(wait_until, lambda: not waiting(engine))
+        relay.stop()
+        await running
+
+    in_loop(migrated, scenario)
+
+
+def test_a_cancellation_while_several_topics_are_sent(migrated: Database) -> None:
+    """Each running send is cancelled: what it has told is written, the rest is unknown."""
+    engine = migrated.engine()
+    publish(engine, "a1", "b1", topic="slow")
+    publish(engine, "c1", topic="quick")
+
+    async def scenario(asynchronous: AsyncEngine) -> None:
+        publisher = Gate()
+        running = asyncio.create_task(AsyncRelay(asynchronous, publisher).run())
+        await publisher.waits.wait()
+        await asyncio.to_thread(wait_until, lambda: len(publisher.accepted) == 2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    in_loop(migrated, scenario)
+    assert {name: row.state for name, row in waiting(engine).items()} == {"a1": "unknown"}
+    assert count(engine, TABLES.relay) == 0

@@ -52,7 +52,7 @@ class Group:
 
         def work(connection: Connection) -> float:
             MEMBERS.retire_expired(connection)
-            return MEMBERS.balance(connection, epoch)[1]
+            return MEMBERS.balance(connection, epoch, busy=())[1]
 
         return transact(self._engine, TABLES, work)
 

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Backoff
 from outbox import AsyncRelay, Envelope, Outcome, Relay, Unavailable, Unknown, retry
-from outbox._relaying import sending
+from outbox._relaying import lanes
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -163,7 +163,7 @@ def test_the_log_names_topics_that_are_not_taken(
         (warning,) = said(logging.WARNING)
         assert warning.startswith("topic 'typo' is not taken")
         assert warning.endswith(": amqp://me:***@host/: no queue")
-        monkeypatch.setattr(sending, "_SAID_EVERY", 0)
+        monkeypatch.setattr(lanes, "_SAID_EVERY", 0)
         let_backoffs_end(engine)
         once.run_once()
         assert len(said(logging.WARNING)) == 1

@@ -165,7 +165,7 @@ def test_a_relay_that_is_lost(migrated: Database) -> None:
     before it polls."""
     engine, members = engine_of(migrated), Members(TABLES)
     lost = transact(engine, TABLES, partial(members.join, name="lost", lease=8))
-    balance = partial(members.balance, epoch=lost)
+    balance = partial(members.balance, epoch=lost, busy=())
     transact(engine, TABLES, balance)
     assert ownership(engine) == {lost: BUCKETS}
     with running(*Idle(migrated, 1).relays):

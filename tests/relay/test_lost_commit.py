@@ -110,7 +110,8 @@ def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None
     relay.stop()
     running.result()
     assert publisher.names == ["a1"]
-    assert [is_transient(error) for error in died if error is not None] == [True]
+    assert died  # once, or more often if its next attempt is quicker than the other transaction
+    assert all(is_transient(error) for error in died if error is not None)
     assert ownership(engine) == {None: BUCKETS}
 
 

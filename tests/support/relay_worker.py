@@ -128,6 +128,9 @@ def dying_relay(pipe: Pipe, url: URL, point: str) -> None:
 class Dying(Post):
     """A publisher whose process dies before or after the broker has taken the first batch."""
 
+    concurrent = False
+    """The outcomes of a batch are then written together."""
+
     def __init__(self, engine: Engine, point: str) -> None:
         super().__init__(engine, "dying")
         self._point = point

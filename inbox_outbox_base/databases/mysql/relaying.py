@@ -53,7 +53,8 @@ class MySQLRelaying(Relaying):
         buckets = [bucket for bucket, _ in wanted.places]
         not_empty = set(connection.execute(filled(self.tables), {"buckets": buckets}).scalars())
         places = [place for place in wanted.places if place[0] in not_empty]
-        return super().scan(connection, replace(wanted, places=places))
+        found = super().scan(connection, replace(wanted, places=places))
+        return replace(found, seen=found.seen | (set(buckets) - not_empty))
 
     def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
         for part in parts(letters):

@@ -16,11 +16,10 @@ from sqlalchemy import (
     extract,
     func,
     literal_column,
-    or_,
     select,
     table,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, REGCLASS
+from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import UserDefinedType
 
@@ -116,8 +115,8 @@ def density(name: str) -> Select[Any]:
 
 
 @cache
-def overlooked(tables: OutboxTables) -> Select[Any, Any]:
-    """By bucket, how many messages in some pages of the table lie below its marks.
+def below(tables: OutboxTables) -> Select[Any, Any]:
+    """The messages in some pages of the table up to the marks of their buckets, without paused topics.
 
     By page and not by index: dead rows that an old transaction keeps from being cleaned up are then read once
     and sequentially, for all buckets.
@@ -125,27 +124,19 @@ def overlooked(tables: OutboxTables) -> Select[Any, Any]:
     message = tables.message.alias("message")
     c = message.c
     page = literal_column("message.ctid", _Tid())
-    bounds = (cast(bindparam(name, type_=Text), _Tid()) for name in ("first", "last"))
+    first, last = (cast(bindparam(name, type_=Text), _Tid()) for name in ("first", "last"))
     marks = (
-        func.unnest(
-            array_of("buckets", SmallInteger), array_of("lows", BigInteger), array_of("starts", BigInteger)
-        )
-        .table_valued("bucket", "low", "start", name="mark")
+        func.unnest(array_of("buckets", SmallInteger), array_of("marks", BigInteger))
+        .table_valued("bucket", "mark", name="mark")
         .render_derived()
     )
-    blocked = func.json_array_elements_text(cast(bindparam("blocked", type_=Text), JSON), type_=Text)
-    waits = or_(
-        func.coalesce(c.key, c.id).in_(select(blocked)),
-        c.topic == func.any(bindparam("paused", type_=ARRAY(Text))),
-    )
-    first, last = bounds
     return (
-        select(c.bucket, func.count().label("messages"))
+        select(c.bucket, c.sequence)
         .select_from(message.join(marks, marks.c.bucket == c.bucket))
         .where(
             and_(page >= first, page < last),
             c.sequence <= bindparam("highest", type_=BigInteger),
-            or_(c.sequence <= marks.c.low, and_(c.sequence <= marks.c.start, ~waits)),
+            c.sequence <= marks.c.mark,
+            c.topic != func.all(bindparam("paused", type_=ARRAY(Text))),
         )
-        .group_by(c.bucket)
     )

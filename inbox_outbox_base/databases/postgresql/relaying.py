@@ -3,7 +3,7 @@ old transaction keeps from being cleaned up."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from typing import Any
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter, read
-from inbox_outbox_base.databases.relaying import Marks, Relaying, Scan, ScanResult, Writers, waits
+from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, Writers, waits
 from inbox_outbox_base.errors.outbox import UnsafeSequence
 
 from . import numbers
@@ -55,11 +55,12 @@ class PostgreSQLRelaying(Relaying):
             "each": wanted.each,
             "light": wanted.light,
         }
-        if wanted.blocked:
-            parameters["blocked"] = json.dumps([*chain.from_iterable(wanted.blocked.values())])
+        known = [*chain.from_iterable(wanted.known.values())]
+        if known:
+            parameters["known"] = _array(known)
         if wanted.paused:
             parameters["paused"] = wanted.paused
-        statement = own.scan(self.tables, unblocked=bool(wanted.blocked), unpaused=bool(wanted.paused))
+        statement = own.scan(self.tables, unknown=bool(known), unpaused=bool(wanted.paused))
         with closing(connection.execute(statement, parameters)) as result:
             rows = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
         letters = [read(row) for row in rows]
@@ -68,6 +69,11 @@ class PostgreSQLRelaying(Relaying):
             buckets = buckets[: buckets.index(letters[-1].bucket)]
         cut = Counter(letter.bucket for letter in letters)
         return ScanResult(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
+
+    def fetch(self, connection: Connection, places: Sequence[tuple[int, int]], light: int) -> list[Letter]:
+        given = _places(places) | {"light": light}
+        with closing(connection.execute(own.fetch(self.tables), given)) as result:
+            return [read(row) for row in result.cursor.fetchall()]
 
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         return waits(connection.execute(own.progress(self.tables), _places(places)).all())
@@ -96,20 +102,18 @@ class PostgreSQLRelaying(Relaying):
     def pages(self, connection: Connection) -> int:
         return int(connection.execute(numbers.pages(name_of(self.tables.message))).scalar_one())
 
-    def overlooked(self, connection: Connection, marks: Marks, pages: range) -> dict[int, int]:
+    def below(
+        self, connection: Connection, marks: Mapping[int, int], paused: Sequence[str], pages: range
+    ) -> list[tuple[int, int]]:
         given = {
             "first": f"({pages.start},0)",
             "last": f"({pages.stop},0)",
-            "highest": max((start for _, _, start in marks.places), default=0),
-            "buckets": _array(bucket for bucket, _, _ in marks.places),
-            "lows": _array(low for _, low, _ in marks.places),
-            "starts": _array(start for _, _, start in marks.places),
-            "blocked": json.dumps(marks.blocked),
-            "paused": marks.paused,
+            "highest": max(marks.values(), default=0),
+            "buckets": _array(marks),
+            "marks": _array(marks.values()),
+            "paused": paused,
         }
-        return {
-            row.bucket: row.messages for row in connection.execute(numbers.overlooked(self.tables), given)
-        }
+        return [(row.bucket, row.sequence) for row in connection.execute(numbers.below(self.tables), given)]
 
     def estimate(self, connection: Connection, table: Table) -> int:
         return int(connection.execute(numbers.density(name_of(table))).scalar_one())

@@ -98,7 +98,7 @@ def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
 
 
 @cache
-def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any]:
+def scan(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
     """The oldest messages of each bucket in turn, until there are enough."""
     c = tables.message.c
     places = (
@@ -113,11 +113,11 @@ def scan(tables: OutboxTables, *, unblocked: bool, unpaused: bool) -> Select[Any
         .order_by(c.sequence)
         .limit(bindparam("each", type_=Integer))
     )
-    if unblocked:
-        # A sub-select with an unknown number of rows is hashed: with an array, each row would be
-        # compared with each blocked key.
-        blocked = func.json_array_elements_text(cast(bindparam("blocked", type_=Text), JSON), type_=Text)
-        of_bucket = of_bucket.where(func.coalesce(c.key, c.id).not_in(select(blocked)))
+    if unknown:
+        # A sub-select with an unknown number of rows is hashed: with an array, older servers would compare
+        # each row with each of its elements.
+        known = func.unnest(array_of("known", BigInteger)).column_valued("known")
+        of_bucket = of_bucket.where(c.sequence.not_in(select(known)))
     if unpaused:
         of_bucket = of_bucket.where(c.topic != func.all(bindparam("paused", type_=ARRAY(Text))))
     found = of_bucket.lateral("found")
@@ -140,6 +140,12 @@ def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
     given = func.unnest(*arrays).table_valued(*place, *["id"] * by_id, name="given").render_derived()
     found = and_(*(c[name] == any_(array([given.c[name]])) for name in place))
     return and_(found, c.id == given.c.id) if by_id else found
+
+
+@cache
+def fetch(tables: OutboxTables) -> Select[Any]:
+    """Some messages."""
+    return select(*relaying_statements.fetched(tables)).where(_given(tables))
 
 
 @cache

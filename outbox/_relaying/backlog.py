@@ -1,0 +1,228 @@
+"""What a relay remembers of the messages that it has read and that have not left: their places, not their
+payloads."""
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice, takewhile
+
+from inbox_outbox_base.databases.letter import Letter
+
+LOOK_AGAIN = 5.0
+"""Seconds after which a waiting message is checked again, in case an operator has acted on it."""
+
+_MOST_ABOVE = 5_000
+"""A scan leaves out at most this many known messages of a bucket: some databases limit its parameters."""
+
+
+class Entry:
+    """One message that a relay has read, and that is still in the table."""
+
+    __slots__ = ("bucket", "follower", "is_away", "key", "sequence", "topic", "until")
+
+    def __init__(self, letter: Letter) -> None:
+        self.bucket, self.sequence = letter.bucket, letter.sequence
+        self.topic, self.key = letter.envelope.topic, letter.key
+        self.follower: Entry | None = None
+        """The next message of its key."""
+        self.is_away = False
+        """Whether it is being sent, or its outcome is being written."""
+        self.until = 0.0
+        """Before that time it is not sent again."""
+
+    def __lt__(self, other: "Entry") -> bool:
+        return self.sequence < other.sequence
+
+
+class Backlog:
+    """The known messages: for each key in the order of their numbers, for each topic those that can be sent.
+
+    Only the first message of a key can be sent, or waits; the others follow it. So a key takes one place in
+    its topic's queue, however many messages it has.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._buckets: dict[int, dict[int, Entry]] = {}
+        self._firsts: dict[str, Entry] = {}
+        self._lasts: dict[str, Entry] = {}
+        self._ready: dict[str, dict[Entry, None]] = {}
+        """By topic, in the order in which they became ready."""
+        self._waits: list[tuple[float, Entry]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def add(self, letter: Letter) -> None:
+        """Remember a message, unless it is known."""
+        if letter.sequence not in self._entries:
+            self._link(Entry(letter))
+
+    def _link(self, entry: Entry) -> None:
+        self._entries[entry.sequence] = entry
+        self._buckets.setdefault(entry.bucket, {})[entry.sequence] = entry
+        key = entry.key
+        if key is not None:
+            last = self._lasts.get(key)
+            if last is not None:
+                if last.sequence < entry.sequence:
+                    last.follower = self._lasts[key] = entry
+                else:
+                    self._insert(entry, key)
+                return
+            self._firsts[key] = self._lasts[key] = entry
+        if not entry.is_away and not entry.until:
+            self._queue(entry)
+
+    def _insert(self, entry: Entry, key: str) -> None:
+        """Put a message that was committed late before later ones of its key."""
+        before, after = None, self._firsts[key]
+        while after.sequence < entry.sequence or after.is_away:
+            if after.follower is None:  # all of the others are being sent
+                after.follower = self._lasts[key] = entry
+                return
+            before, after = after, after.follower
+        entry.follower = after
+        if before is not None:
+            before.follower = entry
+            return
+        self._firsts[key] = entry
+        self._dequeue(after)
+        after.until = 0.0
+        self._queue(entry)
+
+    def _queue(self, entry: Entry) -> None:
+        self._ready.setdefault(entry.topic, {})[entry] = None
+
+    def _dequeue(self, entry: Entry) -> None:
+        queue = self._ready.get(entry.topic, {})
+        queue.pop(entry, None)
+        if not queue:
+            self._ready.pop(entry.topic, None)
+
+    @property
+    def topics(self) -> Collection[str]:
+        """Topics with messages that can be sent."""
+        return self._ready.keys()
+
+    @property
+    def ready(self) -> int:
+        """How many messages can be sent; of each key one counts."""
+        return sum(map(len, self._ready.values()))
+
+    def pick(self, topic: str, most: int) -> list[Entry]:
+        """The messages of a topic to send next: first one of each key, then those that follow them."""
+        firsts = list(islice(self._ready.get(topic, ()), most))
+        picked = list(firsts)
+        for first in firsts:
+            follower = first.follower
+            while follower is not None and follower.topic == topic and len(picked) < most:
+                picked.append(follower)
+                follower = follower.follower
+        return picked
+
+    def send(self, sequences: Iterable[int]) -> None:
+        """Note that these are being sent."""
+        for sequence in sequences:
+            entry = self._entries[sequence]
+            entry.is_away = True
+            self._dequeue(entry)
+
+    def keep_unsent(self, sequence: int) -> None:
+        """Note that it was not sent after all."""
+        if (entry := self._entries.get(sequence)) is not None:
+            entry.is_away = False
+            if self._is_first(entry):
+                self._queue(entry)
+
+    def wait(self, sequence: int, seconds: float) -> None:
+        """Let a message wait, and those that follow it."""
+        if (entry := self._entries.get(sequence)) is not None:
+            entry.is_away = False
+            self._dequeue(entry)
+            entry.until = time.monotonic() + min(seconds, LOOK_AGAIN)
+            heapq.heappush(self._waits, (entry.until, entry))
+
+    def remove(self, sequence: int) -> None:
+        """Forget a message that has left; the one that follows it can be sent."""
+        entry = self._entries.pop(sequence, None)
+        if entry is None:
+            return
+        del self._buckets[entry.bucket][sequence]
+        self._dequeue(entry)
+        entry.until = 0.0
+        key, follower = entry.key, entry.follower
+        if key is None:
+            return
+        if self._firsts[key] is not entry:
+            self._unlink(entry, key)
+        elif follower is None:
+            del self._firsts[key], self._lasts[key]
+        else:
+            self._firsts[key] = follower
+            if not follower.is_away:
+                self._queue(follower)
+
+    def _unlink(self, entry: Entry, key: str) -> None:
+        before = self._firsts[key]
+        while before.follower is not entry:
+            assert before.follower is not None  # noqa: S101 - it is one of its key's
+            before = before.follower
+        before.follower = entry.follower
+        if entry.follower is None:
+            self._lasts[key] = before
+
+    def _is_first(self, entry: Entry) -> bool:
+        return entry.key is None or self._firsts[entry.key] is entry
+
+    def ended(self) -> list[Entry]:
+        """Messages whose wait has ended; they are asked about, and then wait on or become ready."""
+        now, ended = time.monotonic(), []
+        while self._waits and self._waits[0][0] <= now:
+            until, entry = heapq.heappop(self._waits)
+            # Another wait may have begun since, or none may be left.
+            if entry.until == until and self._entries.get(entry.sequence) is entry:
+                ended.append(entry)
+        return ended
+
+    def let_go(self, entry: Entry) -> None:
+        """Let a message be sent whose wait has ended."""
+        entry.until = 0.0
+        self._queue(entry)
+
+    def seconds(self) -> float:
+        """Seconds until the next wait ends; infinite if nothing waits."""
+        return max(0.0, self._waits[0][0] - time.monotonic()) if self._waits else math.inf
+
+    def entry(self, sequence: int) -> Entry | None:
+        """What is known of a message."""
+        return self._entries.get(sequence)
+
+    def above(self, bucket: int, start: int) -> list[int]:
+        """The known messages of a bucket above a sequence; those that were read last, if there are many."""
+        newest = islice(reversed(self._buckets.get(bucket, {})), _MOST_ABOVE)
+        return list(takewhile(lambda sequence: sequence > start, newest))
+
+    def lowest(self) -> dict[int, int]:
+        """The lowest known sequence of each bucket."""
+        return {bucket: min(known) for bucket, known in self._buckets.items() if known}
+
+    @property
+    def busy(self) -> set[int]:
+        """Buckets with messages that are being sent."""
+        return {entry.bucket for entry in self if entry.is_away}
+
+    def retain(self, wanted: Callable[[Entry], bool]) -> None:
+        """Forget all others."""
+        kept = sorted(entry for entry in self if wanted(entry))
+        for each in (self._entries, self._buckets, self._firsts, self._lasts, self._ready):
+            each.clear()
+        self._waits = [wait for wait in self._waits if wanted(wait[1])]
+        heapq.heapify(self._waits)
+        for entry in kept:
+            entry.follower = None
+            self._link(entry)

@@ -1,0 +1,183 @@
+"""One batch of a topic on its way to the broker."""
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from itertools import chain, repeat
+from typing import Any
+
+from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
+
+from .report import Answer, Report
+
+log = logging.getLogger("outbox.relay")
+
+HandOver = Callable[[list[Envelope]], Iterable[Any]]
+
+
+class Flight:
+    """A batch that is being sent: the outcomes that have arrived, and the messages that are on their way.
+
+    One thread or task sends, while the relay's own collects what has arrived.
+    """
+
+    def __init__(
+        self,
+        letters: list[Letter],
+        *,
+        ordered: bool,
+        give_up_after: float | None,
+        arrived: Callable[[], object],
+    ) -> None:
+        self.letters = letters
+        self.topic = letters[0].envelope.topic
+        self.size = sum(letter.size for letter in letters)
+        self.begun = time.monotonic()
+        self.seconds = 0.0
+        self.is_over = False
+        self.has_news_since = math.inf
+        """When the first of the outcomes arrived that have not been collected."""
+        self.failure: BaseException | None = None
+        """An interruption that `send` raised."""
+        self.rejected_for: float | None = None
+        """If the broker rejects the topic: the shortest delay that it asked for, in seconds."""
+        self.reason = ""
+        """Of the last message that was not accepted."""
+        self._ordered = ordered
+        self._give_up_after = math.inf if give_up_after is None else give_up_after
+        self._arrived = arrived
+        self._lock = threading.Lock()
+        self._report = Report()
+        self._unsent = {letter.sequence: letter for letter in letters}
+        self._failed: set[str] = set()
+        self._queues: dict[str, deque[Letter]] = {}
+        """If the batch holds several messages of a key at once: those without an answer, in order."""
+        self._early: dict[int, Outcome] = {}
+        """Outcomes of messages whose predecessor has none yet."""
+        if ordered:
+            for letter in letters:
+                if letter.key is not None:
+                    self._queues.setdefault(letter.key, deque()).append(letter)
+        self._asked = math.inf
+        self._is_taken = False
+        """Whether the broker has accepted or refused some message: it does not reject the topic."""
+
+    def collect(self) -> Report:
+        """The outcomes that have arrived since the last call."""
+        with self._lock:
+            report, self._report, self.has_news_since = self._report, Report(), math.inf
+        report.seconds = time.monotonic() - self.begun
+        return report
+
+    def unanswered(self) -> list[Letter]:
+        """The messages without an outcome: once the flight is over, they were not sent."""
+        with self._lock:
+            return list(self._unsent.values())
+
+    def fly(self, hand_over: HandOver, may_go_on: Callable[[], bool]) -> None:
+        """Send the batch, one message of each key at a time unless the publisher keeps their order."""
+        try:
+            for wave in [self.letters] if self._ordered else waves(self.letters):
+                letters = [letter for letter in wave if letter.key not in self._failed]
+                if not letters or self.rejected_for is not None:
+                    continue
+                if not may_go_on():
+                    break
+                self._send(letters, hand_over)
+        except BaseException as error:  # noqa: BLE001 - the relay raises it once the outcomes are written
+            self.failure = error
+        finally:
+            self.seconds = time.monotonic() - self.begun
+            self.is_over = True
+            self._arrived()
+
+    def _send(self, letters: list[Letter], hand_over: HandOver) -> None:
+        """Pass messages to the publisher, and record their outcomes as they arrive.
+
+        A message without a usable outcome, because the publisher raised, was interrupted, or gave too few,
+        is unknown. If it gave too many, they cannot be matched to messages: all are unknown.
+        """
+        left = dict(enumerate(letters))
+        in_turn: list[Any] = []
+        silence = Unknown("the publisher gave no answer")
+        try:
+            for answer in hand_over([letter.envelope for letter in letters]):
+                if isinstance(answer, tuple) and len(answer) == 2 and answer[0] in left:
+                    self._arrange(left.pop(answer[0]), _checked(answer[1]))
+                elif len(in_turn) < len(left):
+                    in_turn.append(answer)
+                else:
+                    in_turn, silence = [], _unknown("more answers than messages")
+                    break
+        except Exception as error:
+            log.exception("the publisher failed")
+            silence = Unknown(f"{type(error).__name__}: {error}")
+        finally:  # an interruption is not swallowed, and the outcomes given so far are written
+            for letter, answer in zip(left.values(), chain(in_turn, repeat(silence)), strict=False):
+                self._arrange(letter, _checked(answer))
+            self.rejected_for = None if self._is_taken else self._asked
+
+    def _arrange(self, letter: Letter, outcome: Outcome) -> None:
+        """Record the answers of each key in the order of its messages, however they arrive."""
+        queue = self._queues.get(letter.key) if letter.key is not None else None
+        if queue is None:
+            self._record(letter, outcome)
+            return
+        self._early[letter.sequence] = outcome
+        while queue and (early := self._early.pop(queue[0].sequence, None)) is not None:
+            self._record(queue.popleft(), early)
+
+    def _record(self, letter: Letter, outcome: Outcome) -> None:
+        if letter.key in self._failed:
+            return  # it counts as not sent, whatever has become of it: it is sent again behind the failed one
+        with self._lock:
+            is_first = self._report.is_empty
+            del self._unsent[letter.sequence]
+            if isinstance(outcome, Accepted):
+                self._report.accepted.append(letter)
+                self._is_taken = True
+            else:
+                self._fail(letter, outcome)
+            if is_first:
+                self.has_news_since = time.monotonic()
+        if is_first:
+            self._arrived()
+
+    def _fail(self, letter: Letter, outcome: Outcome) -> None:
+        is_last = letter.failing_for >= self._give_up_after and not isinstance(outcome, Refused)
+        answer = Answer(letter, outcome, is_last)
+        self._report.others.append(answer)
+        if letter.key is not None:
+            self._failed.add(letter.key)
+        self.reason = getattr(outcome, "reason", "")
+        self._asked = min(answer.retry_after or 0.0, self._asked)
+        self._is_taken |= is_last or isinstance(outcome, Refused | Failed)
+
+
+def waves(letters: list[Letter]) -> list[list[Letter]]:
+    """Split the batch so that no wave has two messages of one key: a message must not be sent before the
+    outcome of its predecessor is known."""
+    cut: list[list[Letter]] = []
+    places: Counter[str] = Counter()
+    for letter in letters:
+        place = 0
+        if letter.key is not None:
+            place = places[letter.key]
+            places[letter.key] += 1
+        if place == len(cut):
+            cut.append([])
+        cut[place].append(letter)
+    return cut
+
+
+def _checked(answer: Any) -> Outcome:
+    return answer if isinstance(answer, Outcome) else _unknown(f"{answer!r:.80}, which is not an Outcome")
+
+
+def _unknown(what: str) -> Unknown:
+    log.error("the publisher gave %s", what)
+    return Unknown(f"the publisher gave {what}")

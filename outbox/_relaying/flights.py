@@ -1,0 +1,108 @@
+"""The batches that a relay is sending, and the outcomes that have arrived."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from inbox_outbox_base.databases.letter import Letter
+from outbox._waking.wake_up import WakeUp
+
+from .flight import Flight
+from .lanes import Lanes
+from .lease import Lease
+from .report import Report
+from .settings import Settings
+
+_LONGEST = 3_600.0
+"""Seconds that a thread can wait at a time."""
+_LINGER = 0.02
+"""Seconds for which the outcomes of a batch that is being sent wait for others, to be written together."""
+
+
+class Flights:
+    """Starts batches, and collects their outcomes until they are written. `start` sends one, in another
+    thread or task."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        lanes: Lanes,
+        lease: Lease,
+        wake_up: WakeUp,
+        start: Callable[[Flight], None],
+    ) -> None:
+        self._settings = settings
+        self._lanes = lanes
+        self._lease = lease
+        self._wake_up = wake_up
+        self._start = start
+        self.report = Report()
+        """The outcomes that have arrived, until they are written."""
+        self._failure: BaseException | None = None
+        """An interruption, to be raised once they are."""
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes.flights)
+
+    def launch(self, letters: list[Letter]) -> None:
+        """Send a batch; the lease is renewed meanwhile."""
+        # Nudged in any thread when a batch has its first outcome to be written, and when it is over.
+        flight = Flight(
+            letters,
+            ordered=self._settings.ordered,
+            give_up_after=self._settings.give_up_after,
+            arrived=self._wake_up.nudge,
+        )
+        self._lanes.launch(flight)
+        self._lease.is_sending = True
+        self._start(flight)
+
+    def wait(self, seconds: float, buckets: Sequence[int]) -> bool:
+        """Wait for at most so many seconds, until the relay is woken for these buckets, a batch is over, or
+        its first outcomes have waited long enough for others; return whether the relay has chores."""
+        end = time.monotonic() + seconds
+        while True:
+            left = max(0.0, min(end - time.monotonic(), _LONGEST))
+            if self._wake_up.wait(left, buckets):
+                return True
+            flights = self._lanes.flights
+            since = min((flight.has_news_since for flight in flights), default=math.inf)
+            if since == math.inf or any(flight.is_over for flight in flights):
+                return False
+            end = min(end, since + _LINGER)
+            if time.monotonic() >= end:
+                return False
+
+    def collect(self) -> None:
+        """Take the outcomes that have arrived, and let go of the batches that are over."""
+        for flight in self._lanes.flights:
+            is_over = flight.is_over  # read before the outcomes are taken, so that none is left behind
+            self.report.add(flight.collect())
+            if is_over:
+                self.report.unsent += flight.unanswered()
+                self._failure = self._failure or flight.failure
+                self._lanes.land(flight)
+        self._lease.is_sending = bool(self)
+
+    def end(self) -> None:
+        """Wait until all batches are over, and take their outcomes."""
+        while not all(flight.is_over for flight in self._lanes.flights):
+            self._wake_up.wait(_LONGEST, ())
+        self.collect()
+
+    def written(self) -> Report:
+        """The outcomes, which have been committed; others are collected from now on."""
+        report, self.report = self.report, Report()
+        return report
+
+    def raise_interruption(self) -> None:
+        """Raise what interrupted a send: a SystemExit, or a cancellation."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def forget(self) -> None:
+        """Forget the outcomes, and the batches, which are over."""
+        self.report, self._failure = Report(), None
+        self._lanes.drop_flights()
+        self._lease.is_sending = False

@@ -1,0 +1,141 @@
+"""One lane for each topic: how many messages it takes at a time, and when it is tried again while the broker
+rejects the topic."""
+
+import logging
+import math
+import time
+from collections.abc import Iterable
+from operator import attrgetter
+
+from inbox import Backoff
+from inbox_outbox_base.errors.secrets import strike_out
+
+from .flight import Flight
+
+_log = logging.getLogger("outbox.relay")
+
+MOST_FLIGHTS = 32
+"""How many batches are sent at the same time, each of another topic."""
+
+_PROBES = Backoff(first=0.25, longest=120)
+"""The delays between the single messages that try a topic the broker rejects; once it accepts again, a new
+message may wait this long."""
+_FIRST_BATCH = 100
+_QUICK, _SLOW = 0.5, 2.0
+"""Seconds in which a batch should be sent: a larger one delays a stop too long."""
+_SAID_EVERY = 60.0
+"""Seconds after which the log repeats that the broker rejects a topic."""
+_MANY = 1_000
+"""Topics from which on those are forgotten that have nothing to remember."""
+
+
+class Lane:
+    """The state of one topic."""
+
+    def __init__(self, topic: str, most: int) -> None:
+        self.topic = topic
+        self.flight: Flight | None = None
+        """The batch that is being sent."""
+        self.begun = 0.0
+        """When its last batch began."""
+        self._most = most
+        self._size = min(_FIRST_BATCH, most)
+        self._rejections = 0
+        self._until = 0.0
+        self._said = -math.inf
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to remember."""
+        return self.flight is None and not self._rejections
+
+    def room(self) -> int:
+        """How many messages may be sent now."""
+        if self.flight is not None or time.monotonic() < self._until:
+            return 0
+        return 1 if self._rejections else self._size
+
+    def seconds(self) -> float:
+        """Seconds until the topic is tried again; infinite while a batch is being sent."""
+        return max(0.0, self._until - time.monotonic()) if self.flight is None else math.inf
+
+    def wake(self) -> None:
+        """Let the topic be tried immediately."""
+        self._until = 0.0
+
+    def land(self, flight: Flight) -> bool:
+        """Adapt to the outcomes of a batch; return whether the broker takes the topic again."""
+        self.flight = None
+        if len(flight.unanswered()) == len(flight.letters):
+            return False  # nothing was sent
+        if flight.seconds > _SLOW:
+            self._size = max(1, self._size // 2)
+        elif len(flight.letters) >= self._size and flight.seconds < _QUICK:
+            self._size = min(self._most, self._size * 2)
+        if flight.rejected_for is not None:
+            self._reject(flight.rejected_for, flight.reason)
+            return False
+        was_rejected, self._rejections = self._rejections > 0, 0
+        return was_rejected
+
+    def _reject(self, asked: float, reason: str) -> None:
+        now = time.monotonic()
+        self._rejections += 1
+        self._until = now + max(_PROBES.delay(self._rejections), min(asked, _PROBES.longest))
+        if now >= self._said + _SAID_EVERY:
+            self._said = now
+            _log.warning("topic %r is not taken by the broker, retrying: %s", self.topic, strike_out(reason))
+
+
+class Lanes:
+    """The lanes of a relay."""
+
+    def __init__(self, most: int, flights: int) -> None:
+        self._most = most
+        self._flights = flights
+        self._lanes: dict[str, Lane] = {}
+
+    def of(self, topic: str) -> Lane:
+        """The topic's lane."""
+        if topic not in self._lanes:
+            if len(self._lanes) >= _MANY:
+                self._lanes = {name: lane for name, lane in self._lanes.items() if not lane.is_idle}
+            self._lanes[topic] = Lane(topic, self._most)
+        return self._lanes[topic]
+
+    def appetite(self) -> int:
+        """How many messages the next batches take."""
+        return max(min(_FIRST_BATCH, self._most), *(lane.room() for lane in self._lanes.values()), 0)
+
+    def wake(self) -> None:
+        """Let every topic be tried immediately."""
+        for lane in self._lanes.values():
+            lane.wake()
+
+    def land(self, flight: Flight) -> None:
+        """Note that a batch's outcomes are written."""
+        if self.of(flight.topic).land(flight):
+            _log.info("topic %r is taken again", flight.topic)
+            self.wake()  # the broker may have been away for all topics
+
+    def launch(self, flight: Flight) -> None:
+        """Note that a batch is being sent."""
+        lane = self.of(flight.topic)
+        lane.flight, lane.begun = flight, flight.begun
+
+    def drop_flights(self) -> None:
+        """Note that no batch is being sent."""
+        for lane in self._lanes.values():
+            lane.flight = None
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The batches that are being sent, or whose outcomes are still to be written."""
+        return [lane.flight for lane in self._lanes.values() if lane.flight is not None]
+
+    def open(self, topics: Iterable[str]) -> list[Lane]:
+        """The lanes of these topics that can take messages, as many as may be sent at the same time; first
+        those that have not had a turn for the longest time."""
+        free = self._flights - len(self.flights)
+        lanes = [lane for topic in topics if (lane := self.of(topic)).room()] if free > 0 else []
+        return sorted(lanes, key=attrgetter("begun"))[:free]

@@ -1,0 +1,173 @@
+"""What a relay remembers of messages that it has read, against a plain list of them."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from inbox_outbox_base.databases.letter import Letter
+from outbox import Envelope
+from outbox._relaying import backlog as module
+from outbox._relaying.backlog import Backlog
+
+TOPICS = ["one", "two"]
+KEYS = ["a", "b", None]
+
+
+def letter(sequence: int, topic: str = "one", key: str | None = None, bucket: int | None = None) -> Letter:
+    """A message that a scan has found."""
+    place = hash(key) % 4 if bucket is None else bucket
+    envelope = Envelope(str(sequence), topic, key, b"", "text/plain", {}, 1, datetime.now(UTC))
+    return Letter(envelope, 0, place, sequence, 0, "pending", None)
+
+
+class Machine(RuleBasedStateMachine):
+    """Messages are read, in any order; sent; they leave, wait, or come back unsent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backlog = Backlog()
+        self.known: dict[int, Letter] = {}
+        self.away: set[int] = set()
+        self.waits: set[int] = set()
+
+    def firsts(self, topic: str) -> set[int]:
+        """The messages of a topic that may be sent: of each key the lowest that is not on its way, if none
+        of the key is, or waits."""
+        found = set()
+        for sequence, each in self.known.items():
+            same = [n for n, other in self.known.items() if each.key is not None and other.key == each.key]
+            is_first = not same or (sequence == min(same) and not self.away & set(same))
+            if each.envelope.topic == topic and is_first and sequence not in self.away | self.waits:
+                found.add(sequence)
+        return found
+
+    @rule(sequence=st.integers(1, 60), topic=st.sampled_from(TOPICS), key=st.sampled_from(KEYS))
+    def read(self, sequence: int, topic: str, key: str | None) -> None:
+        """A scan finds a message, perhaps one that was committed late."""
+        if sequence in self.known:
+            self.backlog.add(self.known[sequence])
+            return
+        same = [n for n, other in self.known.items() if key is not None and other.key == key]
+        later = [n for n in same if n > sequence and n in self.away]
+        if later:
+            return  # it is behind what is on its way, which the model does not follow
+        self.known[sequence] = letter(sequence, topic, key)
+        self.waits -= {n for n in same if n > sequence}  # the message before them goes first
+        self.backlog.add(self.known[sequence])
+
+    @rule(topic=st.sampled_from(TOPICS), most=st.integers(1, 5))
+    def send(self, topic: str, most: int) -> None:
+        """The next messages of a topic are sent: of each key a run from the first one."""
+        picked = [entry.sequence for entry in self.backlog.pick(topic, most)]
+        firsts = self.firsts(topic)
+        assert len(picked) <= most
+        assert len(set(picked) & firsts) == min(most, len(firsts))
+        for sequence in set(picked) - firsts:
+            key = self.known[sequence].key
+            before = [n for n, each in self.known.items() if each.key == key and n < sequence]
+            assert set(before) <= set(picked)
+            assert self.known[sequence].envelope.topic == topic
+        self.backlog.send(picked)
+        self.away |= set(picked)
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data(), end=st.sampled_from(["left", "waits", "unsent"]))
+    def end(self, data: Any, end: str) -> None:
+        """A message has left, has to wait, or was not sent after all: of each key the first."""
+        sequence = data.draw(st.sampled_from(sorted(self.away)))
+        its_key = self.known[sequence].key
+        if its_key is not None:
+            sequence = min(n for n in self.away if self.known[n].key == its_key)
+        same = {n for n in self.away if its_key is not None and self.known[n].key == its_key and n > sequence}
+        self.away -= {sequence}
+        if end == "left":
+            self.backlog.remove(sequence)
+            del self.known[sequence]
+            return
+        if end == "waits":
+            self.backlog.wait(sequence, 60)
+            self.waits.add(sequence)
+        else:
+            self.backlog.keep_unsent(sequence)
+        for each in sorted(same):  # nor was what follows it
+            self.backlog.keep_unsent(each)
+            self.away -= {each}
+
+    @precondition(lambda self: self.waits)
+    @rule(data=st.data())
+    def let_go(self, data: Any) -> None:
+        """A wait has ended."""
+        sequence = data.draw(st.sampled_from(sorted(self.waits)))
+        self.waits.discard(sequence)
+        entry = self.backlog.entry(sequence)
+        assert entry is not None
+        self.backlog.let_go(entry)
+
+    @rule(data=st.data())
+    def forget(self, data: Any) -> None:
+        """Another relay gets a bucket that has nothing on its way; or all is forgotten that is not."""
+        buckets = {each.bucket for each in self.known.values()} - self.backlog.busy
+        lost = data.draw(st.sampled_from([*sorted(buckets), None]))
+        self.backlog.retain(lambda entry: entry.is_away or lost not in (None, entry.bucket))
+        gone = {n for n, each in self.known.items() if lost in (None, each.bucket)} - self.away
+        self.known = {n: each for n, each in self.known.items() if n not in gone}
+        self.waits -= gone
+
+    @invariant()
+    def what_is_ready(self) -> None:
+        """The backlog and the model agree."""
+        assert len(self.backlog) == len(self.known)
+        assert self.backlog.busy == {self.known[n].bucket for n in self.away}
+        for topic in TOPICS:
+            firsts = self.firsts(topic)
+            picked = [entry.sequence for entry in self.backlog.pick(topic, 100)]
+            assert firsts <= set(picked)
+            assert (topic in self.backlog.topics) == bool(firsts)
+        assert self.backlog.ready == sum(len(self.firsts(topic)) for topic in TOPICS)
+
+
+TestBacklog = Machine.TestCase
+TestBacklog.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+@given(sequences=st.lists(st.integers(1, 1_000), unique=True, max_size=40), start=st.integers(0, 1_000))
+def test_what_a_scan_leaves_out(sequences: list[int], start: int) -> None:
+    """At least those that were read last; each is known, and above the start."""
+    backlog = Backlog()
+    for sequence in sequences:
+        backlog.add(letter(sequence, bucket=3))
+    above = backlog.above(3, start)
+    assert set(above) <= {sequence for sequence in sequences if sequence > start}
+    if sequences == sorted(sequences):
+        assert len(above) == sum(sequence > start for sequence in sequences)
+    assert backlog.above(4, 0) == []
+    assert backlog.lowest() == ({3: min(sequences)} if sequences else {})
+
+
+def test_waits_end(monkeypatch: Any) -> None:
+    """In their order; one that was renewed ends later, and one of a message that has left does not end."""
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    backlog = Backlog()
+    for sequence in (1, 2, 3):
+        backlog.add(letter(sequence))
+        backlog.wait(sequence, sequence)
+    assert backlog.seconds() == 1
+    backlog.wait(1, 4)
+    backlog.remove(2)
+    now += 3.5
+    assert [entry.sequence for entry in backlog.ended()] == [3]
+    now += 1.0
+    assert [entry.sequence for entry in backlog.ended()] == [1]
+
+
+def test_an_operator_is_noticed() -> None:
+    """However long a message has to wait, it is looked at again soon."""
+    backlog = Backlog()
+    backlog.add(letter(1))
+    backlog.wait(1, float("inf"))
+    assert backlog.seconds() <= module.LOOK_AGAIN

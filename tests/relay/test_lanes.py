@@ -1,0 +1,332 @@
+"""Each topic has a lane of its own: one that is slow, or not taken, delays no other."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, Lock
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, insert
+
+from outbox import Envelope, Message, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
+from outbox._relaying import scanning
+from outbox._relaying.lanes import MOST_FLIGHTS
+from tests.support.database import Database
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, name_of, publish, waiting
+from tests.support.relay_servers import server  # noqa: F401 - where its databases are
+from tests.support.status_workers import wait_until
+from tests.support.together import Task
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+class Gate(Recorder):
+    """A publisher whose sends to some topics do not return until they may."""
+
+    def __init__(self, *topics: str) -> None:
+        super().__init__()
+        self.topics = topics
+        self.opened = Event()
+        self._lock = Lock()
+        self.running: Counter[str] = Counter()
+        self.most = 0
+        """How many sends ran at the same time."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        (topic,) = {message.topic for message in batch}
+        with self._lock:
+            self.running[topic] += 1
+            assert self.running[topic] == 1
+            self.most = max(self.most, self.running.total())
+        if topic in self.topics:
+            assert self.opened.wait(60)
+        with self._lock:
+            self.running[topic] -= 1
+        return super().send(batch)
+
+
+@contextmanager
+def relaying(engine: Engine, publisher: Any, **options: Any) -> Iterator[Relay]:
+    """A relay at work."""
+    relay = Relay(engine, publisher, **{"poll": 0.05, **options})
+    task = Task(relay.run)
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        if isinstance(publisher, Gate):
+            publisher.opened.set()
+        task.result()
+
+
+def test_a_slow_topic_delays_no_other(engine: Engine) -> None:
+    """While a send to a topic has not returned, messages to others leave, older and newer ones."""
+    publish(engine, *(f"-{number}" for number in range(300)), topic="slow")
+    publish(engine, "a1", "-1", topic="quick")
+    publisher = Gate("slow")
+    with relaying(engine, publisher):
+        wait_until(lambda: len(publisher.accepted) == 2)
+        publish(engine, "a2", "b1", topic="quick")
+        publish(engine, "c1", topic="another")
+        wait_until(lambda: len(publisher.accepted) == 5)
+        assert publisher.of("a") == ["a1", "a2"]
+        wait_until(lambda: len(waiting(engine)) == 300)
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine))
+    assert Counter(message.topic for message in publisher.sent) == {"slow": 300, "quick": 4, "another": 1}
+
+
+def test_far_behind_a_slow_topic(postgres: Database) -> None:
+    """However many messages of a slow topic wait, the relay reads past them, and keeps only their places."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        rows = [
+            {
+                "bucket": n % 4,
+                "id": f"s{n}",
+                "topic": "slow",
+                "payload": b"-",
+                "content_type": "x",
+                "key": f"k{n}",
+            }
+            for n in range(20_000)
+        ]
+        connection.execute(insert(TABLES.message), rows)
+    publish(engine, "a1", topic="quick")
+    publisher = Gate("slow")
+    with relaying(engine, publisher):
+        wait_until(lambda: publisher.names == ["a1"], timeout=30)
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine), timeout=60)
+    assert len(publisher.sent) == 20_001
+
+
+def test_what_a_relay_remembers_is_bounded(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads no further while it knows too many messages that it cannot send; all leave all the same."""
+    monkeypatch.setattr(scanning, "MOST_KNOWN", 50)
+    engine = postgres.engine()
+    publish(engine, *(f"-{number}" for number in range(1_000)), topic="slow")
+    publish(engine, *(f"-{number}" for number in range(1_000)), topic="quick")
+    publisher = Gate("slow")
+    publisher.opened.set()
+    relay = Relay(engine, publisher)
+    assert relay.run_once() == 2_000
+
+
+def test_bytes_that_are_sent_at_the_same_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While batches of some topics are on their way, others wait that would be too much together."""
+    monkeypatch.setattr(scanning, "_MOST_BYTES", 250)
+    topics = ["one", "two", "three"]
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message(topic, b"x" * 100) for topic in topics])
+        Outbox().publish(connection, "large", b"x" * 1_000)
+    publisher = Gate(*topics, "large")
+    with relaying(engine, publisher):
+        wait_until(lambda: publisher.running.total() > 0)
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine))
+    assert publisher.most <= 2
+    assert len(publisher.sent) == 4
+
+
+def test_a_key_keeps_its_order_across_topics(engine: Engine) -> None:
+    """A message waits for the one before it of the same key, whose send to another topic has not returned."""
+    publish(engine, "a1", topic="slow")
+    publish(engine, "a2", "b1", topic="quick")
+    publisher = Gate("slow")
+    with relaying(engine, publisher):
+        wait_until(lambda: publisher.names == ["b1"])
+        publish(engine, "b2", topic="quick")
+        wait_until(lambda: publisher.names == ["b1", "b2"])
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine))
+    assert publisher.of("a") == ["a1", "a2"]
+
+
+def test_a_bounded_number_of_topics_at_a_time(postgres: Database) -> None:
+    """More topics than can be sent at the same time: each has its turn."""
+    engine = postgres.engine()
+    topics = [f"t{number}" for number in range(MOST_FLIGHTS + 8)]
+    for topic in topics:
+        publish(engine, "-1", topic=topic)
+    publisher = Gate(*topics)
+    with relaying(engine, publisher):
+        wait_until(lambda: publisher.running.total() == MOST_FLIGHTS)
+        publisher.opened.set()
+        wait_until(lambda: not waiting(engine))
+    assert publisher.most == MOST_FLIGHTS
+    assert sorted(message.topic for message in publisher.sent) == sorted(topics)
+
+
+def test_one_send_at_a_time(engine: Engine) -> None:
+    """A publisher that is not concurrent gets one batch after the other, each of one topic; every topic has
+    its turn."""
+    for number in range(3):
+        for topic in ("one", "two", "three"):
+            publish(engine, f"{topic[0]}{number}", f"-{number}", topic=topic)
+    publisher = Gate()
+    publisher.concurrent = False  # type: ignore[attr-defined]
+    assert Relay(engine, publisher, batch=2).run_once() == 18
+    assert publisher.most == 1
+    assert {message.topic for message in publisher.sent[:6]} == {"one", "two", "three"}
+
+
+def test_outcomes_are_written_when_they_arrive(engine: Engine) -> None:
+    """A publisher that tells them one by one, in any order: each is in the database while the others are on
+    their way."""
+    publish(engine, "a1", "b1", "c1")
+    may_go_on = Event()
+
+    class Telling(Recorder):
+        def send(self, batch: Sequence[Envelope]) -> Any:
+            self.batches.append([*batch])
+            yield 2, ACCEPTED
+            yield 0, Unavailable("later", retry_after=600)
+            assert may_go_on.wait(60)
+            yield 1, ACCEPTED
+
+    publisher = Telling()
+    with relaying(engine, publisher):
+        wait_until(
+            lambda: {name: row.attempts for name, row in waiting(engine).items()} == {"a1": 1, "b1": 0}
+        )
+        may_go_on.set()
+        wait_until(lambda: list(waiting(engine)) == ["a1"])
+    assert publisher.names == ["a1", "b1", "c1"]
+
+
+def test_no_answer_is_lost_that_comes_before_a_failure(engine: Engine) -> None:
+    """What a publisher has told before it raises is written; the rest is unknown."""
+    publish(engine, "a1", "b1", "c1")
+
+    class Failing(Recorder):
+        def send(self, batch: Sequence[Envelope]) -> Any:
+            yield 1, ACCEPTED
+            raise ConnectionError("gone")
+
+    assert Relay(engine, Failing()).run_once() == 1
+    assert {name: row.state for name, row in waiting(engine).items()} == {"a1": "unknown", "c1": "unknown"}
+
+
+@pytest.mark.parametrize("outcome", [Unavailable("full"), Unknown("silence")], ids=str)
+def test_a_topic_that_is_not_taken_is_tried_with_one_message(engine: Engine, outcome: Outcome) -> None:
+    """After its first batch, single messages of it are sent, ever more rarely, while another topic's leave;
+    once one is taken, all are."""
+    publish(engine, *(f"-{number}" for number in range(40)), topic="away")
+    publisher = Recorder(lambda message: outcome if message.topic == "away" else ACCEPTED)
+
+    def tried() -> list[int]:
+        return [len(batch) for batch in publisher.batches if batch[0].topic == "away"]
+
+    with relaying(engine, publisher):
+        for number in range(5):
+            publish(engine, f"a{number}", topic="quick")
+            wait_until(lambda: len(tried()) > number and len(publisher.of("a")) > number)  # noqa: B023
+        assert set(tried()[1:]) == {1}
+        publisher.answer = lambda _: ACCEPTED
+        wait_until(lambda: len(publisher.accepted) > 5 + 1, timeout=60)
+
+
+class Slow(Recorder):
+    """A publisher to a broker that takes a moment."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        time.sleep(0.002)
+        return super().send(batch)
+
+
+def test_a_hot_key_does_not_fill_its_bucket(engine: Engine) -> None:
+    """Behind thousands of messages of one key, those of other keys of the same bucket leave soon."""
+    many = 3_000
+    with engine.begin() as connection:
+        rows = [{"key": "hot", "id": f"h{number}"} for number in range(many)]
+        rows += [{"key": f"k{number}", "id": f"k{number}"} for number in range(20)]
+        same = {"bucket": 7, "topic": "orders", "payload": b"-", "content_type": "x"}
+        connection.execute(insert(TABLES.message), [row | same for row in rows])
+    publisher = Slow()
+    assert Relay(engine, publisher, batch=200).run_once() == many + 20
+    places = [place for place, message in enumerate(publisher.sent) if message.key != "hot"]
+    assert max(places) < many / 2
+    assert [message.id for message in publisher.sent if message.key == "hot"] == [
+        f"h{n}" for n in range(many)
+    ]
+
+
+class Ordered(Recorder):
+    """A publisher that keeps the order of each key itself."""
+
+    ordered = True
+
+
+def test_many_messages_of_a_key_at_once(engine: Engine) -> None:
+    """A publisher that keeps their order gets as many messages of a key as a batch can hold."""
+    publish(engine, *(f"a{number}" for number in range(250)))
+    publisher = Ordered()
+    assert Relay(engine, publisher, batch=100).run_once() == 250
+    assert publisher.of("a") == [f"a{number}" for number in range(250)]
+    assert [len(batch) for batch in publisher.batches] == [100, 100, 50]
+
+
+FAILURES = [Unavailable("later", retry_after=0), Unknown("silence"), Refused("never")]
+
+
+@pytest.mark.parametrize("outcome", FAILURES, ids=lambda outcome: type(outcome).__name__)
+@pytest.mark.parametrize("place", [0, 3, 9])
+def test_behind_the_first_failure_of_a_key(engine: Engine, outcome: Outcome, place: int) -> None:
+    """Message n of a key fails: what comes behind it in the batch counts as not sent, whatever the publisher
+    says of it, and follows when n has been sent again, or is dead. Other keys go on."""
+    publish(engine, *(f"a{number}" for number in range(10)), "b1", "b2")
+    publisher = Ordered({f"a{place}": [outcome]})
+    relay = Relay(engine, publisher)
+    behind = 9 - place
+    first = relay.run_once()
+    is_dead = isinstance(outcome, Refused)
+    assert first == (11 if is_dead else 12 - 1 - behind if isinstance(outcome, Unknown) else 12)
+    later = [name_of(message) for message in publisher.sent[12:]]
+    expected = [f"a{number}" for number in range(place + is_dead, 10)]
+    if not isinstance(outcome, Unknown):
+        assert later == expected
+        assert count(engine, TABLES.message) == 0
+    assert all(message.attempt == 1 for message in publisher.sent if name_of(message) != f"a{place}")
+
+
+def test_answers_of_a_key_in_the_wrong_order(engine: Engine) -> None:
+    """The answer for a later message of a key arrives first: it waits for the earlier one's, and does not
+    count if that one failed."""
+    publish(engine, "a1", "a2", "a3", "b1")
+
+    class Backwards(Ordered):
+        def send(self, batch: Sequence[Envelope]) -> Any:
+            self.batches.append([*batch])
+            answers = {"a1": ACCEPTED, "a2": Unavailable("later", 600), "a3": ACCEPTED, "b1": ACCEPTED}
+            for place, message in reversed([*enumerate(batch)]):
+                yield place, answers[name_of(message)]
+
+    assert Relay(engine, Backwards()).run_once() == 2
+    assert {name: row.attempts for name, row in waiting(engine).items()} == {"a2": 1, "a3": 0}
+
+
+def test_buckets_change_hands_between_batches(engine: Engine) -> None:
+    """A second relay joins while the first one's lanes are full: buckets with messages on their way stay
+    until those have an answer, and no message is sent twice."""
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("slow", b"-", f"k{number}") for number in range(200)])
+    publisher, second = Gate("slow"), Recorder()
+    with relaying(engine, publisher, lease=5):
+        wait_until(lambda: publisher.running["slow"] == 1)
+        with relaying(engine, second, lease=5):
+            quick = 0
+            while not any(message.topic == "quick" for message in second.sent):
+                publish(engine, *(f"-{number}" for number in range(20)), topic="quick")
+                quick += 20
+                wait_until(lambda: count(engine, TABLES.message) <= 200)
+            publisher.opened.set()
+            wait_until(lambda: not waiting(engine))
+    ids = Counter(message.id for message in publisher.sent + second.sent)
+    assert len(ids) == 200 + quick
+    assert set(ids.values()) == {1}
