@@ -3,7 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,24 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an asynchronous iterator, as they come. It runs without waiting for the caller, and is
+        cancelled if the caller stops early."""
+        items: SimpleQueue[Any] = SimpleQueue()
+
+        async def pass_on() -> None:
+            async for item in source:
+                items.put(item)
+
+        passing = asyncio.run_coroutine_threadsafe(pass_on(), self._loop)
+        passing.add_done_callback(items.put)  # itself, behind the last item
+        try:
+            while (item := items.get()) is not passing:
+                yield item
+            passing.result()
+        finally:
+            passing.cancel()
 
     def close(self) -> None:
         """Cancel everything that still runs, and end the thread."""

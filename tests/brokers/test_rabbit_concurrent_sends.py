@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +14,7 @@ from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support.answers import published, published_awaited
 from tests.support.proxy import TcpProxy
-from tests.support.rabbit_alarm import lacking_memory, standing_still
+from tests.support.rabbit_alarm import lacking_memory, standing_still, without_rights
 from tests.support.rabbit_queues import Queues, envelope
 from tests.support.status_workers import wait_until
 from tests.support.together import Task, together
@@ -27,16 +28,21 @@ LARGE = "x" * 30_000
 @pytest.fixture
 def proxy(queues: Queues) -> Iterator[TcpProxy]:
     """Between a publisher and RabbitMQ."""
-    place = urlsplit(queues.url)
-    assert place.hostname is not None
-    assert place.port is not None
-    with TcpProxy(place.hostname, place.port) as proxy:
+    with proxy_to(queues.url) as proxy:
         yield proxy
 
 
-def through(proxy: TcpProxy, timeout: float = 10) -> RabbitPublisher:
+def proxy_to(url: str) -> TcpProxy:
+    """A proxy of the server at this address."""
+    place = urlsplit(url)
+    assert place.hostname is not None
+    assert place.port is not None
+    return TcpProxy(place.hostname, place.port)
+
+
+def through(proxy: TcpProxy, login: str = "guest:guest", **options: Any) -> RabbitPublisher:
     """A publisher that reaches RabbitMQ through the proxy."""
-    return RabbitPublisher(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", timeout=timeout)
+    return RabbitPublisher(f"amqp://{login}@127.0.0.1:{proxy.port}/", **options)
 
 
 def numbered(topic: str, count: int) -> list[Envelope]:
@@ -141,6 +147,55 @@ def test_a_queue_that_stands_still(private_rabbitmq: LocalRabbit) -> None:
         assert queues.count(healthy) == sent > 1_000
 
 
+def test_answers_come_as_they_arrive(private_rabbitmq: LocalRabbit) -> None:
+    """The outcome of a message does not wait for the confirm of another one."""
+    with Queues(private_rabbitmq.url) as queues:
+        still, healthy = queues.new(), queues.new()
+        publisher = RabbitPublisher(private_rabbitmq.url, timeout=5)
+        batch = [envelope(still), envelope(healthy), envelope("nowhere")]
+        with standing_still(private_rabbitmq, still):
+            answers = publisher.send(batch)
+            early = dict([next(answers), next(answers)])
+            assert queues.count(healthy) == 1
+            late = dict(answers)
+        publisher.close()
+        assert {place: type(outcome) for place, outcome in early.items()} == {1: Accepted, 2: Unavailable}
+        assert {place: type(outcome) for place, outcome in late.items()} == {0: Unknown}
+
+
+def test_the_asynchronous_answers_come_as_they_arrive(private_rabbitmq: LocalRabbit) -> None:
+    """The same; and a caller that stops early leaves nothing behind that disturbs the next send."""
+
+    async def scenario(still: str, healthy: str) -> None:
+        publisher = AsyncRabbitPublisher(private_rabbitmq.url, timeout=30)
+        async for place, outcome in publisher.send([envelope(still), envelope(healthy)]):
+            assert (place, outcome) == (1, Accepted())
+            break
+        assert await published_awaited(publisher, numbered(healthy, 200)) == [Accepted()] * 200
+        await publisher.close()
+
+    with Queues(private_rabbitmq.url) as queues:
+        still, healthy = queues.new(), queues.new()
+        with standing_still(private_rabbitmq, still):
+            asyncio.run(scenario(still, healthy))
+        assert queues.count(healthy) == 201
+
+
+def test_a_caller_that_stops_early(private_rabbitmq: LocalRabbit) -> None:
+    """The send ends, and its connection with it, for answers may still come."""
+    with Queues(private_rabbitmq.url) as queues:
+        still, healthy = queues.new(), queues.new()
+        with proxy_to(private_rabbitmq.url) as proxy:
+            publisher = through(proxy, timeout=120)
+            with standing_still(private_rabbitmq, still):
+                answers = publisher.send([envelope(still), envelope(healthy)])
+                assert next(answers) == (1, Accepted())
+                answers.close()
+                wait_until(lambda: proxy.ended == 1)
+                assert published(publisher, numbered(healthy, 200)) == [Accepted()] * 200
+            publisher.close()
+
+
 def test_two_topics_while_memory_is_lacking(private_rabbitmq: LocalRabbit) -> None:
     """Once each connection has learnt of it, nothing is sent; both go on when there is memory again."""
     with Queues(private_rabbitmq.url) as queues:
@@ -196,10 +251,22 @@ def test_one_bad_message_of_a_thousand(queues: Queues) -> None:
 
 def test_a_missing_exchange_costs_one_attempt(queues: Queues, proxy: TcpProxy) -> None:
     """It concerns all messages: none of them is sent again to find out which one it was."""
-    publisher = RabbitPublisher(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", exchange="nowhere")
+    publisher = through(proxy, exchange="nowhere")
     assert kinds(published(publisher, numbered("a", 300))) <= {Unknown, Unavailable}
     assert proxy.opened == 1
     publisher.close()
+
+
+def test_no_right_to_publish(private_rabbitmq: LocalRabbit) -> None:
+    """It concerns all messages, too. A message that was sent alone was certainly not taken."""
+    with proxy_to(private_rabbitmq.url) as proxy:
+        publisher = through(proxy, without_rights(private_rabbitmq))
+        assert kinds(published(publisher, numbered("a", 300))) <= {Unknown, Unavailable}
+        assert proxy.opened == 1
+        (outcome,) = published(publisher, numbered("a", 1))
+        assert isinstance(outcome, Unavailable)
+        assert "ACCESS_REFUSED" in outcome.reason
+        publisher.close()
 
 
 def test_large_messages(queues: Queues) -> None:

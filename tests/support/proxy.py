@@ -31,6 +31,7 @@ class Link:
     server: socket.socket
     losing_the_answer: threading.Event = field(default_factory=threading.Event)
     stalls: bool = False
+    has_ended: bool = False
 
     def reset(self) -> None:
         """Break both connections at once, so that each side sees an error and no orderly end."""
@@ -67,6 +68,11 @@ class TcpProxy:
     def opened(self) -> int:
         """How many connections clients have opened."""
         return len(self._links)
+
+    @property
+    def ended(self) -> int:
+        """How many of them have ended."""
+        return sum(link.has_ended for link in self._links)
 
     def cut_on(self, match: Callable[[bytes], bool], *, forward: bool) -> None:
         """Break the connection whose client first sends bytes that match; all others go on.
@@ -127,6 +133,7 @@ class TcpProxy:
             pump(link)
         except OSError:
             link.reset()
+        link.has_ended = True
 
     def _to_server(self, link: Link) -> None:
         while chunk := link.client.recv(CHUNK):

@@ -1,9 +1,10 @@
-"""A RabbitMQ that blocks publishers, and one with a queue that stands still."""
+"""A RabbitMQ that blocks publishers, one with a queue that stands still, and a user without rights."""
 
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import uuid4
 
 from tests.servers.rabbitmq import PROGRAM, LocalRabbit
 
@@ -27,6 +28,14 @@ def standing_still(server: LocalRabbit, queue: str) -> Iterator[None]:
         yield
     finally:
         _control(server, "eval", f"{find}, sys:resume(amqqueue:get_pid(Q)).")
+
+
+def without_rights(server: LocalRabbit) -> str:
+    """The user name and password of somebody who may log in, and nothing else."""
+    name = f"user-{uuid4()}"
+    _control(server, "add_user", name, "secret")
+    _control(server, "set_permissions", name, "", "", "")
+    return f"{name}:secret"
 
 
 def _control(server: LocalRabbit, *arguments: str) -> None:

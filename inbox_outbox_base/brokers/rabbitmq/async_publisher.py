@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 
@@ -57,21 +57,8 @@ class AsyncRabbitPublisher:
         finally:
             await self._give_back(link, is_usable=is_usable)
 
-    async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+    async def send(self, batch: Sequence[Envelope]) -> AsyncGenerator[tuple[int, Outcome]]:
         """See `RabbitPublisher.send`."""
-        outcomes = {place: outcome async for place, outcome in self._answers(batch)}
-        return [outcomes[place] for place in range(len(batch))]
-
-    async def close(self) -> None:
-        """Close the connections; another `send` opens a new one."""
-        self._idle.clear()
-        for link in tuple(self._links):
-            self._drop(link)
-        if self._goodbyes:
-            await asyncio.wait(self._goodbyes)
-
-    async def _answers(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
-        """The outcomes, each with its message's place in the batch, as they become known."""
         deadline = asyncio.get_running_loop().time() + self.timeout
         groups = [dict(enumerate(batch))] if batch else []
         doubtful = set[int]()
@@ -91,6 +78,14 @@ class AsyncRabbitPublisher:
             # RabbitMQ does not say which message it closes a channel for: send halves, until it is alone.
             middle = (len(again) + 1) // 2
             groups += [dict(half) for half in (again[middle:], again[:middle]) if half]
+
+    async def close(self) -> None:
+        """Close the connections; another `send` opens a new one."""
+        self._idle.clear()
+        for link in tuple(self._links):
+            self._drop(link)
+        if self._goodbyes:
+            await asyncio.wait(self._goodbyes)
 
     async def _endings(
         self, messages: dict[int, Envelope], deadline: float

@@ -85,6 +85,8 @@ def closes_channel(error: BaseException | None) -> bool:
 
 def is_about_one(error: BaseException | None) -> bool:
     """Whether RabbitMQ closed the channel because of one of its messages, perhaps another one. Without the
-    exchange it takes none of them."""
+    exchange, or the right to publish there, it takes none of them."""
     cause = error.args[0] if isinstance(error, Unsent) else error
-    return closes_channel(cause) and not isinstance(cause, exceptions.ChannelNotFoundEntity)
+    return closes_channel(cause) and not isinstance(
+        cause, exceptions.ChannelNotFoundEntity | exceptions.ChannelAccessRefused
+    )

@@ -1,10 +1,10 @@
 """Publish an outbox's messages to RabbitMQ, through aiormq, on which aio-pika is built (extra `rabbitmq`)."""
 
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from inbox_outbox_base.calls.loop_thread import LoopThread
 from inbox_outbox_base.checks.extras import brought_by
@@ -14,8 +14,6 @@ with brought_by("rabbitmq"):
     from .async_publisher import AsyncRabbitPublisher
 
 __all__ = ["AsyncRabbitPublisher", "RabbitPublisher"]
-
-T = TypeVar("T")
 
 _inherited: list[Any] = []
 """A fork's copies of its parent's connections: closing them here would disturb the parent's event loop."""
@@ -61,16 +59,19 @@ class RabbitPublisher:
             UnsafeBroker: `timeout` is not shorter than the lease, the exchange does not exist, or RabbitMQ
                 refuses the login; it names the setting, and no password.
         """
-        self._run(lambda core: core.check(lease))
+        thread, core = self._running()
+        thread.run(core.check(lease))
 
-    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Send a batch; outcome i belongs to envelope i. RabbitMQ's errors are outcomes, not exceptions.
+    def send(self, batch: Sequence[Envelope]) -> Generator[tuple[int, Outcome]]:
+        """Send a batch. The outcomes come as RabbitMQ answers, each with its message's place in the batch.
+        RabbitMQ's errors are outcomes, not exceptions.
 
         `Refused`: RabbitMQ never takes such a message. `Unavailable`: no connection, no right, no such
         exchange, no queue bound to the topic, basic.nack, or publishers are blocked. `Unknown`: sent, but the
         connection broke or the time ran out before the confirm.
         """
-        return self._run(lambda core: core.send(batch))
+        thread, core = self._running()
+        yield from thread.iterate(core.send(batch))
 
     def close(self) -> None:
         """Close the connections; another `send` opens a new one."""
@@ -82,13 +83,12 @@ class RabbitPublisher:
             thread.run(core.close())
             thread.close()
 
-    def _run(self, work: Callable[[AsyncRabbitPublisher], Coroutine[Any, Any, T]]) -> T:
+    def _running(self) -> tuple[LoopThread, AsyncRabbitPublisher]:
         with self._starting:
             self._leave_inherited()
             if self._thread is None:
                 self._thread = LoopThread("outbox rabbitmq")
-            thread, core = self._thread, self._core
-        return thread.run(work(core))
+            return self._thread, self._core
 
     def _leave_inherited(self) -> None:
         if self._thread is not None and self._thread.is_inherited:
