@@ -106,6 +106,24 @@ def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
         assert {"before", "after"} <= set(written) <= {"before", "0-0", "after"}
 
 
+def test_nothing_leaves_after_its_answer(private_kafka: LocalKafka) -> None:
+    """A message that is said to be unknown is not sent later, even if the caller takes its time."""
+    with Topics(private_kafka.address) as topics:
+        topic = topics.new()
+        sender = publisher(private_kafka.address, 2, max_in_flight=1, batch_num_messages=1)
+        assert published(sender, [envelope(topic, "before")]) == [Accepted()]
+        private_kafka.freeze()
+        try:
+            answers = sender.send([envelope(topic, f"{number}", f"{number}") for number in range(9)])
+            assert isinstance(next(answers)[1], Unknown)
+        finally:
+            private_kafka.thaw()
+        wait_until(lambda: len(topics.log(topic)) > 1)
+        time.sleep(0.5)  # for what must not come
+        assert kinds([outcome for _, outcome in answers]) == {Unknown}
+        assert values(topics.log(topic)) == ["before", "0"]
+
+
 @pytest.mark.parametrize("timeout", [0.5, 3])
 def test_how_long_a_send_takes(private_kafka: LocalKafka, timeout: float) -> None:
     """`send` ends within its time limit whatever the broker does, so that a lease can be longer."""

@@ -39,17 +39,20 @@ def batch_of(topic: str, each: int = 20) -> list[Envelope]:
 
 
 def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> None:
-    """The keys of the other partition are accepted; those of this one are sent again in order once it has a
-    leader."""
+    """The keys of the other partition are accepted, and said to be, while those of this one wait; these are
+    sent again in order once it has a leader."""
     topic, sender = topics.new_on(1, 2), sender_to(topics)
     first, batch = batch_of(topic), batch_of(topic)
     assert set(published(sender, first)) == {Accepted()}
     second_broker.crash()
     try:
         wait_until(lambda: topics.leaders(topic)[1] == -1)
-        outcomes = published(sender, batch)
+        begun = time.monotonic()
+        arrived = {place: (outcome, time.monotonic() - begun) for place, outcome in sender.send(batch)}
     finally:
         second_broker.start()
+    assert all(after < TIMEOUT / 2 for outcome, after in arrived.values() if outcome == Accepted())
+    outcomes = [arrived[place][0] for place in range(len(batch))]
     by_key: dict[str | None, set[type[Outcome]]] = {}
     for message, outcome in zip(batch, outcomes, strict=True):
         by_key.setdefault(message.key, set()).add(type(outcome))

@@ -87,7 +87,7 @@ def test_a_part_is_one_request(
         assert set(kinds(published(sender, batch))) == {Accepted}
         sender.close()
     requests = re.findall(r"MessageSet with (\d+) message\(s\) \(\d+ bytes", caplog.text)
-    parts = parts_of(batch, list(range(MANY)), limits(filled_in(dotted(settings), 10)))
+    parts = parts_of(batch, limits(filled_in(dotted(settings), 10)))
     assert [int(each) for each in requests] == [len(part) for part in parts]
 
 

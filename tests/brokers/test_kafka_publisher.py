@@ -99,20 +99,18 @@ def test_order_of_a_key(topics: Topics) -> None:
     assert all(written == [str(number) for number in range(30)] for written in by_key.values())
 
 
-def test_each_message_has_its_own_outcome(topics: Topics) -> None:
-    """Outcome i belongs to message i: a topic that is missing may come, one that no topic can be called is
-    refused, and both hold up nobody else."""
-    topic = topics.new()
-    batch = [
-        envelope(topic, "a", "1"),
-        envelope("missing-" + topic, "b", "2"),
-        envelope("no topic: name", "c", "3"),
-        envelope("long" * 200, "d", "4"),
-        envelope(topic, "e", "5"),
-    ]
-    outcomes = published(publisher(topics), batch)
-    assert [type(each) for each in outcomes] == [Accepted, Unavailable, Refused, Refused, Accepted]
-    assert values(topics.log(topic)) == ["a", "e"]
+def test_topics_that_take_nothing(topics: Topics) -> None:
+    """A topic that is missing may come; one that no topic can be called is refused. Another goes on."""
+    topic, sender = topics.new(), publisher(topics)
+    for name, outcome in (
+        ("missing-" + topic, Unavailable),
+        ("no topic: name", Refused),
+        ("long" * 200, Refused),
+        (topic, Accepted),
+    ):
+        batch = [envelope(name, "a", "1"), envelope(name, "b")]
+        assert [type(each) for each in published(sender, batch)] == [outcome] * 2
+    assert sorted(values(topics.log(topic))) == ["a", "b"]
 
 
 def test_a_missing_topic_is_made(topics: Topics) -> None:
@@ -180,24 +178,41 @@ def test_after_close(topics: Topics) -> None:
 
 
 def test_from_an_event_loop(topics: Topics) -> None:
-    """An asynchronous relay's publisher says and writes the same; a send that is cancelled ends first."""
+    """An asynchronous relay's publisher says and writes the same. A send that is cancelled ends first, and
+    nothing of it is sent later."""
     topic = topics.new()
 
     async def scenario() -> None:
         sender = AsyncKafkaPublisher({"bootstrap.servers": topics.address})
         assert isinstance(sender, AsyncPublisher)
         sender.check(LEASE)
-        outcomes = await published_awaited(sender, [envelope(topic, "a"), envelope("no topic: name", "b")])
-        assert [type(each) for each in outcomes] == [Accepted, Refused]
-        cancelled = asyncio.create_task(published_awaited(sender, [envelope(topic, "c")]))
-        await asyncio.sleep(0)
+        assert (
+            await published_awaited(sender, [envelope(topic, "a"), envelope(topic, "b")]) == [Accepted()] * 2
+        )
+        batch = [envelope(topic, f"{number}", "key") for number in range(10_000)]
+        cancelled = asyncio.create_task(published_awaited(sender, batch))
+        await asyncio.sleep(0.02)
         cancelled.cancel()
         await asyncio.wait([cancelled])
         assert cancelled.cancelled()
-        assert values(topics.log(topic)) == ["a", "c"]
+        written = values(topics.log(topic))[2:]
+        assert written == [f"{number}" for number in range(len(written))]
+        assert len(written) < len(batch)
+        assert await published_awaited(sender, [envelope(topic, "c")]) == [Accepted()]
+        assert values(topics.log(topic))[2:] == [*written, "c"]
         await sender.close()
 
     asyncio.run(scenario())
+
+
+def test_a_caller_that_stops(topics: Topics) -> None:
+    """Once the iterator is closed, nothing more of the batch is sent."""
+    topic, sender = topics.new(), publisher(topics, batch_num_messages=10)
+    answers = sender.send([envelope(topic, f"{number}", "key") for number in range(100)])
+    assert next(answers) == (0, Accepted())
+    answers.close()
+    assert published(sender, [envelope(topic, "after")]) == [Accepted()]
+    assert values(topics.log(topic)) == [*map(str, range(10)), "after"]
 
 
 def test_it_is_a_publisher() -> None:

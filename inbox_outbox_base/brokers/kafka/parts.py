@@ -20,18 +20,18 @@ class Limits:
     """Bytes, before compression."""
 
 
-def parts_of(batch: Sequence[Envelope], places: list[int], limits: Limits) -> list[list[int]]:
+def parts_of(batch: Sequence[Envelope], limits: Limits) -> list[list[int]]:
     """Cut a batch so that a part either has one message of each key, or fits in one request.
 
-    The parts, like `places`, are places in the batch.
+    The parts are places in the batch.
     """
-    keys = [key for place in places if (key := batch[place].key) is not None]
+    keys = [envelope.key for envelope in batch if envelope.key is not None]
     if len(set(keys)) == len(keys):
-        return [places] if places else []
+        return [list(range(len(batch)))]
     part: list[int] = []
     parts, left = [part], limits.size - _PER_REQUEST
-    for place in places:
-        size = _size(batch[place])
+    for place, envelope in enumerate(batch):
+        size = _size(envelope)
         if part and (size > left or len(part) >= limits.messages):
             part = []
             parts.append(part)

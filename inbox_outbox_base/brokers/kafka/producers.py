@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Any
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 _IDLE = 60.0
 """Seconds after which an unused producer is closed."""
@@ -28,11 +28,7 @@ class LentProducer:
         self._asked: dict[str, float] = {}
 
     def fault_of(self, topic: str, timeout: float) -> KafkaError | None:
-        """Ask a broker about a topic; why nothing can be written to it now, or None.
-
-        Raises:
-            KafkaException: no broker answers.
-        """
+        """Ask a broker about a topic; why nothing can be written to it now, or None."""
         if time.monotonic() < self._asked.get(topic, -_FRESH) + _FRESH:
             return None
         begun = time.monotonic()
@@ -48,6 +44,9 @@ class LentProducer:
     def _ask(self, topic: str, timeout: float) -> KafkaError | None:
         try:
             found = self.producer.list_topics(topic, timeout=timeout).topics[topic]
+        except KafkaException as error:
+            no_answer: KafkaError = error.args[0]
+            return no_answer
         except RuntimeError as error:  # the client's word for a name that is too long
             return KafkaError(KafkaError.TOPIC_EXCEPTION, str(error))
         fault: KafkaError | None = found.error

@@ -3,23 +3,20 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import UnsafeBroker
-from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable
+from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 from . import producer_settings
 
 with brought_by("kafka"):
-    from confluent_kafka import KafkaException
-
     from .answers import outcome_of_unsent
     from .parts import parts_of
     from .producers import Producers
@@ -79,36 +76,29 @@ class KafkaPublisher:
         producer_settings.check(self._settings)
         self._producers.open()
 
-    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Send a batch; outcome i belongs to envelope i. Errors that Kafka reports are outcomes, not
-        exceptions."""
-        outcomes = dict(chain.from_iterable(self._answers(batch)))
-        return [outcomes[place] for place in range(len(batch))]
+    def send(self, batch: Sequence[Envelope]) -> Generator[tuple[int, Outcome]]:
+        """Send a batch of one topic, and yield each message's place and outcome as the answers arrive. Errors
+        that Kafka reports are outcomes, not exceptions. Closing the iterator ends the send."""
+        for answers in self._answers(batch):
+            yield from answers
 
     def close(self) -> None:
         """Close the connections; `send` opens new ones. Messages without an answer are not sent any more."""
         self._producers.close()
 
-    def _answers(self, batch: Sequence[Envelope]) -> Iterator[Answers]:
-        """Send a batch, and yield the outcomes as they arrive."""
+    def _answers(self, batch: Sequence[Envelope]) -> Generator[Answers]:
         if not batch:
             return
         deadline = time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
-        topic, places = batch[0].topic, list(range(len(batch)))
         lent, is_usable = self._producers.take(), True
         try:
             # Nothing is sent before a broker answers: so the outcome is Unavailable, not Unknown.
-            try:
-                fault = lent.fault_of(topic, self.timeout / 2)
-            except KafkaException as error:
-                outcome: Outcome = Unavailable(f"no broker answers: {error}")
-                yield [(place, outcome) for place in places]
-                return
+            fault = lent.fault_of(batch[0].topic, self.timeout / 2)
             if fault is not None:
                 outcome = outcome_of_unsent(fault)
-                yield [(place, outcome) for place in places if batch[place].topic == topic]
-                places = [place for place in places if batch[place].topic != topic]
-            parts = parts_of(batch, places, producer_settings.limits(self._settings))
+                yield [(place, outcome) for place in range(len(batch))]
+                return
+            parts = parts_of(batch, producer_settings.limits(self._settings))
             sending, is_usable = Sending(lent.producer, batch, parts, deadline), False
             yield from sending.answers()
             # Otherwise the next send first contacts a broker: while none answers, it leaves nothing unknown.
@@ -120,8 +110,7 @@ class KafkaPublisher:
 class AsyncKafkaPublisher:
     """`KafkaPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in threads.
 
-    A cancelled send ends first, which takes at most `timeout`, so that none of its messages is sent after the
-    cancellation has been raised.
+    A cancelled send ends first, so that none of its messages is sent after the cancellation has been raised.
     """
 
     def __init__(self, config: Mapping[str, Any], *, timeout: float | timedelta = 10) -> None:
@@ -134,9 +123,15 @@ class AsyncKafkaPublisher:
         """As `KafkaPublisher.check`."""
         self._publisher.check(lease)
 
-    async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+    async def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
         """As `KafkaPublisher.send`."""
-        return await self._in_thread(self._publisher.send, batch)
+        answers = self._publisher._answers(batch)  # noqa: SLF001 - one class in two forms
+        try:
+            while (some := await self._in_thread(next, answers, None)) is not None:
+                for answer in some:
+                    yield answer
+        finally:
+            await self._in_thread(answers.close)
 
     async def close(self) -> None:
         """As `KafkaPublisher.close`."""
