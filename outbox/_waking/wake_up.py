@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from .hints import EVERYTHING, Hint, wanted
 
-BURST = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08)
+BURST = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.3, 1.2)
 """Seconds between looks after a wake-up, which may come before its messages are visible."""
 _CLOSE = 0.02
 """Seconds between messages that follow each other faster than notifications do."""
-_SOON = 0.1
+_SOON = 0.5
 """Seconds after a hint until chores are done: the change that it is about is visible by then."""
 
 
