@@ -153,7 +153,8 @@ class Backlog:
         if entry is None:
             return
         del self._buckets[entry.bucket][sequence]
-        self._dequeue(entry)
+        if not entry.is_away:
+            self._dequeue(entry)
         entry.until = 0.0
         key, follower = entry.key, entry.follower
         if key is None:

@@ -142,7 +142,7 @@ class Scanner:
             if len(self.backlog) >= MOST_KNOWN:
                 return False
             places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
-            each = max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
+            each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
             known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
             letters.clear()  # nothing of the page before can be sent now: its payloads are not kept
             found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
