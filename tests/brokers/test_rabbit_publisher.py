@@ -241,8 +241,9 @@ def test_a_wrong_password(queues: Queues) -> None:
     elsewhere.close()
 
 
-def test_the_check_and_the_lease(queues: Queues) -> None:
-    """A send that could outlast the lease is unsafe; that a broker is away keeps no relay from starting."""
+def test_the_check_and_the_lease(queues: Queues, caplog: pytest.LogCaptureFixture) -> None:
+    """A send that could outlast the lease is unsafe; that a broker is away keeps no relay from starting, and
+    the log says what was not checked."""
     publisher = RabbitPublisher(queues.url, timeout=timedelta(seconds=5))
     away = RabbitPublisher(f"amqp://127.0.0.1:{free_port()}/")
     try:
@@ -251,6 +252,7 @@ def test_the_check_and_the_lease(queues: Queues) -> None:
         with pytest.raises(UnsafeBroker, match="timeout=5: expected less than the lease of 5 s"):
             publisher.check(5)
         away.check(60)
+        assert "not checked, because RabbitMQ cannot be reached" in caplog.text
     finally:
         publisher.close()
         away.close()
