@@ -25,6 +25,7 @@ from . import (
     _chart,
     _outbox_growth,
     _outbox_idle,
+    _outbox_lanes,
     _outbox_latency,
     _outbox_outage,
     _outbox_publish,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
     "publish": _outbox_publish.publish,
     "many": _outbox_publish.many,
     "growth": _outbox_growth.growth,
+    "lanes": _outbox_lanes.lanes,
     "idle": _outbox_idle.idle,
     "outage": _outbox_outage.outage,
 }

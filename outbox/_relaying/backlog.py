@@ -22,8 +22,9 @@ class Entry:
     __slots__ = ("bucket", "follower", "is_away", "key", "sequence", "topic", "until")
 
     def __init__(self, letter: Letter) -> None:
+        envelope = letter.envelope
         self.bucket, self.sequence = letter.bucket, letter.sequence
-        self.topic, self.key = letter.envelope.topic, letter.key
+        self.topic, self.key = envelope.topic, envelope.key
         self.follower: Entry | None = None
         """The next message of its key."""
         self.is_away = False
@@ -130,7 +131,9 @@ class Backlog:
         for sequence in sequences:
             entry = self._entries[sequence]
             entry.is_away = True
-            self._dequeue(entry)
+            if (queue := self._ready.get(entry.topic)) is not None:
+                queue.pop(entry, None)
+        self._ready = {topic: queue for topic, queue in self._ready.items() if queue}
 
     def keep_unsent(self, sequence: int) -> None:
         """Note that it was not sent after all."""

@@ -54,9 +54,9 @@ class Flight:
         self._report = Report()
         self._unsent = {letter.sequence: letter for letter in letters}
         self._failed: set[str] = set()
-        self._queues: dict[str, deque[Letter]] = {}
+        self._queues: dict[str | None, deque[Letter]] = {}
         """If the batch holds several messages of a key at once: those without an answer, in order."""
-        self._early: dict[int, Outcome] = {}
+        self._early: dict[int, Any] = {}
         """Outcomes of messages whose predecessor has none yet."""
         if ordered:
             for letter in letters:
@@ -107,7 +107,7 @@ class Flight:
         try:
             for answer in hand_over([letter.envelope for letter in letters]):
                 if isinstance(answer, tuple) and len(answer) == 2 and answer[0] in left:
-                    self._arrange(left.pop(answer[0]), _checked(answer[1]))
+                    self._record([(left.pop(answer[0]), answer[1])])
                 elif len(in_turn) < len(left):
                     in_turn.append(answer)
                 else:
@@ -117,35 +117,40 @@ class Flight:
             log.exception("the publisher failed")
             silence = Unknown(f"{type(error).__name__}: {error}")
         finally:  # an interruption is not swallowed, and the outcomes given so far are written
-            for letter, answer in zip(left.values(), chain(in_turn, repeat(silence)), strict=False):
-                self._arrange(letter, _checked(answer))
+            self._record(zip(left.values(), chain(in_turn, repeat(silence)), strict=False))
             self.rejected_for = None if self._is_taken else self._asked
 
-    def _arrange(self, letter: Letter, outcome: Outcome) -> None:
-        """Record the answers of each key in the order of its messages, however they arrive."""
-        queue = self._queues.get(letter.key) if letter.key is not None else None
-        if queue is None:
-            self._record(letter, outcome)
-            return
-        self._early[letter.sequence] = outcome
-        while queue and (early := self._early.pop(queue[0].sequence, None)) is not None:
-            self._record(queue.popleft(), early)
+    def _record(self, answers: Iterable[tuple[Letter, Any]]) -> None:
+        with self._lock:
+            was_empty = self._report.is_empty
+            for letter, outcome in answers:
+                if letter.key in self._queues:
+                    self._note_in_order(letter, outcome)
+                else:
+                    self._note(letter, outcome)
+            has_news = was_empty and not self._report.is_empty
+            if has_news:
+                self.has_news_since = time.monotonic()
+        if has_news:
+            self._arrived()
 
-    def _record(self, letter: Letter, outcome: Outcome) -> None:
+    def _note_in_order(self, letter: Letter, outcome: Any) -> None:
+        """Note the answers of a key in the order of its messages, however they arrive."""
+        queue = self._queues[letter.key]
+        self._early[letter.sequence] = outcome
+        while queue and queue[0].sequence in self._early:
+            first = queue.popleft()
+            self._note(first, self._early.pop(first.sequence))
+
+    def _note(self, letter: Letter, outcome: Any) -> None:
         if letter.key in self._failed:
             return  # it counts as not sent, whatever has become of it: it is sent again behind the failed one
-        with self._lock:
-            is_first = self._report.is_empty
-            del self._unsent[letter.sequence]
-            if isinstance(outcome, Accepted):
-                self._report.accepted.append(letter)
-                self._is_taken = True
-            else:
-                self._fail(letter, outcome)
-            if is_first:
-                self.has_news_since = time.monotonic()
-        if is_first:
-            self._arrived()
+        del self._unsent[letter.sequence]
+        if isinstance(outcome, Accepted):
+            self._report.accepted.append(letter)
+            self._is_taken = True
+        else:
+            self._fail(letter, _checked(outcome))
 
     def _fail(self, letter: Letter, outcome: Outcome) -> None:
         is_last = letter.failing_for >= self._give_up_after and not isinstance(outcome, Refused)
