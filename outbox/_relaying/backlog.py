@@ -12,7 +12,7 @@ from inbox_outbox_base.databases.letter import Letter
 LOOK_AGAIN = 5.0
 """Seconds after which a waiting message is checked again, in case an operator has acted on it."""
 
-_MOST_ABOVE = 5_000
+_MOST_ABOVE = 30_000
 """A scan leaves out at most this many known messages of a bucket: some databases limit its parameters."""
 
 
@@ -196,7 +196,8 @@ class Backlog:
     def let_go(self, entry: Entry) -> None:
         """Let a message be sent whose wait has ended."""
         entry.until = 0.0
-        self._queue(entry)
+        if self._is_first(entry) and not entry.is_away:
+            self._queue(entry)
 
     def seconds(self) -> float:
         """Seconds until the next wait ends; infinite if nothing waits."""

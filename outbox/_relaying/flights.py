@@ -53,9 +53,10 @@ class Flights:
             give_up_after=self._settings.give_up_after,
             arrived=self._wake_up.nudge,
         )
-        self._lanes.launch(flight)
         self._lease.is_sending = True
         self._start(flight)
+        # Only now: if it could not be started, nothing ever ends it.
+        self._lanes.launch(flight)
 
     def wait(self, seconds: float, buckets: Sequence[int]) -> bool:
         """Wait for at most so many seconds, until the relay is woken for these buckets, a batch is over, or

@@ -138,8 +138,9 @@ class Scanner:
         """Read on until there is enough to send; return whether everything has been read."""
         begin = {bucket: self.frontier.start(bucket) for bucket in self.buckets}
         most = max(_LEAST_SCAN, self._lanes.appetite())
-        for _ in range(_PAGES):
-            if len(self.backlog) >= MOST_KNOWN:
+        pages = 0
+        while pages < _PAGES:
+            if (size := len(self.backlog)) >= MOST_KNOWN:
                 return False
             places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
             each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
@@ -150,6 +151,7 @@ class Scanner:
                 self.backlog.add(letter)
                 letters[letter.sequence] = letter
                 begin[letter.bucket] = max(begin[letter.bucket], letter.sequence)
+            pages += len(self.backlog) > size  # one with known messages only has led no further
             self.frontier.advance(places, found, paused=bool(self.paused))
             self._rotate(found.letters)
             for bucket in found.seen:
@@ -287,8 +289,16 @@ class Scanner:
                 backlog.remove(death.letter.sequence)
         for letter in report.unsent:
             backlog.keep_unsent(letter.sequence)
+        if self.paused:
+            self._forget_paused([*report.unsent, *(letter for letter, _ in report.waits)])
         if self._gives_up:
             self._forget_others()
+
+    def _forget_paused(self, letters: Iterable[Letter]) -> None:
+        """Their topics were paused while they were on their way: they are read again after that."""
+        for letter in letters:
+            if not {"*", letter.envelope.topic}.isdisjoint(self.paused):
+                self.backlog.remove(letter.sequence)
 
     def launch(self, choice: Choice) -> None:
         """Note that these messages are being sent, or given up, now that the transaction has committed."""

@@ -310,3 +310,24 @@ def test_a_cancellation_while_several_topics_are_sent(migrated: Database) -> Non
     in_loop(migrated, scenario)
     assert {name: row.state for name, row in waiting(engine).items()} == {"a1": "unknown"}
     assert count(engine, TABLES.relay) == 0
+
+
+def test_a_cancellation_between_two_sends_that_begin(migrated: Database) -> None:
+    """The one that has begun ends, and the relay does not wait for the other."""
+    engine = migrated.engine()
+    publish(engine, "a1", topic="one")
+    publish(engine, "b1", topic="two")
+
+    async def scenario(asynchronous: AsyncEngine) -> None:
+        class Canceller(AsyncRecorder):
+            async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
+                running.cancel()
+                return await super().send(batch)
+
+        running = asyncio.create_task(AsyncRelay(asynchronous, Canceller()).run_once())
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    in_loop(migrated, scenario)
+    assert len(waiting(engine)) == 1
+    assert count(engine, TABLES.relay) == 0

@@ -165,6 +165,25 @@ def test_waits_end(monkeypatch: Any) -> None:
     assert [entry.sequence for entry in backlog.ended()] == [1]
 
 
+def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
+    """A message that was committed late is before it: it waits for that one to leave."""
+    backlog = Backlog()
+    for sequence in (2, 1):
+        backlog.add(letter(sequence, key="a"))
+    entry = backlog.entry(2)
+    assert entry is not None
+    backlog.wait(2, 0)
+    backlog.send([1])
+    backlog.let_go(entry)
+    assert not backlog.topics
+    backlog.wait(1, 60)
+    assert not backlog.topics
+    backlog.remove(1)
+    backlog.send([2])
+    backlog.let_go(entry)
+    assert not backlog.topics
+
+
 def test_an_operator_is_noticed() -> None:
     """However long a message has to wait, it is looked at again soon."""
     backlog = Backlog()

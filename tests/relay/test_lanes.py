@@ -4,17 +4,37 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert
 
-from outbox import Envelope, Message, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
-from outbox._relaying import scanning
+from outbox import (
+    Envelope,
+    Message,
+    Outbox,
+    Outcome,
+    Refused,
+    Relay,
+    Unavailable,
+    Unknown,
+    pause,
+    resume,
+)
+from outbox._relaying import backlog, scanning
 from outbox._relaying.lanes import MOST_FLIGHTS
 from tests.support.database import Database
-from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, name_of, publish, waiting
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    Recorder,
+    count,
+    messages,
+    name_of,
+    publish,
+    waiting,
+)
 from tests.support.relay_servers import server  # noqa: F401 - where its databases are
 from tests.support.status_workers import wait_until
 from tests.support.together import Task
@@ -330,3 +350,65 @@ def test_buckets_change_hands_between_batches(engine: Engine) -> None:
     ids = Counter(message.id for message in publisher.sent + second.sent)
     assert len(ids) == 200 + quick
     assert set(ids.values()) == {1}
+
+
+@pytest.mark.parametrize("topic", ["orders", "*"])
+def test_a_pause_while_a_message_is_sent(engine: Engine, topic: str) -> None:
+    """If the broker does not take it, it waits for the end of the pause, with those behind it."""
+    publish(engine, "a1", "a2", "b1")
+    publisher = Gate("orders")
+    publisher.answer = lambda message: Unavailable("away", 0.0) if is_paused else ACCEPTED
+    is_paused = True
+    with relaying(engine, publisher) as relay:
+        wait_until(lambda: publisher.running["orders"] == 1)
+        pause(engine, topic)
+        wait_until(lambda: bool(relay._rounds._scanner.paused))
+        publisher.opened.set()
+        wait_until(lambda: waiting(engine)["a1"].attempts == 1)
+        time.sleep(1)
+        assert sorted(publisher.names) == ["a1", "b1"]
+        is_paused = False
+        resume(engine, topic)
+        wait_until(lambda: not waiting(engine))
+    assert publisher.of("a") == ["a1", "a2"]
+
+
+def test_far_behind_a_slow_topic_in_one_bucket(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay reads past the messages of a slow topic, even if a scan cannot leave all of them out."""
+    monkeypatch.setattr(backlog, "_MOST_ABOVE", 200)
+    engine = migrated.engine()
+    fields = {"bucket": 1, "topic": "slow", "payload": b"-", "content_type": "x"}
+    with engine.begin() as connection:
+        rows = [fields | {"id": f"s{n}", "key": f"k{n}"} for n in range(3_000)]
+        connection.execute(insert(TABLES.message), rows)
+        connection.execute(insert(TABLES.message), [fields | {"id": "q", "key": "q", "topic": "quick"}])
+    publisher = Gate("slow")
+    # On PostgreSQL, scans begin at the oldest message while an older transaction has not ended.
+    with engine.connect() as connection, relaying(engine, publisher):
+        if migrated.name == "postgresql":
+            Outbox().publish_many(connection, messages(["a1"]))
+        wait_until(lambda: [message.topic for message in publisher.accepted] == ["quick"], timeout=30)
+        connection.rollback()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_thread_that_cannot_be_started(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The relay raises the error, when what it is sending has ended."""
+    publish(engine, "a1", topic="one")
+    publish(engine, "b1", topic="two")
+    start, begun = Thread.start, list[str]()
+
+    def limited(thread: Thread) -> None:
+        if thread.name.startswith("outbox send"):
+            begun.append(thread.name)
+            if len(begun) == number:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        Relay(engine, Recorder()).run_once()
+    assert len(waiting(engine)) == 3 - number
+    assert count(engine, TABLES.relay) == 0
