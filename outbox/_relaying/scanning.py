@@ -117,7 +117,8 @@ class Scanner:
         choice = self._sift(connection, picked, letters)
         can_read = not is_read and len(self.backlog) < MOST_KNOWN
         # Those that turned out to have to wait have made room for others.
-        choice.has_more = can_read or (not choice.batches and self.backlog.ready < ready)
+        made_room = not choice.batches and self.backlog.ready < ready
+        choice.has_more = choice.has_more or can_read or made_room
         return choice
 
     def _look_at_waits(self, connection: Connection) -> None:
@@ -136,32 +137,42 @@ class Scanner:
 
     def _read(self, connection: Connection, letters: dict[int, Letter]) -> bool:
         """Read on until there is enough to send; return whether everything has been read."""
-        begin = {bucket: self.frontier.start(bucket) for bucket in self.buckets}
+        marks = {bucket: self.frontier.start(bucket) for bucket in self.buckets}
+        begin = dict(marks)
         most = max(_LEAST_SCAN, self._lanes.appetite())
-        pages = 0
-        while pages < _PAGES:
-            if (size := len(self.backlog)) >= MOST_KNOWN:
-                return False
-            places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
-            each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
-            known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
+        scans = pages = 0
+        while begin and pages < _PAGES and len(self.backlog) < MOST_KNOWN:
+            size = len(self.backlog)
             letters.clear()  # nothing of the page before can be sent now: its payloads are not kept
-            found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
-            for letter in found.letters:
-                self.backlog.add(letter)
-                letters[letter.sequence] = letter
-                begin[letter.bucket] = max(begin[letter.bucket], letter.sequence)
+            self._scan(connection, begin, most, letters)
+            scans += 1
             pages += len(self.backlog) > size  # one with known messages only has led no further
-            self.frontier.advance(places, found, paused=bool(self.paused))
-            self._rotate(found.letters)
-            for bucket in found.seen:
-                begin.pop(bucket, None)
-            if not begin:
-                return True
             if self._open_lanes():
                 break
             most = max(most, min(4 * most, self._settings.batch))
-        return False
+        if scans > 1 and self._open_lanes():
+            # A message that was committed between two scans may lie below the second one, and a later one of
+            # its key within it. Now both are found.
+            self._scan(connection, marks, most, letters)
+        return not begin
+
+    def _scan(
+        self, connection: Connection, begin: dict[int, int], most: int, letters: dict[int, Letter]
+    ) -> None:
+        """Read a page of messages that are not known yet; note in `begin` where the next page begins, for the
+        buckets that have one."""
+        places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
+        each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
+        known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
+        found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
+        for letter in found.letters:
+            self.backlog.add(letter)
+            letters[letter.sequence] = letter
+            begin[letter.bucket] = max(begin[letter.bucket], letter.sequence)
+        self.frontier.advance(places, found, paused=bool(self.paused))
+        self._rotate(found.letters)
+        for bucket in found.seen:
+            begin.pop(bucket, None)
 
     def _open_lanes(self) -> list[Lane]:
         """Lanes with messages that can be sent now."""
@@ -212,6 +223,7 @@ class Scanner:
         if suspects and not self._is_suspect_away() and (self._solo_turn or not choice.batches):
             # Those with the fewest unanswered sends first, so that each suspect gets its turn. Nothing else
             # begins with it; and no two are ever on their way together, so that each death has one suspect.
+            choice.has_more = bool(choice.batches)  # they follow in a moment
             choice.batches = [[min(suspects, key=attrgetter("unanswered"))]]
         return choice
 

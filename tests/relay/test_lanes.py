@@ -8,8 +8,9 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, insert
+from sqlalchemy import Connection, Engine, insert
 
+from inbox_outbox_base.databases.relaying import Scan, ScanResult
 from outbox import (
     Envelope,
     Message,
@@ -24,6 +25,7 @@ from outbox import (
 )
 from outbox._relaying import backlog, scanning
 from outbox._relaying.lanes import MOST_FLIGHTS
+from outbox._relaying.rounds import Rounds
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -412,3 +414,48 @@ def test_a_thread_that_cannot_be_started(
         Relay(engine, Recorder()).run_once()
     assert len(waiting(engine)) == 3 - number
     assert count(engine, TABLES.relay) == 0
+
+
+def test_a_commit_between_two_pages(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay reads on behind messages of a slow topic. Between two of its statements a message with a low
+    sequence is committed, and then another one of its key is published: they leave in this order."""
+    engine = postgres.engine()
+    same = {"bucket": 1, "payload": b"-", "content_type": "x"}
+
+    def write(connection: Connection, topic: str, *names: str) -> None:
+        rows = [same | {"id": name, "topic": topic, "key": name.rstrip("!")} for name in names]
+        connection.execute(insert(TABLES.message), rows)
+
+    with engine.begin() as connection:
+        write(connection, "slow", *(f"s{number}" for number in range(20)))
+    early = engine.connect()
+    write(early, "quick", "a")
+    with engine.begin() as connection:
+        write(connection, "slow", *(f"t{number}" for number in range(60)))
+    publisher = Gate("slow")
+    relay = Relay(engine, publisher, poll=0.2, batch=1)
+    scan, has_raced = relay._rounds._database.scan, Event()
+
+    def scan_and_race(connection: Connection, wanted: Scan) -> ScanResult:
+        found = scan(connection, wanted)
+        has_read = max((letter.sequence for letter in found.letters), default=0) > 22
+        if has_read and publisher.running["slow"] and 1 not in found.seen and not has_raced.is_set():
+            has_raced.set()
+            early.commit()
+            with engine.begin() as other:
+                write(other, "quick", "a!")
+        return found
+
+    monkeypatch.setattr(relay._rounds._database, "scan", scan_and_race)
+    # Otherwise the round reads all again, once it has locked the lease.
+    monkeypatch.setattr(Rounds, "next_tend", property(lambda _: 0.0, lambda _, value: None), raising=False)
+    task = Task(relay.run)
+    try:
+        wait_until(lambda: len(publisher.accepted) == 2)
+    finally:
+        relay.stop()
+        publisher.opened.set()
+        task.result()
+        early.close()
+    assert has_raced.is_set()
+    assert [message.id for message in publisher.accepted if message.key == "a"] == ["a", "a!"]
