@@ -36,20 +36,28 @@ rm -rf "$2"
 """
 
 
+_claims: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nothing listens on.
+    """A TCP port on 127.0.0.1 that nothing listens on; no other call returns it while this process lives.
 
     It is below the range of ports for outgoing connections: a client that keeps reconnecting to a port of
     that range while its server is down ends up connected to itself, and the server cannot come back.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as probe:
-            try:
+        # Until the server listens, the UDP port of the same number keeps other processes away from it.
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
 
 
 class ServerProcess:

@@ -133,7 +133,8 @@ class LocalServer:
         return ServerProcess(self._command, self._folder, user=self._user, is_ready=self._answers)
 
     def _answers(self) -> bool:
-        engine = create_engine(self.url)
+        # Without a limit it would wait for ever if another server listens on its port.
+        engine = create_engine(self.url, connect_args={"read_timeout": 5})
         try:
             engine.connect().close()
         except DBAPIError:
