@@ -20,6 +20,9 @@ PATIENCE = 10
 class FileBroker:
     """A queue that survives its writers; also a `Publisher`, so that a relay can write to it."""
 
+    concurrent = False
+    """Its connection belongs to the thread that has opened it."""
+
     def __init__(self, file: Path) -> None:
         self._connection = sqlite3.connect(file, timeout=PATIENCE)
         self._connection.execute("PRAGMA journal_mode = WAL")
