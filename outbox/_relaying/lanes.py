@@ -113,7 +113,7 @@ class Lanes:
             lane.wake()
 
     def land(self, flight: Flight) -> None:
-        """Note that a batch's outcomes are written."""
+        """Note that a batch is over, and its outcomes are collected."""
         if self.of(flight.topic).land(flight):
             _log.info("topic %r is taken again", flight.topic)
             self.wake()  # the broker may have been away for all topics
@@ -130,7 +130,7 @@ class Lanes:
 
     @property
     def flights(self) -> list[Flight]:
-        """The batches that are being sent, or whose outcomes are still to be written."""
+        """The batches that are being sent, or whose outcomes are still to be collected."""
         return [lane.flight for lane in self._lanes.values() if lane.flight is not None]
 
     def open(self, topics: Iterable[str]) -> list[Lane]:

@@ -3,8 +3,8 @@
 A relay gets an epoch (a fencing token) when it joins, and its row holds a lease that it renews. The buckets
 it takes carry its epoch, and every write repeats the epoch in the same transaction. A relay whose lease has
 expired is retired: its row is deleted, so that all its later writes fail, and its buckets are free until
-others take them. Between two batches, live relays give up buckets above their share. All relays have the same
-share, and the oldest ones one bucket more as long as buckets are left over.
+others take them. Live relays give up buckets above their share, once nothing of them is being sent. All
+relays have the same share, and the oldest ones one bucket more as long as buckets are left over.
 """
 
 import json

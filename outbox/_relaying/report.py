@@ -75,5 +75,4 @@ class Report:
         """Take over the outcomes of another batch."""
         self.accepted += other.accepted
         self.others += other.others
-        self.exhausted += other.exhausted
         self.seconds = max(self.seconds, other.seconds)

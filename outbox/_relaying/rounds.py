@@ -195,7 +195,7 @@ class Rounds:
             choice = self._scanner.choose(connection)
         if choice.letters:
             self._scanner.load(connection, choice)
-        # Committed before the batches are sent: whoever retires this relay then knows what may have arrived.
+        # Committed before the batches are sent: a relay that retires this one knows what may have arrived.
         if choice.letters or not report.is_empty:
             self._note(connection, choice.letters)
         return choice

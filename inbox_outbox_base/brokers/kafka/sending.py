@@ -39,7 +39,7 @@ class Sending:
         self._parts = parts[::-1]
         self._deadline = deadline
         self._failed: set[str] = set()
-        """Keys of which nothing more is sent."""
+        """Keys with a message that was not accepted: nothing more of them is sent."""
         self._queued: list[int] = []
         """The places of this part that the client has."""
         self._arrived: list[tuple[int, KafkaError | None]] = []
