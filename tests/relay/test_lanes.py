@@ -37,6 +37,7 @@ from tests.support.outbox_publishers import (
     publish,
     waiting,
 )
+from tests.support.relay_crashes import running
 from tests.support.relay_servers import server  # noqa: F401 - where its databases are
 from tests.support.status_workers import wait_until
 from tests.support.together import Task
@@ -76,14 +77,13 @@ class Gate(Recorder):
 def relaying(engine: Engine, publisher: Any, **options: Any) -> Iterator[Relay]:
     """A relay at work."""
     relay = Relay(engine, publisher, **{"poll": 0.05, **options})
-    task = Task(relay.run)
-    try:
-        yield relay
-    finally:
-        relay.stop()
-        if isinstance(publisher, Gate):
-            publisher.opened.set()
-        task.result()
+    with running(relay):
+        try:
+            yield relay
+        finally:
+            relay.stop()
+            if isinstance(publisher, Gate):
+                publisher.opened.set()
 
 
 def test_a_slow_topic_delays_no_other(engine: Engine) -> None:
