@@ -1,6 +1,5 @@
 """Consumers of Kafka come, go and fail: each message is applied once, those of a key in order."""
 
-import os
 import signal
 import subprocess
 import threading
@@ -15,6 +14,7 @@ from sqlalchemy import URL
 
 from inbox import Delivery, Outcome, Verdict
 from inbox_outbox_base.brokers.kafka import lane
+from tests.servers import freezing
 from tests.support.database import Database
 from tests.support.kafka_consumers import (
     Handler,
@@ -101,9 +101,12 @@ def test_a_process_fails(topics: Topics, postgres: Database, fate: str) -> None:
     written = topics.put_by_key(topic, KEYS, each=60)
     with worker(topics, topic, postgres.url, 0.02) as one, worker(topics, topic, postgres.url, 0.02):
         wait_until(lambda: topics.members("payments") == 2 and len(applied(engine)) >= 40)
-        os.kill(one.pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+        if fate == "killed":
+            one.kill()
+        else:
+            freezing.freeze(one.pid)
         wait_until(lambda: topics.members("payments") == 1)
-        os.kill(one.pid, signal.SIGCONT)
+        one.send_signal(signal.SIGCONT)
         wait_until(lambda: len(applied(engine)) >= len(KEYS) * 60)
     assert applied_by_key(engine) == written
 
@@ -117,9 +120,9 @@ def test_a_partition_is_lost_while_it_is_paused(topics: Topics, postgres: Databa
     topics.put(topic, *written)
     with worker(topics, topic, postgres.url, 0.12, "10") as process:
         wait_until(lambda: applied(engine))
-        process.send_signal(signal.SIGSTOP)
+        freezing.freeze(process.pid)
         wait_until(lambda: topics.members("payments") == 0)
-        process.send_signal(signal.SIGCONT)
+        freezing.thaw(process.pid)
         wait_until(lambda: len(applied(engine)) >= len(written))
     assert applied(engine) == written
 

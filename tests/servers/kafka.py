@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from sqlalchemy import URL
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder, run
-from tests.servers import docker, environment
+from tests.servers import docker, environment, freezing
 from tests.servers.server import Missing, first_of
 
 PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_KAFKA"
@@ -104,11 +104,11 @@ class LocalKafka:
 
     def freeze(self) -> None:
         """Let it do nothing until `thaw`; its connections stay."""
-        os.kill(self._process.pid, signal.SIGSTOP)
+        freezing.freeze(self._process.pid)
 
     def thaw(self) -> None:
         """Let it go on after `freeze`."""
-        os.kill(self._process.pid, signal.SIGCONT)
+        freezing.thaw(self._process.pid)
 
     def close(self) -> None:
         """Stop the server and remove everything it wrote."""

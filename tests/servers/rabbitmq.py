@@ -11,7 +11,7 @@ from pamqp import commands, frame
 from sqlalchemy import URL, make_url
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder
-from tests.servers import docker, environment
+from tests.servers import docker, environment, freezing
 from tests.servers.server import Missing, first_of
 
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -66,15 +66,17 @@ class LocalRabbit:
         """Start the server, with whatever durable data it had."""
         settings = [f"{name}={value}" for name, value in self._environment().items()]
         command = ["env", *settings, str(PROGRAM)]
-        self._process = _Process(command, self._folder, user=None, is_ready=lambda: _answers(self._address))
+        self._process = ServerProcess(
+            command, self._folder, user=None, is_ready=lambda: _answers(self._address)
+        )
 
     def freeze(self) -> None:
         """Let it do nothing until `thaw`; its connections stay."""
-        self._process.signal(signal.SIGSTOP)
+        freezing.freeze(self._process.pid)
 
     def thaw(self) -> None:
         """Let it go on after `freeze`."""
-        self._process.signal(signal.SIGCONT)
+        freezing.thaw(self._process.pid)
 
     def restart(self) -> None:
         """Crash the server and start it again on the same port."""
@@ -115,11 +117,6 @@ class LocalRabbit:
             "RABBITMQ_ALLOW_INPUT": "true",
             "RABBITMQ_SERVER_START_ARGS": "-noinput",
         }
-
-
-class _Process(ServerProcess):
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
 
 
 def start_local(tries: int = 3) -> LocalRabbit:

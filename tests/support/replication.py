@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from psycopg import sql
 
 from examples.embedded_postgres import EmbeddedPostgres, run
+from tests.servers import freezing
 
 SOON = 30.0
 """Seconds within which replication has surely begun, or gone on."""
@@ -44,12 +45,12 @@ class Primary(EmbeddedPostgres):
         """While the block runs, nothing that is committed here arrives at the standby."""
         with self._connect() as connection:
             ((sender,),) = connection.execute("SELECT pid FROM pg_stat_replication").fetchall()
-        os.kill(sender, signal.SIGSTOP)
+        freezing.freeze(sender)
         try:
             yield
         finally:
             with suppress(ProcessLookupError):
-                os.kill(sender, signal.SIGCONT)
+                freezing.thaw(sender)
 
     def wait_for_standby(self) -> None:
         """Return once the standby has all that was committed."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tests.servers import freezing
+
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -39,11 +41,11 @@ class Worker:
 
     def freeze(self) -> None:
         """Let it stand still in the middle of what it does, as on a machine that swaps."""
-        self._signal(signal.SIGSTOP)
+        freezing.freeze(self._pid())
 
     def thaw(self) -> None:
         """Let it go on where it was, without knowing of it."""
-        self._signal(signal.SIGCONT)
+        freezing.thaw(self._pid())
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""
@@ -67,8 +69,11 @@ class Worker:
         self._pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
+        os.kill(self._pid(), number)
+
+    def _pid(self) -> int:
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        return self._process.pid
 
 
 @contextmanager
