@@ -99,15 +99,23 @@ class Flight:
         """Pass messages to the publisher, and record their outcomes as they arrive.
 
         A message without a usable outcome, because the publisher raised, was interrupted, or gave too few,
-        is unknown. If it gave too many, they cannot be matched to messages: all are unknown.
+        is unknown. If it gave too many, or one for a wrong place, they cannot be matched to messages: all
+        others are unknown.
         """
         left = dict(enumerate(letters))
         in_turn: list[Any] = []
         silence = Unknown("the publisher gave no answer")
         try:
             for answer in hand_over([letter.envelope for letter in letters]):
-                if isinstance(answer, tuple) and len(answer) == 2 and answer[0] in left:
-                    self._record([(left.pop(answer[0]), answer[1])])
+                if isinstance(answer, tuple) and len(answer) == 2:
+                    place, outcome = answer
+                    if place not in left:
+                        in_turn, silence = (
+                            [],
+                            _unknown(f"an outcome for place {place!r:.80}, which expects none"),
+                        )
+                        break
+                    self._record([(left.pop(place), outcome)])
                 elif len(in_turn) < len(left):
                     in_turn.append(answer)
                 else:

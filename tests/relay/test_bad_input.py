@@ -82,6 +82,10 @@ SAYS_NOTHING = {
         "more answers than messages",
     ),
     "never stops": (lambda _: itertools.repeat(ACCEPTED), "more answers than messages"),
+    "names a place that is not in the batch": (
+        lambda batch: ((place, ACCEPTED) for place in range(len(batch), 0, -1)),
+        "an outcome for place 2, which expects none",
+    ),
 }
 
 
@@ -119,6 +123,16 @@ def test_too_few_answers(engine: Engine) -> None:
     publish(engine, "a1", "b1", "c1")
     assert relay(engine, Rude(lambda batch: [ACCEPTED] * (len(batch) - 1))) == 2
     assert list(waiting(engine)) == ["c1"]
+
+
+def test_a_place_that_is_named_twice(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """The outcomes before it hold; the rest is unknown, for one logged reason."""
+    publish(engine, "a1", "b1", "c1", "d1")
+    answers = [(2, ACCEPTED), (1, ACCEPTED), (2, ACCEPTED), (0, ACCEPTED), (3, ACCEPTED)]
+    assert relay(engine, Rude(lambda _: answers)) == 2
+    assert {name: row.state for name, row in waiting(engine).items()} == {"a1": "unknown", "d1": "unknown"}
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == ["the publisher gave an outcome for place 2, which expects none"]
 
 
 def test_a_publisher_that_fails_after_its_last_answer(engine: Engine) -> None:
