@@ -39,6 +39,7 @@ class Flight:
         self.begun = time.monotonic()
         self.seconds = 0.0
         self.is_over = False
+        self._has_begun = False
         self.has_news_since = math.inf
         """When the first of the outcomes arrived that have not been collected."""
         self.failure: BaseException | None = None
@@ -78,8 +79,23 @@ class Flight:
         with self._lock:
             return list(self._unsent.values())
 
+    def unrecorded(self) -> list[Letter]:
+        """The messages whose outcome has not been collected: they have been sent, or are going to be."""
+        with self._lock:
+            arrived = [*self._report.accepted, *(answer.letter for answer in self._report.others)]
+            return [*arrived, *self._unsent.values()]
+
+    def cancel(self) -> None:
+        """End the batch if it has not begun."""
+        with self._lock:
+            self.is_over = self.is_over or not self._has_begun
+
     def fly(self, hand_over: HandOver, may_go_on: Callable[[], bool]) -> None:
         """Send the batch, one message of each key at a time unless the publisher keeps their order."""
+        with self._lock:
+            if self.is_over:
+                return  # it was cancelled
+            self._has_begun = True
         try:
             for wave in [self.letters] if self._ordered else waves(self.letters):
                 letters = [letter for letter in wave if letter.key not in self._failed]

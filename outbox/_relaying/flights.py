@@ -54,9 +54,13 @@ class Flights:
             arrived=self._wake_up.nudge,
         )
         self._lease.is_sending = True
-        self._start(flight)
-        # Only now: if it could not be started, nothing ever ends it.
-        self._lanes.launch(flight)
+        try:
+            # First: an interruption may come when it has already begun, and then the relay waits for its end.
+            self._lanes.launch(flight)
+            self._start(flight)
+        except BaseException:
+            flight.cancel()
+            raise
 
     def wait(self, seconds: float, buckets: Sequence[int]) -> bool:
         """Wait for at most so many seconds, until the relay is woken for these buckets, a batch is over, or

@@ -26,7 +26,9 @@ _QUICK, _SLOW = 0.5, 2.0
 _SAID_EVERY = 60.0
 """Seconds after which the log repeats that the broker rejects a topic."""
 _MANY = 1_000
-"""Topics from which on those are forgotten that have nothing to remember."""
+"""Topics from which on unused ones are forgotten."""
+_UNUSED = 120.0
+"""Seconds after which a topic is unused, if no batch of it has begun meanwhile."""
 
 
 class Lane:
@@ -45,9 +47,9 @@ class Lane:
         self._said = -math.inf
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to remember."""
-        return self.flight is None and not self._rejections
+    def is_unused(self) -> bool:
+        """Whether it can be forgotten: nothing was sent for a while, though it might have been."""
+        return self.flight is None and time.monotonic() > max(self.begun, self._until) + _UNUSED
 
     def room(self) -> int:
         """How many messages may be sent now."""
@@ -94,12 +96,14 @@ class Lanes:
         self._most = most
         self._flights = flights
         self._lanes: dict[str, Lane] = {}
+        self._many = _MANY
 
     def of(self, topic: str) -> Lane:
         """The topic's lane."""
         if topic not in self._lanes:
-            if len(self._lanes) >= _MANY:
-                self._lanes = {name: lane for name, lane in self._lanes.items() if not lane.is_idle}
+            if len(self._lanes) >= self._many:
+                self._lanes = {name: lane for name, lane in self._lanes.items() if not lane.is_unused}
+                self._many = max(_MANY, 2 * len(self._lanes))  # so that it costs little for each new topic
             self._lanes[topic] = Lane(topic, self._most)
         return self._lanes[topic]
 

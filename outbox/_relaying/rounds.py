@@ -201,7 +201,7 @@ class Rounds:
         return choice
 
     def _note(self, connection: Connection, letters: list[Letter]) -> None:
-        on_their_way = [letter for flight in self._lanes.flights for letter in flight.unanswered()]
+        on_their_way = [letter for flight in self._lanes.flights for letter in flight.unrecorded()]
         self._members.note(connection, self.epoch, [*on_their_way, *letters])
 
     def launch(self, choice: Choice) -> None:
