@@ -3,33 +3,26 @@
 The faults are drawn from a seed, which is printed; RELAY_FAULTS_SEED in the environment repeats them.
 """
 
-import os
-import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from aiormq.abc import AbstractChannel
-from sqlalchemy import URL, Engine, create_engine
 
-from examples.embedded_postgres import EmbeddedPostgres
 from tests.servers.rabbitmq import LocalRabbit
-from tests.support.outbox_publishers import TABLES, count
+from tests.support.lane_worker import slow_relay, spreading_producer
+from tests.support.outbox_publishers import count
 from tests.support.rabbit_queues import Queues
-from tests.support.relay_crashes import MADE, METADATA, TAKEN, arrivals, assert_exact, take
-from tests.support.relay_faults import Cast, Faults, Work
-from tests.support.relay_worker import consumer, producer, rabbit_consumer, rabbit_relay, relay
-from tests.support.status_workers import wait_until
+from tests.support.relay_crashes import MADE, TAKEN, arrivals, assert_exact, take
+from tests.support.relay_faults import Run, Work
+from tests.support.relay_worker import consumer, rabbit_consumer, rabbit_relay, relay
 
 pytestmark = pytest.mark.mysql
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.rabbit_fixtures", "tests.support.relay_fault_fixtures"]
 
 FAULTS_WITH_RABBIT = 25
 LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
-END = 180
-"""Seconds in which everything has to arrive, once there are no more faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +34,6 @@ class Copy:
     message: str
 
 
-class Run:
-    """Processes at work on one database, and faults that happen to them."""
-
-    def __init__(self, server: EmbeddedPostgres) -> None:
-        self.seed = int(os.environ.get("RELAY_FAULTS_SEED") or random.randrange(10**6))
-        print(f"RELAY_FAULTS_SEED={self.seed}")
-        self.url: URL = server.url
-        self.engine: Engine = create_engine(server.url, pool_pre_ping=True)
-        self.crashes: dict[str, Callable[[], None]] = {"kill PostgreSQL": server.restart}
-        METADATA.create_all(self.engine)
-
-    def go(self, work: Callable[[str, int], Work], faults: int, is_taken: Callable[[], bool]) -> None:
-        """Let processes work, and so many faults happen; then let arrive what is on its way."""
-
-        def work_of(role: str, number: int) -> Work:
-            if role == "producer":
-                return producer, self.url, f"p{number}", self.seed + number
-            return work(role, number)
-
-        cast = Cast(work_of)
-        drawn = Faults(self.seed, cast, self.engine, self.crashes)
-        try:
-            drawn.happen(faults)
-            cast.end("producer")
-            wait_until(lambda: count(self.engine, TABLES.message) == 0, END)
-            cast.end("relay")
-            wait_until(is_taken, END)
-        finally:
-            cast.close()
-        print(f"{drawn.happened}, {count(self.engine, MADE)} messages")
-
-
-@pytest.fixture
-def run(private_postgres: EmbeddedPostgres) -> Iterator[Run]:
-    """A run whose PostgreSQL is killed, too."""
-    run = Run(private_postgres)
-    yield run
-    run.engine.dispose()
-
-
 @pytest.mark.long(but_on="40")
 @pytest.mark.parametrize("faults", [40, 500])
 def test_faults(run: Run, faults: int) -> None:
@@ -89,6 +42,8 @@ def test_faults(run: Run, faults: int) -> None:
     arrive in their order, and none that was rolled back is ever seen."""
 
     def work(role: str, number: int) -> Work:
+        if role == "producer":
+            return run.producer(number)
         return (relay, run.url, f"{number}", LEASE) if role == "relay" else (consumer, run.url)
 
     run.go(work, faults, lambda: True)
@@ -97,6 +52,25 @@ def test_faults(run: Run, faults: int) -> None:
         take(run.engine, copy)
     assert_exact(run.engine, copies)
     assert len(copies) >= count(run.engine, MADE) > faults
+
+
+@pytest.mark.long(but_on="12")
+@pytest.mark.parametrize("faults", [12, 300])
+def test_faults_of_many_lanes(run: Run, faults: int) -> None:
+    """The same while each relay sends dozens of slow batches, each to another topic, with several messages of
+    a key together; relays are stopped as well. The order of a key holds across topics."""
+
+    def work(role: str, number: int) -> Work:
+        if role == "producer":
+            return run.producer(number, spreading_producer)
+        return (slow_relay, run.url, f"{number}", LEASE) if role == "relay" else (consumer, run.url)
+
+    run.go(work, faults, lambda: True, {"stop a relay": 3, "kill": 4, "freeze": 2, "end a connection": 2})
+    copies = arrivals(run.engine)
+    for copy in copies:
+        take(run.engine, copy)
+    assert_exact(run.engine, copies)
+    assert count(run.engine, MADE) > faults
 
 
 def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit) -> None:
@@ -108,6 +82,8 @@ def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit) -> None:
         queues.do(lambda channel: spread(channel, exchange, queue, witness))
 
         def work(role: str, number: int) -> Work:
+            if role == "producer":
+                return run.producer(number)
             if role == "relay":
                 return rabbit_relay, run.url, f"{number}", LEASE_WITH_RABBIT, url, exchange
             return rabbit_consumer, run.url, url, queue

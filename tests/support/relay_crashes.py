@@ -72,12 +72,14 @@ def _options(url: URL) -> dict[str, Any]:
     return {"connect_args": {"timeout": PATIENCE}} if url.get_backend_name() == "sqlite" else {}
 
 
-def produce(connection: Connection, numbers: Iterable[int], keys: Sequence[str]) -> list[str]:
+def produce(
+    connection: Connection, numbers: Iterable[int], keys: Sequence[str], topic: str = TOPIC
+) -> list[str]:
     """For each number and each key a business row, and a message that says so; the messages' ids."""
     done = [{"key": key, "number": number} for number in numbers for key in keys]
     connection.execute(insert(MADE), done)
     return Outbox().publish_many(
-        connection, [Message(TOPIC, str(each["number"]), str(each["key"])) for each in done]
+        connection, [Message(topic, str(each["number"]), str(each["key"])) for each in done]
     )
 
 
@@ -116,11 +118,11 @@ class Paused(Recorder):
         return super().send(batch)
 
 
-def take(engine: Engine, copy: Row[Any]) -> None:
+def take(engine: Engine, copy: Any) -> None:
     """Take one copy of a message that has arrived, through an inbox."""
 
     @Inbox("orders", wait=30).handler(engine, key=lambda copy: str(copy.message))
-    def handle(connection: Connection, copy: Row[Any]) -> None:
+    def handle(connection: Connection, copy: Any) -> None:
         connection.execute(insert(TAKEN), {"key": copy.key, "number": copy.number})
 
     handle(copy)

@@ -1,14 +1,22 @@
-"""Processes that are at work together, and faults that are drawn by chance and happen to them."""
+"""Processes that are at work together, and faults that are drawn by chance and happen to them.
 
+The faults are drawn from a seed, which is printed; RELAY_FAULTS_SEED in the environment repeats them.
+"""
+
+import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import URL, Engine, create_engine, text
 
-from tests.support.status_workers import Worker
+from examples.embedded_postgres import EmbeddedPostgres
+from tests.support.outbox_publishers import TABLES, count
+from tests.support.relay_crashes import MADE, METADATA
+from tests.support.relay_worker import producer
+from tests.support.status_workers import Worker, wait_until
 
 AT_WORK = {"producer": 2, "relay": 3, "consumer": 1}
 FROZEN = 2.5
@@ -17,6 +25,8 @@ PAUSE = 0.35
 """Seconds between two faults, on average."""
 WEIGHTS = {"kill": 6, "freeze": 4, "end a connection": 6}
 """How often a fault happens, against one crash of each server."""
+END = 180
+"""Seconds in which everything has to arrive, once there are no more faults."""
 
 Work = tuple[Any, ...]
 """What a process does: a function and its arguments."""
@@ -44,6 +54,15 @@ class Cast:
         worker = chance.choice(self._at_work[role])
         worker.freeze()
         self._frozen[worker] = time.monotonic() + FROZEN
+
+    def stop(self, role: str, chance: random.Random) -> None:
+        """Stop one as an operator stops a service, and let another one take its place."""
+        worker = chance.choice(self._at_work[role])
+        worker.thaw()
+        worker.terminate()
+        assert worker.exit_code() == 0
+        self._drop(role, worker)
+        self._begin(role)
 
     def thaw(self, until: float = 0.0) -> None:
         """Let those go on that have stood still for long enough, or were to until then."""
@@ -82,14 +101,18 @@ class Faults:
     """
 
     def __init__(
-        self, seed: int, cast: Cast, engine: Engine, crashes: Mapping[str, Callable[[], None]]
+        self,
+        seed: int,
+        cast: Cast,
+        engine: Engine,
+        crashes: Mapping[str, Callable[[], None]],
+        weights: Mapping[str, int] = WEIGHTS,
     ) -> None:
         self._chance = random.Random(seed)
         self._cast = cast
         self._engine = engine
         self._crashes = crashes
-        weights = WEIGHTS | dict.fromkeys(crashes, 1)
-        self._kinds = [kind for kind, weight in weights.items() for _ in range(weight)]
+        self._kinds = [kind for kind, weight in weights.items() for _ in range(weight)] + [*crashes]
         self._next: list[str] = []
         self.happened: Counter[str] = Counter()
 
@@ -108,6 +131,8 @@ class Faults:
             self._crashes[kind]()
         elif kind == "end a connection":
             end_connection(self._engine)
+        elif kind == "stop a relay":
+            self._cast.stop("relay", self._chance)
         else:
             kind, act = f"{kind} {role}", self._cast.kill if kind == "kill" else self._cast.freeze
             act(role, self._chance)
@@ -122,3 +147,39 @@ def end_connection(engine: Engine) -> None:
     one = text(f"SELECT pg_terminate_backend(pid) FROM ({others} ORDER BY random() LIMIT 1) AS one")
     with engine.connect() as connection:
         connection.execute(one)
+
+
+class Run:
+    """Processes at work on one database, and faults that happen to them."""
+
+    def __init__(self, server: EmbeddedPostgres) -> None:
+        self.seed = int(os.environ.get("RELAY_FAULTS_SEED") or random.randrange(10**6))
+        print(f"RELAY_FAULTS_SEED={self.seed}")
+        self.url: URL = server.url
+        self.engine: Engine = create_engine(server.url, pool_pre_ping=True)
+        self.crashes: dict[str, Callable[[], None]] = {"kill PostgreSQL": server.restart}
+        METADATA.create_all(self.engine)
+
+    def producer(self, number: int, work: Callable[..., None] = producer, *arguments: Any) -> Work:
+        """What a producer does."""
+        return work, self.url, f"p{number}", self.seed + number, *arguments
+
+    def go(
+        self,
+        work: Callable[[str, int], Work],
+        faults: int,
+        is_taken: Callable[[], bool],
+        weights: Mapping[str, int] = WEIGHTS,
+    ) -> None:
+        """Let processes work, and so many faults happen; then let arrive what is on its way."""
+        cast = Cast(work)
+        drawn = Faults(self.seed, cast, self.engine, self.crashes, weights)
+        try:
+            drawn.happen(faults)
+            cast.end("producer")
+            wait_until(lambda: count(self.engine, TABLES.message) == 0, END)
+            cast.end("relay")
+            wait_until(is_taken, END)
+        finally:
+            cast.close()
+        print(f"{drawn.happened}, {count(self.engine, MADE)} messages")

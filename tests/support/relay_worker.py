@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, NoReturn
 
@@ -15,8 +16,10 @@ from sqlalchemy import URL, Connection, Engine, event, insert
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Backoff, Delivery, Inbox, message_id
+from inbox.kafka import KafkaConsumer
 from inbox.rabbitmq import RabbitConsumer
 from outbox import Envelope, Outcome, Publisher, Relay
+from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
 from tests.support.relay_crashes import TAKEN, Post, arrivals, newest, open_engine, produce, take
 from tests.support.status_worker import shift_clock
@@ -37,7 +40,7 @@ POINTS = (
 
 def relay(pipe: Pipe, url: URL, name: str, lease: float) -> None:
     """Relay into the table of arrivals until SIGTERM. Sends that it begins, and that it has ended."""
-    _relay(pipe, url, Post(open_engine(url), name), name, lease)
+    run_relay(pipe, url, Post(open_engine(url), name), name, lease)
 
 
 def wrong_clock_relay(pipe: Pipe, url: URL, name: str, lease: float, minutes: float) -> None:
@@ -48,10 +51,16 @@ def wrong_clock_relay(pipe: Pipe, url: URL, name: str, lease: float, minutes: fl
 
 def rabbit_relay(pipe: Pipe, url: URL, name: str, lease: float, rabbit: str, exchange: str) -> None:
     """The same into an exchange of RabbitMQ."""
-    _relay(pipe, url, RabbitPublisher(rabbit, exchange=exchange, timeout=lease / 2), name, lease)
+    run_relay(pipe, url, RabbitPublisher(rabbit, exchange=exchange, timeout=lease / 2), name, lease)
 
 
-def _relay(pipe: Pipe, url: URL, publisher: Publisher, name: str, lease: float) -> None:
+def kafka_relay(pipe: Pipe, url: URL, name: str, lease: float, kafka: str) -> None:
+    """The same into topics of Kafka."""
+    run_relay(pipe, url, KafkaPublisher({"bootstrap.servers": kafka}, timeout=lease / 2), name, lease)
+
+
+def run_relay(pipe: Pipe, url: URL, publisher: Publisher, name: str, lease: float) -> None:
+    """The same into any publisher."""
     options: dict[str, Any] = {"backoff": QUICK, "poll": 0.1, "max_attempts": NEVER_DEAD}
     relay = Relay(open_engine(url), publisher, name=name, lease=lease, **options)
     with relay.stopping_on_sigterm():
@@ -166,6 +175,23 @@ def producer(pipe: Pipe, url: URL, name: str, seed: int, transactions: int | Non
     pipe.send("ended")
 
 
+def hot_producer(pipe: Pipe, url: URL, name: str, seed: int, topics: Sequence[str]) -> None:
+    """The same for ever, with many messages of one key in each transaction. A key has one topic."""
+    chance = random.Random(seed)
+    engine = open_engine(url)
+    for number in count(step=100):
+        key = chance.randrange(2 * len(topics))
+        numbers = range(number, number + chance.randint(1, 40))
+        try:
+            with engine.connect() as connection:
+                produce(connection, numbers, [f"{name}-{key}"], topics[key % len(topics)])
+                if chance.random() < 0.75:
+                    connection.commit()
+        except DBAPIError:
+            time.sleep(0.1)
+        time.sleep(chance.uniform(0, 0.3))
+
+
 def consumer(pipe: Pipe, url: URL) -> None:
     """Take what arrives, for ever; some of what came before as well."""
     engine = open_engine(url)
@@ -192,6 +218,17 @@ def rabbit_consumer(pipe: Pipe, url: URL, rabbit: str, queue: str) -> None:
         with suppress(ConnectionError):  # it insists on a broker that is there when it begins
             RabbitConsumer(rabbit, queue, handle, backoff=QUICK).run()
         time.sleep(0.1)
+
+
+def kafka_consumer(pipe: Pipe, url: URL, kafka: str, topics: Sequence[str]) -> None:
+    """Take what comes from topics of Kafka, for ever."""
+
+    @Inbox("orders", wait=30).handler(open_engine(url), key=message_id)
+    def handle(connection: Connection, delivery: Delivery) -> None:
+        connection.execute(insert(TAKEN), {"key": delivery.key, "number": int(delivery.payload)})
+
+    config = {"bootstrap.servers": kafka, "group.id": "orders", "session.timeout.ms": 2_000}
+    KafkaConsumer(config, topics, handle, backoff=QUICK).run()
 
 
 def die(*_: object) -> NoReturn:

@@ -1,0 +1,77 @@
+"""Random faults while relays send many messages of each key together to Kafka: it ends exact."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import pytest
+
+from tests.servers.kafka import LocalKafka
+from tests.support.kafka_topics import Topics, id_of
+from tests.support.outbox_publishers import count
+from tests.support.relay_crashes import MADE, TAKEN, assert_exact
+from tests.support.relay_faults import Run, Work
+from tests.support.relay_worker import hot_producer, kafka_consumer, kafka_relay
+from tests.support.together import Task
+
+pytestmark = pytest.mark.mysql
+
+pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.relay_fault_fixtures"]
+
+LEASE = 2.0
+OFTEN = {"kill": 4, "freeze": 2, "end a connection": 2}
+"""With these, each server crashes in any ten faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a message in Kafka's log."""
+
+    key: str
+    number: int
+    message: str
+
+
+class Crashes:
+    """Kills Kafka, which comes back while other faults happen."""
+
+    def __init__(self, kafka: LocalKafka) -> None:
+        self._kafka = kafka
+        self._start = Task(lambda: None)
+
+    def __call__(self) -> None:
+        self.end()
+        self._kafka.crash()
+        self._start = Task(self._kafka.start)
+
+    def end(self) -> None:
+        """Wait until it is back."""
+        self._start.result()
+
+
+@pytest.mark.long(but_on="10")
+@pytest.mark.parametrize("faults", [10, 500])
+def test_faults_of_kafka(run: Run, private_kafka: LocalKafka, faults: int) -> None:
+    """Producers, relays and the consumer are killed, or frozen past the lease and continued; connections are
+    ended, and PostgreSQL and Kafka are killed. Every committed message is taken exactly once, those of a key
+    are in Kafka's log in their order, and none that was rolled back is."""
+    crash = run.crashes["kill Kafka"] = Crashes(private_kafka)
+    with Topics(private_kafka.address) as topics:
+        names = [topics.new(partitions=2) for _ in range(3)]
+
+        def work(role: str, number: int) -> Work:
+            if role == "producer":
+                return run.producer(number, hot_producer, names)
+            if role == "relay":
+                return kafka_relay, run.url, f"{number}", LEASE, private_kafka.address
+            return kafka_consumer, run.url, private_kafka.address, names
+
+        try:
+            run.go(work, faults, lambda: count(run.engine, TAKEN) >= count(run.engine, MADE), OFTEN)
+        finally:
+            crash.end()
+        records = chain.from_iterable(topics.log(name) for name in names)
+        copies = [
+            Copy((each.key() or b"").decode(), int(each.value() or b""), id_of(each)) for each in records
+        ]
+    assert_exact(run.engine, copies)
+    assert len(copies) >= len({copy.message for copy in copies}) == count(run.engine, MADE) > faults
