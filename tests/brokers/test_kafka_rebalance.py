@@ -127,6 +127,57 @@ def test_a_partition_is_lost_while_it_is_paused(topics: Topics, postgres: Databa
     assert applied(engine) == written
 
 
+IT_SAYS = {"meanwhile": "the next owner of the partitions gets", "later": "max.poll.interval.ms, session"}
+
+
+@pytest.mark.parametrize("joins", IT_SAYS)
+def test_a_consumer_that_does_not_poll(
+    topics: Topics,
+    postgres: Database,
+    joins: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its thread is held up in the middle of a message for longer than `max.poll.interval.ms`: another one
+    gets the partition, each message is applied once and in order, and the log says so."""
+    engine, topic = postgres.engine(pool_size=10), topics.new()
+    make_table(engine)
+    written = [str(number) for number in range(40)]
+    topics.put(topic, *written)
+    has_begun, may_end, may_poll = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(delivery: Delivery) -> None:
+        if delivery.payload == b"3":
+            has_begun.set()
+            assert may_end.wait(60)
+
+    options: dict[str, Any] = {"grace": 1, "config": {"max.poll.interval.ms": 2_000}}
+    first = consumer(topics.address, topic, applying(engine, before=hang), **options)
+    commit = first._commit
+
+    def held_up(*arguments: Any, **named: Any) -> None:
+        if has_begun.is_set():
+            assert may_poll.wait(60)
+        commit(*arguments, **named)
+
+    monkeypatch.setattr(first, "_commit", held_up)
+    second = consumer(topics.address, topic, applying(engine), **options)
+    with running(first):
+        try:
+            assert has_begun.wait(30)
+            wait_until(lambda: joins == "meanwhile" or topics.members("payments") == 0)
+            with running(second):
+                wait_until(lambda: second._lanes)
+                may_end.set()
+                wait_until(lambda: len(applied(engine)) >= len(written))
+                may_poll.set()
+                wait_until(lambda: IT_SAYS[joins] in caplog.text)
+        finally:
+            may_end.set()
+            may_poll.set()
+    assert applied(engine) == written
+
+
 def test_a_partition_goes_whose_batch_waits_for_a_worker(topics: Topics) -> None:
     """A partition whose messages have not begun is given away at once, though the only worker is busy with
     another one for as long as that takes."""

@@ -32,6 +32,8 @@ _NOT_NOW = frozenset(
 )
 """Nothing was written, and an operator can fix it: no such topic, no right to it, too few replicas."""
 
+_GIVEN_UP = frozenset({KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE})  # noqa: SLF001
+
 
 def outcome_of(error: KafkaError | None) -> Outcome:
     """The outcome of a message that was sent in its own request.
@@ -41,6 +43,8 @@ def outcome_of(error: KafkaError | None) -> Outcome:
     """
     if error is None:
         return ACCEPTED
+    if error.code() in _GIVEN_UP:
+        return Unknown("no answer in time: there may be no leader, or no connection to it")
     reason = f"{error.name()}: {error.str()}"
     if error.code() in _NEVER:
         return Refused(reason)

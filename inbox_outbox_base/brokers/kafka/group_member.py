@@ -27,6 +27,7 @@ from .record import place_of
 H = TypeVar("H", bound=Callable[[Delivery], Any])
 
 _log = logging.getLogger("inbox.kafka")
+_NOT_A_MEMBER = {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID}
 _TURN = 0.1
 """Seconds that the client waits for a message before the consumer does its other work."""
 
@@ -188,13 +189,18 @@ class GroupMember(ABC, Generic[H]):
         self._say_owned()
 
     def _say_owned(self) -> None:
-        owned = ", ".join(f"{topic} [{partition}]" for topic, partition in sorted(self._lanes))
+        owned = _named(self._lanes)
         self._journal.say("is connected, and has %s", f"partitions {owned}" if owned else "no partition")
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """The partitions belong to another consumer already: work done here stays done, but must not be
         committed."""
         lanes = self._taken_away(partitions)
+        _log.warning(
+            "the group went on without this consumer, which did not poll or answer in time "
+            "(max.poll.interval.ms, session.timeout.ms). What it has not committed is delivered again: %s",
+            _named((each.topic, each.partition) for each in partitions),
+        )
         for lane in lanes:
             lane.stop()
         self._resume(consumer, lanes)
@@ -228,6 +234,10 @@ class GroupMember(ABC, Generic[H]):
             _log.warning("no broker has confirmed the last commit: its messages may be redelivered")
 
 
+def _named(partitions: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{topic} [{number}]" for topic, number in sorted(partitions))
+
+
 def _is_notice(record: Message) -> bool:
     """Whether this is not a message but a notice of the client's; raises it if it is fatal."""
     error = record.error()
@@ -241,5 +251,9 @@ def _is_notice(record: Message) -> bool:
 
 
 def _report_commit(error: KafkaError | None, offsets: list[TopicPartition]) -> None:
-    if error is not None:
+    if error is None:
+        return
+    if error.code() in _NOT_A_MEMBER:
+        _log.warning("commit failed, the next owner of the partitions gets these messages again: %s", error)
+    else:
         _log.warning("commit failed, the next one covers it: %s", error)
