@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from outbox import Accepted, Envelope, Outcome, Unavailable, Unknown
+from inbox import Backoff
+from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from outbox.kafka import KafkaPublisher
 from tests.servers.kafka import LocalKafka
 from tests.support.answers import published
+from tests.support.database import Database
 from tests.support.kafka_relaying import Relaying, kinds, written
 from tests.support.kafka_topics import Topics, envelope, wait_until
+from tests.support.outbox_publishers import TABLES, count, left
+from tests.support.relay_crashes import running
 
 pytest_plugins = ["tests.support.kafka_fixtures"]
 
@@ -121,6 +126,45 @@ def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: Loca
     # While a partition has lost its leader, the client waits for it; once a broker knows, nothing is sent.
     assert {type(each) for each in others} == {Unknown, Unavailable}
     wait_until(lambda: set(published(sender, batch_of(bad))) == {Accepted()})
+
+
+@pytest.mark.long
+def test_a_relay_beside_a_topic_without_a_leader(
+    topics: Topics, second_broker: LocalKafka, postgres: Database
+) -> None:
+    """Messages to another topic leave meanwhile; those that wait leave in order once there is a leader."""
+    bad, good, engine = topics.new_on(2), topics.new_on(1), postgres.engine()
+    ids: dict[str, dict[str, list[str]]] = {bad: {}, good: {}}
+
+    def publish(topic: str) -> None:
+        with engine.begin() as connection:
+            for key in KEYS:
+                drafts = [Message(topic, f"{number}", f"{topic}-{key}") for number in range(5)]
+                drawn = Outbox().publish_many(connection, drafts)
+                ids[topic].setdefault(f"{topic}-{key}", []).extend(drawn)
+
+    options: dict[str, Any] = {"poll": 0.2, "backoff": Backoff(first=0.1, longest=0.5)}
+    with running(Relay(engine, sender_to(topics, 2), **options)):
+        publish(bad)
+        publish(good)
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+        second_broker.crash()
+        try:
+            for _ in range(4):
+                publish(bad)
+            slowest, rounds, end = 0.0, 0, time.monotonic() + 8
+            while time.monotonic() < end:
+                begun = time.monotonic()
+                publish(good)
+                wait_until(lambda: left(engine, good) == 0)
+                slowest, rounds = max(slowest, time.monotonic() - begun), rounds + 1
+            assert left(engine, bad) == 4 * 5 * len(KEYS)
+        finally:
+            second_broker.start()
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+    print(f"{rounds * 5 * len(KEYS)} messages to the other topic, the slowest round took {slowest:.2f} s")
+    for topic in (bad, good):
+        assert written(topics, topic) == ids[topic]
 
 
 def test_as_many_producers_as_sends(topics: Topics) -> None:

@@ -1,8 +1,10 @@
 """RabbitMQ: tests have queues of their own in it, and delete them."""
 
+import os
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.servers.server import Missing, first_of
 
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """The server's own script: the one on the PATH of Debian's package insists on the system's one node."""
+COOKIE = ".erlang.cookie"
 LOGIN = ("guest", "guest")
 HELLO = b"AMQP\0\0\x09\x01"
 
@@ -35,22 +38,28 @@ class LocalRabbit:
     """A RabbitMQ on a free port of 127.0.0.1, its data in a temporary folder.
 
     It has its own cookie, its own node name and its own epmd, so that it meets no other node of this machine.
+
+    Args:
+        joins: the node whose cluster it joins, whose cookie and epmd it uses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, joins: "LocalRabbit | None" = None) -> None:
         self._folder = private_folder("rabbitmq-", None)
         self._address = ("127.0.0.1", free_port())
-        self._names = ("127.0.0.1", free_port())
+        self._names: tuple[str, int] = joins._names if joins else ("127.0.0.1", free_port())
+        self._epmd: ServerProcess | None = None
         self.url = URL.create("amqp", *LOGIN, *self._address).render_as_string(hide_password=False)
         try:
             (self._folder / "plugins").write_text("[].")
-            self._epmd = self._start_epmd()
-            try:
-                self.start()
-            except BaseException:
-                self._epmd.stop(signal.SIGKILL)
-                raise
+            if joins:
+                shutil.copy2(joins._folder / COOKIE, self._folder)
+            else:
+                self._epmd = self._start_epmd()
+            self.start()
+            if joins:
+                self._join(joins)
         except BaseException:
+            self._end_epmd()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
@@ -86,8 +95,19 @@ class LocalRabbit:
     def close(self) -> None:
         """Stop the server and remove everything it wrote."""
         self.kill()
-        self._epmd.stop(signal.SIGKILL)
+        self._end_epmd()
         shutil.rmtree(self._folder)
+
+    def control(self, *arguments: str) -> None:
+        """Run rabbitmqctl."""
+        environment = os.environ | {name: str(value) for name, value in self._environment().items()}
+        command = [str(PROGRAM.with_name("rabbitmqctl")), *arguments]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+
+    def _join(self, other: "LocalRabbit") -> None:
+        self.control("stop_app")
+        self.control("join_cluster", other._node)
+        self.control("start_app")
 
     def _start_epmd(self) -> ServerProcess:
         # A folder of its own, for that is removed with the process when this one dies.
@@ -97,13 +117,21 @@ class LocalRabbit:
         command = ["epmd", "-address", host, "-port", str(port)]
         return ServerProcess(command, folder, user=None, is_ready=lambda: _listens(self._names))
 
+    def _end_epmd(self) -> None:
+        if self._epmd is not None:
+            self._epmd.stop(signal.SIGKILL)
+
+    @property
+    def _node(self) -> str:
+        return f"test{self._address[1]}@localhost"
+
     def _environment(self) -> dict[str, str | Path | int]:
         host, port = self._address
         return {
             "HOME": self._folder,
             "ERL_EPMD_ADDRESS": self._names[0],
             "ERL_EPMD_PORT": self._names[1],
-            "RABBITMQ_NODENAME": f"test{port}@localhost",
+            "RABBITMQ_NODENAME": self._node,
             "RABBITMQ_NODE_IP_ADDRESS": host,
             "RABBITMQ_NODE_PORT": port,
             "RABBITMQ_DIST_PORT": free_port(),

@@ -137,6 +137,14 @@ def count(engine: Engine, table: Table) -> int:
         return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
+def left(engine: Engine, topic: str) -> int:
+    """How many messages of a topic are in the outbox."""
+    of_topic = TABLES.message.c.topic == topic
+    with engine.connect() as connection:
+        statement = select(func.count()).select_from(TABLES.message).where(of_topic)
+        return connection.execute(statement).scalar_one()
+
+
 def let_backoffs_end(engine: Engine) -> None:
     """Let time pass, as far as messages are concerned that wait to be sent again."""
     past = datetime.now(UTC) - timedelta(days=1)

@@ -1,44 +1,36 @@
 """A RabbitMQ that blocks publishers, one with a queue that stands still, and a user without rights."""
 
-import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from tests.servers.rabbitmq import PROGRAM, LocalRabbit
+from tests.servers.rabbitmq import LocalRabbit
 
 
 @contextmanager
 def lacking_memory(server: LocalRabbit) -> Iterator[None]:
     """For the block, any memory is more than the server may have."""
-    _control(server, "set_vm_memory_high_watermark", "absolute", "1MB")
+    server.control("set_vm_memory_high_watermark", "absolute", "1MB")
     try:
         yield
     finally:
-        _control(server, "set_vm_memory_high_watermark", "0.6")
+        server.control("set_vm_memory_high_watermark", "0.6")
 
 
 @contextmanager
 def standing_still(server: LocalRabbit, queue: str) -> Iterator[None]:
     """For the block, the queue takes messages and confirms none, as a quorum queue without a majority."""
     find = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>))'
-    _control(server, "eval", f"{find}, sys:suspend(amqqueue:get_pid(Q)).")
+    server.control("eval", f"{find}, sys:suspend(amqqueue:get_pid(Q)).")
     try:
         yield
     finally:
-        _control(server, "eval", f"{find}, sys:resume(amqqueue:get_pid(Q)).")
+        server.control("eval", f"{find}, sys:resume(amqqueue:get_pid(Q)).")
 
 
 def without_rights(server: LocalRabbit) -> str:
     """The user name and password of somebody who may log in, and nothing else."""
     name = f"user-{uuid4()}"
-    _control(server, "add_user", name, "secret")
-    _control(server, "set_permissions", name, "", "", "")
+    server.control("add_user", name, "secret")
+    server.control("set_permissions", name, "", "", "")
     return f"{name}:secret"
-
-
-def _control(server: LocalRabbit, *arguments: str) -> None:
-    environment = os.environ | {name: str(value) for name, value in server._environment().items()}
-    command = [str(PROGRAM.with_name("rabbitmqctl")), *arguments]
-    subprocess.run(command, env=environment, check=True, capture_output=True)
