@@ -59,6 +59,7 @@ class Cast:
         """Stop one as an operator stops a service, and let another one take its place."""
         worker = chance.choice(self._at_work[role])
         worker.thaw()
+        assert worker.hear() == "begun"  # before that, SIGTERM kills it
         worker.terminate()
         assert worker.exit_code() == 0
         self._drop(role, worker)
