@@ -5,10 +5,14 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
+from operator import attrgetter
 
 from inbox_outbox_base.databases.letter import Letter
 
+SOLO_AFTER = 3
+"""Sends without an answer after which a message is sent alone: if it kills relays, no other message goes
+down with it. A message that was never sent alone is not given up: it may never have been sent."""
 LOOK_AGAIN = 5.0
 """Seconds after which a waiting message is checked again, in case an operator has acted on it."""
 
@@ -19,12 +23,14 @@ _MOST_ABOVE = 30_000
 class Entry:
     """One message that a relay has read, and that is still in the table."""
 
-    __slots__ = ("bucket", "follower", "is_away", "key", "sequence", "topic", "until")
+    __slots__ = ("bucket", "follower", "is_away", "key", "sequence", "topic", "unanswered", "until")
 
     def __init__(self, letter: Letter) -> None:
         envelope = letter.envelope
         self.bucket, self.sequence = letter.bucket, letter.sequence
         self.topic, self.key = envelope.topic, envelope.key
+        self.unanswered = letter.unanswered
+        """How many of its sends got no answer."""
         self.follower: Entry | None = None
         """The next message of its key."""
         self.is_away = False
@@ -50,6 +56,8 @@ class Backlog:
         self._lasts: dict[str, Entry] = {}
         self._ready: dict[str, dict[Entry, None]] = {}
         """By topic, in the order in which they became ready."""
+        self._alone: dict[str, dict[Entry, None]] = {}
+        """The same for those that are sent alone, so that no others wait for all of them."""
         self._waits: list[tuple[float, Entry]] = []
 
     def __len__(self) -> int:
@@ -96,27 +104,42 @@ class Backlog:
         after.until = 0.0
         self._queue(entry)
 
-    def _queue(self, entry: Entry) -> None:
-        self._ready.setdefault(entry.topic, {})[entry] = None
+    def _queues(self, entry: Entry) -> dict[str, dict[Entry, None]]:
+        return self._ready if entry.unanswered < SOLO_AFTER else self._alone
 
-    def _dequeue(self, entry: Entry) -> None:
-        queue = self._ready.get(entry.topic, {})
+    def _queue(self, entry: Entry) -> None:
+        self._queues(entry).setdefault(entry.topic, {})[entry] = None
+
+    def _dequeue(self, entry: Entry) -> bool:
+        """Return whether it was in a queue."""
+        queues = self._queues(entry)
+        queue = queues.get(entry.topic, {})
+        was_queued = entry in queue
         queue.pop(entry, None)
         if not queue:
-            self._ready.pop(entry.topic, None)
+            queues.pop(entry.topic, None)
+        return was_queued
+
+    def note_unanswered(self, entry: Entry, unanswered: int) -> None:
+        """Note how many sends of a message got no answer."""
+        was_queued = self._dequeue(entry)
+        entry.unanswered = unanswered
+        if was_queued:
+            self._queue(entry)
 
     @property
     def topics(self) -> Collection[str]:
         """Topics with messages that can be sent."""
-        return self._ready.keys()
+        return self._ready.keys() | self._alone.keys()
 
     @property
     def ready(self) -> int:
         """How many messages can be sent; of each key one counts."""
-        return sum(map(len, self._ready.values()))
+        return sum(map(len, chain(self._ready.values(), self._alone.values())))
 
     def pick(self, topic: str, most: int) -> list[Entry]:
-        """The messages of a topic to send next: first one of each key, then those that follow them."""
+        """The messages of a topic to send next: first one of each key, then those that follow them; and one
+        more of those that are sent alone, with the fewest unanswered sends, so that each has its turn."""
         firsts = list(islice(self._ready.get(topic, ()), most))
         picked = list(firsts)
         for first in firsts:
@@ -124,6 +147,8 @@ class Backlog:
             while follower is not None and follower.topic == topic and len(picked) < most:
                 picked.append(follower)
                 follower = follower.follower
+        if alone := self._alone.get(topic):
+            picked.append(min(alone, key=attrgetter("unanswered")))
         return picked
 
     def send(self, sequences: Iterable[int]) -> None:
@@ -131,9 +156,7 @@ class Backlog:
         for sequence in sequences:
             entry = self._entries[sequence]
             entry.is_away = True
-            if (queue := self._ready.get(entry.topic)) is not None:
-                queue.pop(entry, None)
-        self._ready = {topic: queue for topic, queue in self._ready.items() if queue}
+            self._dequeue(entry)
 
     def keep_unsent(self, sequence: int) -> None:
         """Note that it was not sent after all."""
@@ -224,7 +247,7 @@ class Backlog:
     def retain(self, wanted: Callable[[Entry], bool]) -> None:
         """Forget all others."""
         kept = sorted(entry for entry in self if wanted(entry))
-        for each in (self._entries, self._buckets, self._firsts, self._lasts, self._ready):
+        for each in (self._entries, self._buckets, self._firsts, self._lasts, self._ready, self._alone):
             each.clear()
         self._waits = [wait for wait in self._waits if wanted(wait[1])]
         heapq.heapify(self._waits)

@@ -13,16 +13,12 @@ from inbox_outbox_base.databases.letter import Letter, Unreadable, check_payload
 from inbox_outbox_base.databases.relaying import Relaying, Scan
 from inbox_outbox_base.databases.taking_statements import clock
 
-from .backlog import Backlog, Entry
+from .backlog import SOLO_AFTER, Backlog, Entry
 from .batch import Choice
 from .frontier import Frontier
 from .lanes import Lane, Lanes
 from .report import Report
 from .settings import Settings
-
-SOLO_AFTER = 3
-"""Sends without an answer after which a message is sent alone: if it kills relays, no other message goes
-down with it. A message that was never sent alone is not given up: it may never have been sent."""
 
 MOST_KNOWN = 200_000
 """How many messages a relay remembers that it cannot send now; it reads no further until some have left."""
@@ -198,26 +194,25 @@ class Scanner:
         self, connection: Connection, picked: Mapping[Lane, list[Entry]], letters: Mapping[int, Letter]
     ) -> Choice:
         """Divide what was picked into messages to send, to send alone, and to give up; the rest waits."""
-        found = {
-            lane: [letters[each.sequence] for each in entries if each.sequence in letters]
-            for lane, entries in picked.items()
-        }
+        found = {lane: self._found(entries, letters) for lane, entries in picked.items()}
         now = self._now(connection, chain.from_iterable(found.values()))
         choice = Choice()
         suspects: list[Letter] = []
         for lane, its_letters in found.items():
             batch: list[Letter] = []
-            behind: set[str | None] = set()
+            ahead, behind = set[str | None](), set[str | None]()
             for letter in sorted(its_letters, key=attrgetter("sequence")):
                 if letter.key is not None and letter.key in behind:
                     continue  # an earlier message of its key is not sent now: this one must not overtake it
                 if self._has_to_wait(letter, now) or self._is_given_up(letter, choice):
                     behind.add(letter.key)
                 elif letter.unanswered >= SOLO_AFTER:
-                    suspects.append(letter)
                     behind.add(letter.key)
+                    if letter.key is None or letter.key not in ahead:
+                        suspects.append(letter)
                 else:
                     batch.append(letter)
+                    ahead.add(letter.key)
             if batch:
                 choice.batches.append(batch[: lane.room()])
         if suspects and not self._is_suspect_away() and (self._solo_turn or not choice.batches):
@@ -226,6 +221,16 @@ class Scanner:
             choice.has_more = bool(choice.batches)  # they follow in a moment
             choice.batches = [[min(suspects, key=attrgetter("unanswered"))]]
         return choice
+
+    def _found(self, entries: list[Entry], letters: Mapping[int, Letter]) -> list[Letter]:
+        found: list[Letter] = []
+        for entry in entries:
+            letter = letters.get(entry.sequence)
+            if letter is not None:
+                found.append(letter)
+                if letter.unanswered != entry.unanswered:  # an operator has released it
+                    self.backlog.note_unanswered(entry, letter.unanswered)
+        return found
 
     def _now(self, connection: Connection, letters: Iterable[Letter]) -> datetime:
         """The database's clock, if one of the messages has a time to compare with it."""
@@ -292,6 +297,9 @@ class Scanner:
         backlog = self.backlog
         for letter in report.accepted:
             backlog.remove(letter.sequence)
+        for answer in report.others:
+            if (entry := backlog.entry(answer.letter.sequence)) is not None:
+                backlog.note_unanswered(entry, answer.unanswered)
         for letter, seconds in report.waits:
             backlog.wait(letter.sequence, seconds)
         for death in report.dead:

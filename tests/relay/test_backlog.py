@@ -17,11 +17,17 @@ TOPICS = ["one", "two"]
 KEYS = ["a", "b", None]
 
 
-def letter(sequence: int, topic: str = "one", key: str | None = None, bucket: int | None = None) -> Letter:
+def letter(
+    sequence: int,
+    topic: str = "one",
+    key: str | None = None,
+    bucket: int | None = None,
+    unanswered: int = 0,
+) -> Letter:
     """A message that a scan has found."""
     place = hash(key) % 4 if bucket is None else bucket
     envelope = Envelope(str(sequence), topic, key, b"", "text/plain", {}, 1, datetime.now(UTC))
-    return Letter(envelope, 0, place, sequence, 0, "pending", None)
+    return Letter(envelope, 0, place, sequence, unanswered, "pending", None)
 
 
 class Machine(RuleBasedStateMachine):
@@ -45,8 +51,17 @@ class Machine(RuleBasedStateMachine):
                 found.add(sequence)
         return found
 
-    @rule(sequence=st.integers(1, 60), topic=st.sampled_from(TOPICS), key=st.sampled_from(KEYS))
-    def read(self, sequence: int, topic: str, key: str | None) -> None:
+    def alone(self, sequence: int) -> bool:
+        """Whether a message is sent alone."""
+        return self.known[sequence].unanswered >= module.SOLO_AFTER
+
+    @rule(
+        sequence=st.integers(1, 60),
+        topic=st.sampled_from(TOPICS),
+        key=st.sampled_from(KEYS),
+        unanswered=st.sampled_from([0, 0, 3, 4]),
+    )
+    def read(self, sequence: int, topic: str, key: str | None, unanswered: int) -> None:
         """A scan finds a message, perhaps one that was committed late."""
         if sequence in self.known:
             self.backlog.add(self.known[sequence])
@@ -55,17 +70,20 @@ class Machine(RuleBasedStateMachine):
         later = [n for n in same if n > sequence and n in self.away]
         if later:
             return  # it is behind what is on its way, which the model does not follow
-        self.known[sequence] = letter(sequence, topic, key)
+        self.known[sequence] = letter(sequence, topic, key, unanswered=unanswered)
         self.waits -= {n for n in same if n > sequence}  # the message before them goes first
         self.backlog.add(self.known[sequence])
 
     @rule(topic=st.sampled_from(TOPICS), most=st.integers(1, 5))
     def send(self, topic: str, most: int) -> None:
-        """The next messages of a topic are sent: of each key a run from the first one."""
+        """The next messages of a topic are sent: of each key a run from the first one, and one message of
+        those that are sent alone."""
         picked = [entry.sequence for entry in self.backlog.pick(topic, most)]
         firsts = self.firsts(topic)
-        assert len(picked) <= most
-        assert len(set(picked) & firsts) == min(most, len(firsts))
+        alone = {sequence for sequence in firsts if self.alone(sequence)}
+        assert len(set(picked) & firsts - alone) == min(most, len(firsts - alone))
+        assert len(set(picked) & alone) == min(1, len(alone))
+        assert len(set(picked) - alone) <= most
         for sequence in set(picked) - firsts:
             key = self.known[sequence].key
             before = [n for n, each in self.known.items() if each.key == key and n < sequence]
@@ -107,6 +125,16 @@ class Machine(RuleBasedStateMachine):
         assert entry is not None
         self.backlog.let_go(entry)
 
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), unanswered=st.sampled_from([0, 3, 4]))
+    def answers_change(self, data: Any, unanswered: int) -> None:
+        """A send gets no answer, or an operator releases a message."""
+        sequence = data.draw(st.sampled_from(sorted(self.known)))
+        entry = self.backlog.entry(sequence)
+        assert entry is not None
+        self.backlog.note_unanswered(entry, unanswered)
+        self.known[sequence].unanswered = unanswered
+
     @rule(data=st.data())
     def forget(self, data: Any) -> None:
         """Another relay gets a bucket that has nothing on its way; or all is forgotten that is not."""
@@ -125,7 +153,7 @@ class Machine(RuleBasedStateMachine):
         for topic in TOPICS:
             firsts = self.firsts(topic)
             picked = [entry.sequence for entry in self.backlog.pick(topic, 100)]
-            assert firsts <= set(picked)
+            assert {sequence for sequence in firsts if not self.alone(sequence)} <= set(picked)
             assert (topic in self.backlog.topics) == bool(firsts)
         assert self.backlog.ready == sum(len(self.firsts(topic)) for topic in TOPICS)
 
