@@ -13,27 +13,36 @@ class Unreadable(ValueError):
     """A row that is not a message: somebody else has written or changed it."""
 
 
-_COUNTS = ("attempts", "unanswered")
 _decode = json.JSONDecoder().decode  # what json.loads() calls after its checks
 
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """One message of the table `outbox_message`, and its progress."""
+    """One message of the table `outbox_message`, and its progress: first the columns of `fetched`."""
 
-    envelope: Envelope
-    """The publisher's argument in the next attempt."""
-    size: int
-    """Bytes of payload, even while the envelope lacks it."""
+    id: str
     bucket: int
+    topic: str
+    key: str | None
+    """The key that it shares with other messages."""
+    content_type: str
+    headers: Any
+    """A dictionary, or None if there are none."""
+    created_at: datetime
+    payload: bytes | None
+    """None if it is larger than what the scan reads."""
+    size: int
+    """Bytes of payload, even while it has not been read."""
     sequence: int
+    attempts: int
     unanswered: int
     """How many attempts ended without an answer."""
     state: str
     retry_at: datetime | None
-    has_own_id: bool = False
-    """Whether the producer chose its id."""
-    failing_since: datetime | None = None
+    """Before the first attempt, when a delayed message was due."""
+    own_id: bool | None
+    """Not None if the producer chose its id."""
+    failing_since: datetime | None
     """When its first failed send was recorded."""
     failing_for: float = 0.0
     """Seconds since then, when it was chosen for this send."""
@@ -41,67 +50,50 @@ class Letter:
     """Why it can never be sent, if the row cannot be read as a message."""
 
     @property
-    def key(self) -> str | None:
-        """The key that it shares with other messages."""
-        return self.envelope.key
-
-    @property
     def name(self) -> str:
         """The name under which it waits: its key, or its id if it has no key."""
-        return self.envelope.key or self.envelope.id
+        return self.key or self.id
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has never been sent, and nothing prevents that."""
+        return self.attempts == 0 and self.state == "pending" and self.damage is None
+
+    @property
+    def envelope(self) -> Envelope:
+        """The publisher's argument in the next attempt."""
+        body = (self.payload or b"") if self.content_type else None  # see `Draft.row` for tombstones
+        named, attempt = self.headers or {}, self.attempts + 1
+        return Envelope(
+            self.id, self.topic, self.key, body, self.content_type, named, attempt, self.created_at
+        )
 
 
 def read(row: Any) -> Letter:
     """Read a row with the columns of `fetched`."""
-    (
-        message_id,
-        bucket,
-        topic,
-        key,
-        content_type,
-        headers,
-        created_at,
-        payload,
-        size,
-        sequence,
-        attempts,
-        unanswered,
-        state,
-        retry_at,
-        own_id,
-        failing_since,
-    ) = row
-    named, damage = {}, None
-    if headers:
+    letter = Letter(*row)
+    if letter.headers:
         try:
-            named = headers_of(headers)
+            letter.headers = headers_of(letter.headers)
         except Unreadable as error:
-            damage = str(error)
-    body = (payload or b"") if content_type else None  # see `Draft.row` for tombstones
-    envelope = Envelope(message_id, topic, key, body, content_type, named, attempts + 1, created_at)
-    # Before the first attempt, it is the due time of a delayed message.
-    waits = retry_at if attempts else None
-    is_own = own_id is not None
-    return Letter(
-        envelope, size, bucket, sequence, unanswered, state, waits, is_own, failing_since, damage=damage
-    )
+            letter.headers, letter.damage = None, str(error)
+    return letter
 
 
 def read_loose(row: Any) -> Letter:
     """The same if a column may hold a value of another type than declared."""
-    if not (type(row.attempts) is int and type(row.unanswered) is int):
-        letter = read(0 if name in _COUNTS else each for name, each in row._asdict().items())
+    letter = read(row)
+    if not (type(letter.attempts) is int and type(letter.unanswered) is int):
+        letter.attempts = letter.unanswered = 0
         letter.damage = "its attempts are not numbers"
         return letter
-    letter = read(row)
-    envelope = letter.envelope
-    if NO_TIME in (envelope.created_at, row.retry_at, letter.failing_since):
+    if NO_TIME in (letter.created_at, letter.retry_at, letter.failing_since):
         letter.damage = "it has an invalid time"
         return letter
-    topic, key = envelope.topic, envelope.key
+    topic, key = letter.topic, letter.key
     try:
-        if type(envelope.payload) is not bytes:
-            check_payload(envelope.payload)
+        if type(letter.payload) is not bytes:
+            check_payload(letter.payload)
         # Text in ASCII is valid whatever its bytes, and most is: only other text is looked at more closely.
         if not (type(topic) is str and topic.isascii()):
             _check_text("topic", topic)

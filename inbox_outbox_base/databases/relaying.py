@@ -135,7 +135,7 @@ class Relaying:
     def left(self, connection: Connection, letters: Sequence[Letter]) -> list[str]:
         """Ids of those messages that are still in their places."""
         statement = relaying_statements.ids(self.tables)
-        names = {(letter.sequence, letter.envelope.id) for letter in letters}
+        names = {(letter.sequence, letter.id) for letter in letters}
         found: list[str] = []
         for part in parts([letter.sequence for letter in letters]):
             rows = connection.execute(statement, {"these": part})

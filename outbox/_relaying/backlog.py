@@ -26,9 +26,8 @@ class Entry:
     __slots__ = ("bucket", "follower", "is_away", "key", "sequence", "topic", "unanswered", "until")
 
     def __init__(self, letter: Letter) -> None:
-        envelope = letter.envelope
         self.bucket, self.sequence = letter.bucket, letter.sequence
-        self.topic, self.key = envelope.topic, envelope.key
+        self.topic, self.key = letter.topic, letter.key
         self.unanswered = letter.unanswered
         """How many of its sends got no answer."""
         self.follower: Entry | None = None
@@ -66,10 +65,11 @@ class Backlog:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
-    def add(self, letter: Letter) -> None:
-        """Remember a message, unless it is known."""
-        if letter.sequence not in self._entries:
-            self._link(Entry(letter))
+    def add(self, letters: Iterable[Letter]) -> None:
+        """Remember these messages."""
+        for letter in letters:
+            if letter.sequence not in self._entries:
+                self._link(Entry(letter))
 
     def _link(self, entry: Entry) -> None:
         self._entries[entry.sequence] = entry
@@ -113,12 +113,13 @@ class Backlog:
     def _dequeue(self, entry: Entry) -> bool:
         """Return whether it was in a queue."""
         queues = self._queues(entry)
-        queue = queues.get(entry.topic, {})
-        was_queued = entry in queue
-        queue.pop(entry, None)
+        queue = queues.get(entry.topic)
+        if queue is None or entry not in queue:
+            return False
+        del queue[entry]
         if not queue:
-            queues.pop(entry.topic, None)
-        return was_queued
+            del queues[entry.topic]
+        return True
 
     def note_unanswered(self, entry: Entry, unanswered: int) -> None:
         """Note how many sends of a message got no answer."""
@@ -173,12 +174,15 @@ class Backlog:
             entry.until = time.monotonic() + min(seconds, LOOK_AGAIN)
             heapq.heappush(self._waits, (entry.until, entry))
 
-    def remove(self, sequence: int) -> None:
-        """Forget a message that has left; the one that follows it can be sent."""
-        entry = self._entries.pop(sequence, None)
-        if entry is None:
-            return
-        del self._buckets[entry.bucket][sequence]
+    def remove(self, sequences: Iterable[int]) -> None:
+        """Forget messages that have left; those that follow them can be sent."""
+        for sequence in sequences:
+            entry = self._entries.pop(sequence, None)
+            if entry is not None:
+                self._take_out(entry)
+
+    def _take_out(self, entry: Entry) -> None:
+        del self._buckets[entry.bucket][entry.sequence]
         if not entry.is_away:
             self._dequeue(entry)
         entry.until = 0.0

@@ -5,7 +5,8 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
 
@@ -34,7 +35,7 @@ class Flight:
         arrived: Callable[[], object],
     ) -> None:
         self.letters = letters
-        self.topic = letters[0].envelope.topic
+        self.topic = letters[0].topic
         self.size = sum(letter.size for letter in letters)
         self.begun = time.monotonic()
         self.seconds = 0.0
@@ -122,7 +123,11 @@ class Flight:
         in_turn: list[Any] = []
         silence = Unknown("the publisher gave no answer")
         try:
-            for answer in hand_over([letter.envelope for letter in letters]):
+            answers = hand_over([letter.envelope for letter in letters])
+            if _are_accepted(answers, len(letters)):
+                self._accept(letters)
+                answers = left = {}
+            for answer in answers:
                 if isinstance(answer, tuple) and len(answer) == 2:
                     place, outcome = answer
                     if place not in left:
@@ -144,14 +149,27 @@ class Flight:
             self._record(zip(left.values(), chain(in_turn, repeat(silence)), strict=False))
             self.rejected_for = None if self._is_taken else self._asked
 
+    def _accept(self, letters: list[Letter]) -> None:
+        """Record that the broker has taken all of these messages: the usual case, and many times faster."""
+        with self._recording():
+            self._report.accepted += letters
+            self._is_taken = True
+            for letter in letters:
+                del self._unsent[letter.sequence]
+
     def _record(self, answers: Iterable[tuple[Letter, Any]]) -> None:
-        with self._lock:
-            was_empty = self._report.is_empty
+        with self._recording():
             for letter, outcome in answers:
                 if letter.key in self._queues:
                     self._note_in_order(letter, outcome)
                 else:
                     self._note(letter, outcome)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        with self._lock:
+            was_empty = self._report.is_empty
+            yield
             has_news = was_empty and not self._report.is_empty
             if has_news:
                 self.has_news_since = time.monotonic()
@@ -190,6 +208,9 @@ class Flight:
 def waves(letters: list[Letter]) -> list[list[Letter]]:
     """Split the batch so that no wave has two messages of one key: a message must not be sent before the
     outcome of its predecessor is known."""
+    keys = [letter.key for letter in letters if letter.key is not None]
+    if len({*keys}) == len(keys):
+        return [letters]
     cut: list[list[Letter]] = []
     places: Counter[str] = Counter()
     for letter in letters:
@@ -201,6 +222,10 @@ def waves(letters: list[Letter]) -> list[list[Letter]]:
             cut.append([])
         cut[place].append(letter)
     return cut
+
+
+def _are_accepted(answers: Any, number: int) -> bool:
+    return isinstance(answers, list) and len(answers) == number and {*map(type, answers)} == {Accepted}
 
 
 def _checked(answer: Any) -> Outcome:

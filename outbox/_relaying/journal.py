@@ -54,11 +54,10 @@ class Journal:
     def settled(self, report: Report) -> None:
         """Record a batch whose outcomes have been committed."""
         for death in report.dead:
-            envelope = death.letter.envelope
             _log.error(
                 "message %s to %r is dead after %d attempts: %s",
-                envelope.id,
-                envelope.topic,
+                death.letter.id,
+                death.letter.topic,
                 death.attempts,
                 strike_out(death.error),
             )
@@ -83,12 +82,12 @@ def events(report: Report) -> Iterator[Event]:
     """The events of a batch: one for each kind and topic."""
     happened: dict[tuple[EventKind, str], list[tuple[Letter, str | None]]] = {}
     for letter in report.accepted:
-        happened.setdefault((EventKind.SENT, letter.envelope.topic), []).append((letter, None))
+        happened.setdefault((EventKind.SENT, letter.topic), []).append((letter, None))
     for answer in report.others:
-        place = _kind(answer.outcome), answer.letter.envelope.topic
+        place = _kind(answer.outcome), answer.letter.topic
         happened.setdefault(place, []).append((answer.letter, getattr(answer.outcome, "reason", None)))
     for death in report.dead:
-        place = EventKind.DEAD_LETTER, death.letter.envelope.topic
+        place = EventKind.DEAD_LETTER, death.letter.topic
         happened.setdefault(place, []).append((death.letter, death.error))
     for (kind, topic), those in happened.items():
         letter, reason = those[-1]
@@ -100,10 +99,7 @@ def events(report: Report) -> Iterator[Event]:
             error=None if reason is None else strike_out(reason),
         )
         if event.count == 1:
-            envelope = letter.envelope
-            event = replace(
-                event, message_id=envelope.id, key=envelope.key or "", attempt=letter.envelope.attempt
-            )
+            event = replace(event, message_id=letter.id, key=letter.key or "", attempt=letter.attempts + 1)
         yield event
 
 

@@ -19,7 +19,7 @@ class Answer:
     @property
     def attempts(self) -> int:
         """How often it has been sent."""
-        return self.letter.envelope.attempt
+        return self.letter.attempts + 1
 
     @property
     def is_unknown(self) -> bool:

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter
 
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases.letter import Letter, Unreadable, check_payload
+from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan
 from inbox_outbox_base.databases.taking_statements import clock
 
@@ -17,6 +16,7 @@ from .backlog import SOLO_AFTER, Backlog, Entry
 from .batch import Choice
 from .frontier import Frontier
 from .lanes import Lane, Lanes
+from .loading import Loader
 from .report import Report
 from .settings import Settings
 
@@ -24,10 +24,6 @@ MOST_KNOWN = 200_000
 """How many messages a relay remembers that it cannot send now; it reads no further until some have left."""
 _PAGES = 10
 """Scans in one transaction, while they find nothing that can be sent."""
-_LARGEST_BATCH = 16_000_000
-"""The most payload bytes in a batch of several messages; a scan holds as many in memory."""
-_MOST_BYTES, _MOST_MESSAGES = 64_000_000, 10_000
-"""The most payload bytes and messages in all batches that are being sent, if there are several."""
 _LEAST_SCAN = 16
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -40,7 +36,8 @@ class Scanner:
         self._settings = settings
         self._database = database
         self._lanes = lanes
-        self._light = _LARGEST_BATCH // max(settings.batch, _LEAST_SCAN)
+        self._loader = Loader(database, lanes, max(settings.batch, _LEAST_SCAN))
+        self._light = self._loader.light
         self.backlog = Backlog()
         self.frontier = Frontier()
         self.buckets: list[int] = []
@@ -125,7 +122,7 @@ class Scanner:
         found = self._database.progress(connection, [(each.bucket, each.sequence) for each in ended])
         for entry in ended:
             if entry.sequence not in found:
-                self.backlog.remove(entry.sequence)  # an operator has dropped it, or taken it elsewhere
+                self.backlog.remove([entry.sequence])  # an operator has dropped it, or taken it elsewhere
             elif found[entry.sequence] > 0:
                 self.backlog.wait(entry.sequence, found[entry.sequence])
             else:
@@ -161,10 +158,10 @@ class Scanner:
         each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
         known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
         found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
-        for letter in found.letters:
-            self.backlog.add(letter)
+        self.backlog.add(found.letters)
+        for letter in found.letters:  # those of a bucket are in their order
             letters[letter.sequence] = letter
-            begin[letter.bucket] = max(begin[letter.bucket], letter.sequence)
+            begin[letter.bucket] = letter.sequence
         self.frontier.advance(places, found, paused=bool(self.paused))
         self._rotate(found.letters)
         for bucket in found.seen:
@@ -180,9 +177,8 @@ class Scanner:
         if missing:
             for letter in self._database.fetch(connection, missing, self._light):
                 letters[letter.sequence] = letter
-        for entry in entries:
-            if entry.sequence not in letters:  # an operator has dropped it
-                self.backlog.remove(entry.sequence)
+            # An operator has dropped the others.
+            self.backlog.remove(sequence for _, sequence in missing if sequence not in letters)
 
     def _rotate(self, letters: list[Letter]) -> None:
         """Start the next scan behind the bucket at which this one ended, so that each has its turn."""
@@ -204,7 +200,9 @@ class Scanner:
             for letter in sorted(its_letters, key=attrgetter("sequence")):
                 if letter.key is not None and letter.key in behind:
                     continue  # an earlier message of its key is not sent now: this one must not overtake it
-                if self._has_to_wait(letter, now) or self._is_given_up(letter, choice):
+                if not letter.is_new and (
+                    self._has_to_wait(letter, now) or self._is_given_up(letter, choice)
+                ):
                     behind.add(letter.key)
                 elif letter.unanswered >= SOLO_AFTER:
                     behind.add(letter.key)
@@ -234,16 +232,22 @@ class Scanner:
 
     def _now(self, connection: Connection, letters: Iterable[Letter]) -> datetime:
         """The database's clock, if one of the messages has a time to compare with it."""
-        has_times = any(each.retry_at is not None or each.failing_since is not None for each in letters)
+        has_times = any(letter.attempts for letter in letters)
         now: datetime = connection.execute(clock()).scalar_one() if has_times else _NEVER
         return now
+
+    def _stays(self, letter: Letter, now: datetime, choice: Choice) -> bool:
+        """Whether it has to wait, or is given up."""
+        if letter.is_new:  # most are
+            return False
+        return self._has_to_wait(letter, now) or self._is_given_up(letter, choice)
 
     def _has_to_wait(self, letter: Letter, now: datetime) -> bool:
         if letter.failing_since is not None:
             letter.failing_for = (now - letter.failing_since).total_seconds()
         if letter.state == "held":
             self.backlog.wait(letter.sequence, math.inf)
-        elif letter.retry_at is not None and letter.retry_at > now:
+        elif letter.attempts and letter.retry_at is not None and letter.retry_at > now:
             self.backlog.wait(letter.sequence, (letter.retry_at - now).total_seconds())
         else:
             return False
@@ -260,43 +264,13 @@ class Scanner:
         return any(flight.letters[0].unanswered >= SOLO_AFTER for flight in self._lanes.flights)
 
     def load(self, connection: Connection, choice: Choice) -> None:
-        """Read the large payloads that the scan skipped, and keep what is sent at the same time within its
-        limits: batches are cut, or left for later."""
-        flights = self._lanes.flights
-        size, number = sum(flight.size for flight in flights), sum(len(flight.letters) for flight in flights)
-        kept: list[list[Letter]] = []
-        for letters in choice.batches:
-            size, number = size + _cut(letters), number + len(letters)
-            if (size > _MOST_BYTES or number > _MOST_MESSAGES) and (kept or flights):
-                break
-            kept.append(letters)
-        for letters in kept:
-            self._load_heavy(connection, letters, choice)
-        choice.batches = [letters for letters in kept if letters]
-
-    def _load_heavy(self, connection: Connection, letters: list[Letter], choice: Choice) -> None:
-        heavy = [letter for letter in letters if letter.size > self._light]
-        if not heavy:
-            return
-        found = self._database.payloads(connection, heavy)
-        for letter in heavy:
-            try:
-                check_payload(found[letter.sequence])
-            except Unreadable as error:
-                letter.damage = str(error)
-            else:
-                letter.envelope = replace(letter.envelope, payload=found[letter.sequence])
-        damaged = [letter for letter in heavy if letter.damage is not None]
-        # Nor are the other messages of their keys sent: those may have to wait.
-        names = {letter.name for letter in damaged}
-        letters[:] = [letter for letter in letters if letter.name not in names]
-        choice.exhausted.extend(damaged)
+        """Read what else is needed to send these messages."""
+        self._loader.load(connection, choice)
 
     def settle(self, report: Report) -> None:
         """Note the outcomes that are being written."""
         backlog = self.backlog
-        for letter in report.accepted:
-            backlog.remove(letter.sequence)
+        backlog.remove(letter.sequence for letter in report.accepted)
         for answer in report.others:
             if (entry := backlog.entry(answer.letter.sequence)) is not None:
                 backlog.note_unanswered(entry, answer.unanswered)
@@ -306,7 +280,7 @@ class Scanner:
             if self._settings.holds and death.letter.key is not None:
                 backlog.wait(death.letter.sequence, math.inf)
             else:
-                backlog.remove(death.letter.sequence)
+                backlog.remove([death.letter.sequence])
         for letter in report.unsent:
             backlog.keep_unsent(letter.sequence)
         if self.paused:
@@ -316,9 +290,9 @@ class Scanner:
 
     def _forget_paused(self, letters: Iterable[Letter]) -> None:
         """Their topics were paused while they were on their way: they are read again after that."""
-        for letter in letters:
-            if not {"*", letter.envelope.topic}.isdisjoint(self.paused):
-                self.backlog.remove(letter.sequence)
+        self.backlog.remove(
+            letter.sequence for letter in letters if not {"*", letter.topic}.isdisjoint(self.paused)
+        )
 
     def launch(self, choice: Choice) -> None:
         """Note that these messages are being sent, or given up, now that the transaction has committed."""
@@ -326,14 +300,3 @@ class Scanner:
         self.backlog.send(letter.sequence for letter in chain(letters, choice.exhausted))
         if letters:
             self._solo_turn = letters[0].unanswered < SOLO_AFTER
-
-
-def _cut(letters: list[Letter]) -> int:
-    """Shorten a batch of several messages to its limit; return how many bytes of payload it has."""
-    total = 0
-    for place, letter in enumerate(letters):
-        if place and total + letter.size > _LARGEST_BATCH:
-            del letters[place:]
-            break
-        total += letter.size
-    return total

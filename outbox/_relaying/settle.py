@@ -40,7 +40,7 @@ class Settlement:
         dead = report.dead = []  # emptied, because a retried transaction writes it again
         if report.accepted:
             keep = self._settings.keep_sent is not None
-            own = [] if keep else [letter for letter in report.accepted if letter.has_own_id]
+            own = [] if keep else [letter for letter in report.accepted if letter.own_id is not None]
             # A message that was dropped after its lease expired is gone; its id may be another message's now.
             ids = self._database.left(connection, own) if own else []
             self._database.forget(connection, report.accepted, keep_sent=keep)
@@ -79,14 +79,13 @@ class Settlement:
 
 
 def _this(letter: Letter) -> dict[str, Any]:
-    return {"bucket_": letter.bucket, "sequence_": letter.sequence, "id_": letter.envelope.id}
+    return {"bucket_": letter.bucket, "sequence_": letter.sequence, "id_": letter.id}
 
 
 def _exhausted(letter: Letter) -> _End:
-    attempts = letter.envelope.attempt - 1
     if letter.damage is not None:
-        return _End(attempts, letter.unanswered, "refused", reason(Refused(letter.damage)))
-    return _no_answer(attempts, letter.unanswered)
+        return _End(letter.attempts, letter.unanswered, "refused", reason(Refused(letter.damage)))
+    return _no_answer(letter.attempts, letter.unanswered)
 
 
 def _no_answer(attempts: int, unanswered: int) -> _End:

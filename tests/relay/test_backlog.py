@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inbox_outbox_base.databases.letter import Letter
-from outbox import Envelope
 from outbox._relaying import backlog as module
 from outbox._relaying.backlog import Backlog
 
@@ -26,8 +25,8 @@ def letter(
 ) -> Letter:
     """A message that a scan has found."""
     place = hash(key) % 4 if bucket is None else bucket
-    envelope = Envelope(str(sequence), topic, key, b"", "text/plain", {}, 1, datetime.now(UTC))
-    return Letter(envelope, 0, place, sequence, unanswered, "pending", None)
+    named, now = (str(sequence), place, topic, key, "x"), datetime.now(UTC)
+    return Letter(*named, None, now, b"", 0, sequence, 0, unanswered, "pending", None, None, None)
 
 
 class Machine(RuleBasedStateMachine):
@@ -64,7 +63,7 @@ class Machine(RuleBasedStateMachine):
     def read(self, sequence: int, topic: str, key: str | None, unanswered: int) -> None:
         """A scan finds a message, perhaps one that was committed late."""
         if sequence in self.known:
-            self.backlog.add(self.known[sequence])
+            self.backlog.add([self.known[sequence]])
             return
         same = [n for n, other in self.known.items() if key is not None and other.key == key]
         later = [n for n in same if n > sequence and n in self.away]
@@ -72,7 +71,7 @@ class Machine(RuleBasedStateMachine):
             return  # it is behind what is on its way, which the model does not follow
         self.known[sequence] = letter(sequence, topic, key, unanswered=unanswered)
         self.waits -= {n for n in same if n > sequence}  # the message before them goes first
-        self.backlog.add(self.known[sequence])
+        self.backlog.add([self.known[sequence]])
 
     @rule(topic=st.sampled_from(TOPICS), most=st.integers(1, 5))
     def send(self, topic: str, most: int) -> None:
@@ -103,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         same = {n for n in self.away if its_key is not None and self.known[n].key == its_key and n > sequence}
         self.away -= {sequence}
         if end == "left":
-            self.backlog.remove(sequence)
+            self.backlog.remove([sequence])
             del self.known[sequence]
             return
         if end == "waits":
@@ -167,7 +166,7 @@ def test_what_a_scan_leaves_out(sequences: list[int], start: int) -> None:
     """At least those that were read last; each is known, and above the start."""
     backlog = Backlog()
     for sequence in sequences:
-        backlog.add(letter(sequence, bucket=3))
+        backlog.add([letter(sequence, bucket=3)])
     above = backlog.above(3, start)
     assert set(above) <= {sequence for sequence in sequences if sequence > start}
     if sequences == sorted(sequences):
@@ -182,11 +181,11 @@ def test_waits_end(monkeypatch: Any) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: now)
     backlog = Backlog()
     for sequence in (1, 2, 3):
-        backlog.add(letter(sequence))
+        backlog.add([letter(sequence)])
         backlog.wait(sequence, sequence)
     assert backlog.seconds() == 1
     backlog.wait(1, 4)
-    backlog.remove(2)
+    backlog.remove([2])
     now += 3.5
     assert [entry.sequence for entry in backlog.ended()] == [3]
     now += 1.0
@@ -197,7 +196,7 @@ def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
     """A message that was committed late is before it: it waits for that one to leave."""
     backlog = Backlog()
     for sequence in (2, 1):
-        backlog.add(letter(sequence, key="a"))
+        backlog.add([letter(sequence, key="a")])
     entry = backlog.entry(2)
     assert entry is not None
     backlog.wait(2, 0)
@@ -206,7 +205,7 @@ def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
     assert not backlog.topics
     backlog.wait(1, 60)
     assert not backlog.topics
-    backlog.remove(1)
+    backlog.remove([1])
     backlog.send([2])
     backlog.let_go(entry)
     assert not backlog.topics
@@ -215,6 +214,6 @@ def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
 def test_an_operator_is_noticed() -> None:
     """However long a message has to wait, it is looked at again soon."""
     backlog = Backlog()
-    backlog.add(letter(1))
+    backlog.add([letter(1)])
     backlog.wait(1, float("inf"))
     assert backlog.seconds() <= module.LOOK_AGAIN

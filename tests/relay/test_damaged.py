@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text, update
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import AsyncRelay, MessageState, Relay, Unknown, peek, retry_all
-from outbox._relaying import scanning
+from outbox._relaying import loading
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     TABLES,
@@ -151,7 +151,7 @@ def test_a_column_of_another_kind(
     if migrated.url.get_backend_name() not in KINDS:
         pytest.skip("PostgreSQL knows its types")
     if not light:
-        monkeypatch.setattr(scanning, "_LARGEST_BATCH", 1)
+        monkeypatch.setattr(loading, "_LARGEST_BATCH", 1)
     change, reason = KINDS[migrated.url.get_backend_name()]
     engine = migrated.engine()
     publish(engine, "a1", "a2", "a3", "b1", delay=delay)

@@ -5,14 +5,13 @@ from datetime import UTC, datetime
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import ScanResult, Writers
-from outbox import Envelope
 from outbox._relaying.frontier import Frontier
 
 
 def letter(bucket: int, sequence: int) -> Letter:
     """A message that a scan has found."""
-    envelope = Envelope(f"id-{sequence}", "t", f"k{sequence}", b"", "text/plain", {}, 1, datetime.now(UTC))
-    return Letter(envelope, 0, bucket, sequence, 0, "pending", None)
+    named, now = (f"id-{sequence}", bucket, "t", f"k{sequence}", "x"), datetime.now(UTC)
+    return Letter(*named, None, now, b"", 0, sequence, 0, 0, "pending", None, None, None)
 
 
 def settled(highest: int) -> Frontier:

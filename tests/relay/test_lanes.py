@@ -23,7 +23,7 @@ from outbox import (
     pause,
     resume,
 )
-from outbox._relaying import backlog, scanning
+from outbox._relaying import backlog, loading, scanning
 from outbox._relaying.lanes import MOST_FLIGHTS
 from outbox._relaying.rounds import Rounds
 from tests.support.database import Database
@@ -142,7 +142,7 @@ def test_what_a_relay_remembers_is_bounded(postgres: Database, monkeypatch: pyte
 
 def test_bytes_that_are_sent_at_the_same_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """While batches of some topics are on their way, others wait that would be too much together."""
-    monkeypatch.setattr(scanning, "_MOST_BYTES", 250)
+    monkeypatch.setattr(loading, "_MOST_BYTES", 250)
     topics = ["one", "two", "three"]
     with engine.begin() as connection:
         Outbox().publish_many(connection, [Message(topic, b"x" * 100) for topic in topics])

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine, insert, update
 
 from outbox import Message, Outbox, Relay
-from outbox._relaying import scanning
+from outbox._relaying import loading
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, Recorder, publish
@@ -27,7 +27,7 @@ def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyP
     """Behind many small messages come large ones: no batch holds more than it may, or it is a single message;
     each is whole, and all are in their order. A payload that is read along, and one that is not."""
     most = 100_000
-    monkeypatch.setattr(scanning, "_LARGEST_BATCH", most)
+    monkeypatch.setattr(loading, "_LARGEST_BATCH", most)
     size = most // (SMALL if light else 4) - 1
     payloads = [b"s%d" % number for number in range(SMALL)]
     payloads += [b"%d" % (number % 10) * size for number in range(LARGE)]

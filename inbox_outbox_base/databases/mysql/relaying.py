@@ -61,7 +61,7 @@ class MySQLRelaying(Relaying):
             if keep_sent:
                 sequences = [letter.sequence for letter in part]
                 connection.execute(relaying_statements.keep_sent(self.tables), {"these": sequences})
-            these = [(letter.sequence, letter.envelope.id) for letter in part]
+            these = [(letter.sequence, letter.id) for letter in part]
             connection.execute(_FORGET, {"these": json.dumps(these)})
 
     def take_ids(self, connection: Connection, ids: Sequence[str]) -> set[str]:

@@ -128,17 +128,17 @@ def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:
     """The messages with the given buckets and sequences. With `by_id` their ids must match too: after a
     failover that lost the last commits, other messages may have their numbers.
 
-    Each place is compared with an array of one element, so that the planner has to use the index. If it
+    The bucket is compared with an array of one element, so that the planner has to use the index. If it
     believes that the table is empty, as it was when analysed, it would otherwise scan the table and compare
     each row with all given places.
     """
     c = tables.message.c
     arrays = [array_of("buckets", SmallInteger), array_of("sequences", BigInteger)]
-    place = ["bucket", "sequence"]
     if by_id:
         arrays.append(array_of("ids", Text))
-    given = func.unnest(*arrays).table_valued(*place, *["id"] * by_id, name="given").render_derived()
-    found = and_(*(c[name] == any_(array([given.c[name]])) for name in place))
+    names = ["bucket", "sequence", "id"][: len(arrays)]
+    given = func.unnest(*arrays).table_valued(*names, name="given").render_derived()
+    found = and_(c.bucket == any_(array([given.c.bucket])), c.sequence == given.c.sequence)
     return and_(found, c.id == given.c.id) if by_id else found
 
 
