@@ -21,7 +21,6 @@ pytestmark = pytest.mark.mysql
 
 pytest_plugins = ["tests.support.rabbit_fixtures", "tests.support.relay_fault_fixtures"]
 
-FAULTS_WITH_RABBIT = 25
 LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
 
 
@@ -73,7 +72,9 @@ def test_faults_of_many_lanes(run: Run, faults: int) -> None:
     assert count(run.engine, MADE) > faults
 
 
-def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit) -> None:
+@pytest.mark.long(but_on="25")
+@pytest.mark.parametrize("faults", [25, 200])
+def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit, faults: int) -> None:
     """The same with RabbitMQ between relays and consumer, which is killed as well. The order is that of a
     second queue, which nobody reads meanwhile."""
     url = private_rabbitmq.url
@@ -89,10 +90,10 @@ def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit) -> None:
             return rabbit_consumer, run.url, url, queue
 
         run.crashes["kill RabbitMQ"] = private_rabbitmq.restart
-        run.go(work, FAULTS_WITH_RABBIT, lambda: count(run.engine, TAKEN) >= count(run.engine, MADE))
+        run.go(work, faults, lambda: count(run.engine, TAKEN) >= count(run.engine, MADE))
         copies = [copy_of(message) for message in queues.take(witness)]
     assert_exact(run.engine, copies)
-    assert len(copies) >= count(run.engine, MADE) > FAULTS_WITH_RABBIT
+    assert len(copies) >= count(run.engine, MADE) > faults
 
 
 async def spread(channel: AbstractChannel, exchange: str, *queues: str) -> None:
