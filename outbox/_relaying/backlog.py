@@ -131,7 +131,7 @@ class Backlog:
     @property
     def topics(self) -> Collection[str]:
         """Topics with messages that can be sent."""
-        return self._ready.keys() | self._alone.keys()
+        return dict.fromkeys(chain(self._ready, self._alone))
 
     @property
     def ready(self) -> int:
