@@ -8,7 +8,7 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Select, Table, event
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter, read
@@ -61,9 +61,7 @@ class PostgreSQLRelaying(Relaying):
         if wanted.paused:
             parameters["paused"] = wanted.paused
         statement = own.scan(self.tables, unknown=bool(known), unpaused=bool(wanted.paused))
-        with closing(connection.execute(statement, parameters)) as result:
-            rows = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
-        letters = [read(row) for row in rows]
+        letters = _read(connection, statement, parameters)
         buckets = [bucket for bucket, _ in wanted.places]
         if len(letters) >= wanted.limit:  # the scan stopped in the last one's bucket
             buckets = buckets[: buckets.index(letters[-1].bucket)]
@@ -71,9 +69,7 @@ class PostgreSQLRelaying(Relaying):
         return ScanResult(letters, {bucket for bucket in buckets if cut[bucket] < wanted.each})
 
     def fetch(self, connection: Connection, places: Sequence[tuple[int, int]], light: int) -> list[Letter]:
-        given = _places(places) | {"light": light}
-        with closing(connection.execute(own.fetch(self.tables), given)) as result:
-            return [read(row) for row in result.cursor.fetchall()]
+        return _read(connection, own.fetch(self.tables), _places(places) | {"light": light})
 
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         return waits(connection.execute(own.progress(self.tables), _places(places)).all())
@@ -117,6 +113,23 @@ class PostgreSQLRelaying(Relaying):
 
     def estimate(self, connection: Connection, table: Table) -> int:
         return int(connection.execute(numbers.density(name_of(table))).scalar_one())
+
+
+def _read(connection: Connection, statement: Select[Any], parameters: dict[str, Any]) -> list[Letter]:
+    event.listen(connection, "before_cursor_execute", _in_binary)
+    try:
+        with closing(connection.execute(statement, parameters)) as result:
+            rows = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
+    finally:
+        event.remove(connection, "before_cursor_execute", _in_binary)
+    return [read(row) for row in rows]
+
+
+def _in_binary(_: Connection, cursor: Any, *statement: object) -> None:
+    """Let the server send values in its own format: as text, a payload has twice as many bytes."""
+    own = getattr(cursor, "_cursor", cursor)  # an asynchronous engine's cursor has psycopg's inside
+    if hasattr(own, "format"):
+        own.format = 1
 
 
 def _in_pieces(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, Any]:
