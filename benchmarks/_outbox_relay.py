@@ -33,12 +33,12 @@ def bare(lab: OutboxLab) -> Report:
     with lab.outbox("bare") as engine:
         ours = Ours(engine.url)
         turns = {"relay": lambda: ours.consume(messages), "bare": lambda: _loop(engine, messages)}
-        rates = _take_turns(
+        rates = rates_of(
             lab, f"relay, {messages:,} messages", turns, lambda _: _fill(engine, messages), messages, (15, 3)
         )
     found = ratios(rates, "relay", "bare")
     title = f"messages/s without a broker, {messages:,} messages"
-    return Report([figure("relay / bare loop in psycopg", found, at_least=0.7)], [_grid(title, rates)])
+    return Report([figure("relay / bare loop in psycopg", found, at_least=0.7)], [grid(title, rates)])
 
 
 def peers(lab: OutboxLab) -> Report:
@@ -52,19 +52,19 @@ def peers(lab: OutboxLab) -> Report:
             left_alone(engines[name])
 
         turns = {name: _consuming(library, messages) for name, library in libraries.items()}
-        rates = _take_turns(lab, f"beside others, {messages:,} messages", turns, prepare, messages, (5, 2))
+        rates = rates_of(lab, f"beside others, {messages:,} messages", turns, prepare, messages, (5, 2))
     figures = [
         figure(f"relay / {titled(name)}", ratios(rates, OURS, name), at_least=aim)
         for name, aim in _AIMS.items()
     ]
-    return Report(figures, [_grid(f"messages/s without a broker, {messages:,} messages", rates)])
+    return Report(figures, [grid(f"messages/s without a broker, {messages:,} messages", rates)])
 
 
 def _consuming(library: Peer, messages: int) -> Callable[[], float]:
     return lambda: library.consume(messages)
 
 
-def _take_turns(
+def rates_of(
     lab: OutboxLab,
     title: str,
     turns: Mapping[str, Callable[[], float]],
@@ -103,6 +103,6 @@ def _loop(engine: Engine, messages: int) -> float:
     return seconds
 
 
-def _grid(title: str, rates: Rates) -> Grid:
+def grid(title: str, rates: Rates) -> Grid:
     rows = [[name, f"{median(found):,.0f}"] for name, found in rates.items()]
     return Grid(title, ["", "messages/s"], rows)

@@ -15,6 +15,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    null,
     select,
 )
 
@@ -49,14 +50,14 @@ class Counting:
         return [ACCEPTED] * len(batch)
 
 
-def fill(connection: Connection, rows: int) -> None:
-    """Insert `rows` messages, each with its own key, spread over all buckets."""
+def fill(connection: Connection, rows: int, *, has_keys: bool = True) -> None:
+    """Insert `rows` messages, each with its own key or without one, spread over all buckets."""
     number = func.generate_series(1, bindparam("rows")).column_valued("number")
     values = select(
         number % BUCKETS,
         cast(func.gen_random_uuid(), Text),
         literal(TOPIC, Text),
-        func.concat("order-", number),
+        func.concat("order-", number) if has_keys else null(),
         literal(PAYLOAD, LargeBinary),
         literal("application/octet-stream", Text),
     )

@@ -23,6 +23,7 @@ from examples.embedded_postgres import EmbeddedPostgres
 
 from . import (
     _chart,
+    _outbox_brokers,
     _outbox_growth,
     _outbox_idle,
     _outbox_lanes,
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
     "growth": _outbox_growth.growth,
     "lanes": _outbox_lanes.lanes,
     "idle": _outbox_idle.idle,
+    "brokers": _outbox_brokers.brokers,
     "outage": _outbox_outage.outage,
 }
 _UNASKED = [name for name in BENCHMARKS if name != "outage"]
