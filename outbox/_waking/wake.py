@@ -122,20 +122,16 @@ class Notifier(Waker):
         if info.get(_KNOWN) is not self._used:
             self._used.add(connection.connection.driver_connection)
             info[_KNOWN] = self._used
-        if self._is_about_to_notify(written):
-            return
         with self._changed:
+            is_hinted = bool(self._pending)
             for schema, hint in written.items():
                 self._pending.setdefault(schema, set()).update(hint)
-            self._hint()
+            if not (is_hinted and self._is_running()):
+                self._hint()
 
-    def _is_about_to_notify(self, written: Written) -> bool:
-        """Whether the runner has yet to act on earlier hints, which cover these too. Takes no lock: if it
-        misses such a hint, there is just one more."""
-        pending = self._pending
-        return self._runner is not None and all(
-            schema in pending and hint <= pending[schema] for schema, hint in written.items()
-        )
+    def _is_running(self) -> bool:
+        """Whether there is a runner, which notifies what is pending."""
+        return self._runner is not None
 
     def _disposed(self, engine: Engine) -> None:
         with self._changed:
@@ -224,7 +220,7 @@ class TaskWaker(Notifier):
         self._hinted = asyncio.Event()
 
     def _hint(self) -> None:
-        if self._runner is None or self._loop is None or not self._loop.is_running():
+        if not self._is_running():
             self._loop, self._hinted = asyncio.get_running_loop(), asyncio.Event()
             self._runner = self._loop.create_task(self._run(self._hinted))
         else:
@@ -234,9 +230,8 @@ class TaskWaker(Notifier):
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._hinted.set)
 
-    def _is_about_to_notify(self, written: Written) -> bool:
-        is_running = self._loop is not None and self._loop.is_running()
-        return is_running and super()._is_about_to_notify(written)
+    def _is_running(self) -> bool:
+        return super()._is_running() and self._loop is not None and self._loop.is_running()
 
     async def _run(self, hinted: asyncio.Event) -> None:
         from sqlalchemy.util import greenlet_spawn  # without greenlet the import fails
