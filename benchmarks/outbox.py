@@ -31,6 +31,7 @@ from . import (
     _outbox_outage,
     _outbox_publish,
     _outbox_relay,
+    _outbox_share,
     _print,
 )
 from ._lab import SETTINGS, Lab
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
     "many": _outbox_publish.many,
     "growth": _outbox_growth.growth,
     "lanes": _outbox_lanes.lanes,
+    "share": _outbox_share.share,
     "idle": _outbox_idle.idle,
     "brokers": _outbox_brokers.brokers,
     "outage": _outbox_outage.outage,
