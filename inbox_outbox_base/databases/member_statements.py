@@ -100,18 +100,18 @@ def live(tables: OutboxTables) -> Select[Any, Any, Any]:
 
 
 @cache
-def owned(tables: OutboxTables) -> Select[Any]:
-    """The buckets of one relay."""
+def owned(tables: OutboxTables) -> Select[Any, Any, Any]:
+    """The buckets of one relay, with their marks."""
     c = tables.bucket.c
-    return select(c.bucket).where(c.epoch == bindparam("epoch_")).order_by(c.bucket)
+    return select(c.bucket, c.mark, c.mark_origin).where(c.epoch == bindparam("epoch_")).order_by(c.bucket)
 
 
 @cache
-def free(tables: OutboxTables) -> Select[Any]:
+def free(tables: OutboxTables) -> Select[Any, Any, Any]:
     """Lock free buckets, skipping those that somebody else is taking."""
     c = tables.bucket.c
     return (
-        select(c.bucket)
+        select(c.bucket, c.mark, c.mark_origin)
         .where(c.epoch.is_(None))
         .order_by(c.bucket)
         .limit(bindparam("limit", type_=Integer))
@@ -130,3 +130,19 @@ def take(tables: OutboxTables) -> Update:
 def free_all(tables: OutboxTables) -> Update:
     """Free all buckets of a relay."""
     return update(tables.bucket).where(tables.bucket.c.epoch == bindparam("epoch_")).values(epoch=null())
+
+
+@cache
+def keep_mark(tables: OutboxTables) -> Update:
+    """Store the mark of a bucket, if the relay still owns it."""
+    c = tables.bucket.c
+    mine = and_(c.bucket == bindparam("bucket_"), c.epoch == bindparam("epoch_"))
+    given = {name: bindparam(f"{name}_", type_=c[name].type) for name in ("mark", "mark_origin")}
+    return update(tables.bucket).where(mine).values(given)
+
+
+@cache
+def forget_marks(tables: OutboxTables) -> Update:
+    """Forget the marks of all buckets."""
+    c = tables.bucket.c
+    return update(tables.bucket).where(c.mark.is_not(None)).values(mark=null(), mark_origin=null())

@@ -49,8 +49,9 @@ class Writers:
     """The highest sequence that has been drawn."""
     transactions: frozenset[str]
     """Transactions that may have drawn a sequence up to that."""
-    server: str
-    """The server that reports this: a restarted one, or another one, may draw numbers again."""
+    origin: str
+    """Where the sequences come from: another server, a restarted one, or a sequence that was started over may
+    draw numbers again."""
     are_prepared: bool
     """Whether one of them is prepared for a two-phase commit; after that it is not known by its former
     name."""

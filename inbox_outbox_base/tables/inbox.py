@@ -49,7 +49,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0008"
+REVISION = "0009"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"

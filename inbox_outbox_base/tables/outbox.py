@@ -209,12 +209,15 @@ def _sent(metadata: MetaData) -> Table:
 
 
 def _bucket(metadata: MetaData) -> Table:
-    """The buckets and their owners: the epoch is that of the owning relay."""
+    """The buckets and their owners: the epoch is that of the owning relay. Up to the mark, every message of
+    the bucket has left, and no other can appear, as long as numbers come from the same origin."""
     bucket = Table(
         "outbox_bucket",
         metadata,
         Column("bucket", SmallInteger, nullable=False, autoincrement=False),
         Column("epoch", BigInteger),
+        Column("mark", BigInteger),
+        Column("mark_origin", String(255)),
         PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **options(),
     )

@@ -51,15 +51,21 @@ class Frontier:
 
     def go_back(self, lowest: Mapping[int, int]) -> None:
         """The backlog is forgotten: read again from its lowest messages on, and what was left out."""
-        self._starts = {
-            bucket: min(low, lowest.get(bucket, low + 1) - 1) for bucket, low in self._lows.items()
-        }
+        self._starts = self.marks(lowest)
         self._lows = dict(self._starts)
+
+    def marks(self, lowest: Mapping[int, int]) -> dict[int, int]:
+        """By bucket, up to where everything has left, given the lowest known messages."""
+        return {bucket: min(low, lowest.get(bucket, low + 1) - 1) for bucket, low in self._lows.items()}
+
+    def begin(self, marks: Mapping[int, int]) -> None:
+        """Start buckets that have no mark yet at these."""
+        self._starts = dict(marks) | self._starts
+        self._lows = dict(marks) | self._lows
 
     def forget(self, bucket: int) -> None:
         """Start the bucket's next scan at its oldest message."""
-        self._starts.pop(bucket, None)
-        self._lows.pop(bucket, None)
+        self._starts[bucket] = self._lows[bucket] = 0
 
     def keep(self, buckets: Iterable[int]) -> None:
         """Forget all other buckets: another relay may own them now."""
@@ -86,12 +92,14 @@ class Frontier:
         if writers is None:
             return False
         mark = self._mark
-        if mark is None:
-            self._mark = writers
-        elif writers.server != mark.server or writers.highest < mark.highest:
+        if mark is not None and (writers.origin != mark.origin or writers.highest < mark.highest):
             self.start_over()
             self._mark = writers
             return True
+        if not writers.transactions:
+            self._settled, self._mark = writers.highest, writers
+        elif mark is None:
+            self._mark = writers
         elif not (mark.transactions & writers.transactions or writers.are_prepared):
             self._settled, self._mark = mark.highest, writers
         return False

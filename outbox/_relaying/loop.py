@@ -176,12 +176,18 @@ class RelayLoop(ABC, Generic[E, P]):
         self._relayed = 0
         self._lanes.wake()
         with self._leaving(TRIES):
-            while not self._is_stopped:
-                if not self._turn(TRIES):
-                    if not self._flights:
-                        break
-                    self._await_outcomes(math.inf)
+            self._send_all()
+            if not self._is_stopped and self._recheck(self._rounds.sample):
+                self._send_all()
         return self._relayed
+
+    def _send_all(self) -> None:
+        """Send until nothing is left that can be sent now."""
+        while not self._is_stopped:
+            if not self._turn(TRIES):
+                if not self._flights:
+                    break
+                self._await_outcomes(math.inf)
 
     def _run(self) -> None:
         self._journal.say("starts: from %s to %s", self._transactions.place, type(self._publisher).__name__)
@@ -231,7 +237,7 @@ class RelayLoop(ABC, Generic[E, P]):
                         "is connected to %s (epoch %d)", self._transactions.place, self._rounds.epoch
                     )
                 if self._rounds.recheck_is_due:
-                    self._recheck()
+                    self._recheck(self._rounds.recheck)
                 choice = self._do(self._round, tries)
             except Retired as error:
                 self._lost(error)
@@ -241,12 +247,16 @@ class RelayLoop(ABC, Generic[E, P]):
                 self._journal.summarise()
                 return choice
 
-    def _recheck(self) -> None:
-        """Recheck in a separate transaction: if it exceeds a time limit, the relay goes on."""
+    def _recheck(self, look: Callable[[Connection], int]) -> int:
+        """Look for overlooked messages in a separate transaction: if it exceeds a time limit, the relay goes
+        on."""
         try:
-            self._journal.overlooked(self._do(self._rounds.recheck, 1))
+            overlooked = self._do(look, 1)
         except (SQLAlchemyError, OSError, OutboxError) as error:
             self._journal.not_looked(error)
+            return 0
+        self._journal.overlooked(overlooked)
+        return overlooked
 
     def _round(self, connection: Connection) -> Choice:
         return self._rounds.round(connection, self._flights.report)

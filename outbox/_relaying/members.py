@@ -11,8 +11,9 @@ import json
 import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.letter import Letter
@@ -21,6 +22,9 @@ from outbox.schema import OutboxTables
 _log = logging.getLogger("outbox.relay")
 _SOON, _LEAST = 1.0, 0.1
 """Seconds until a relay that has not got its share tries again, and between two tries for other reasons."""
+
+Bucket = Row[Any, Any, Any]
+"""A bucket, its stored mark, and the origin of the mark."""
 
 
 class Members:
@@ -64,36 +68,44 @@ class Members:
             self.leave(connection, relay.epoch)
             _log.warning("relay %s (epoch %d) lost its lease: its buckets are free", relay.name, relay.epoch)
 
-    def balance(self, connection: Connection, epoch: int, busy: Collection[int]) -> tuple[list[int], float]:
+    def owned(self, connection: Connection, epoch: int) -> list[Bucket]:
+        """The buckets of a relay, with their marks."""
+        return list(connection.execute(member_statements.owned(self._tables), {"epoch_": epoch}).all())
+
+    def balance(
+        self, connection: Connection, epoch: int, busy: Collection[int]
+    ) -> tuple[list[Bucket], float]:
         """Take free buckets up to a fair share, or give up the surplus. Busy buckets have messages on their
         way: they are given up when those have an answer, and nothing is to be sent from them until then.
 
         Returns:
-            The buckets it owns and keeps, and the seconds until it should balance again: when the next lease
-            of another relay ends, or soon if this or another relay has more than its share.
+            The buckets it owns and keeps, with their marks, and the seconds until it should balance again:
+            when the next lease of another relay ends, or soon if this or another relay has more than its
+            share.
         """
-        mine = sorted(connection.execute(member_statements.owned(self._tables), {"epoch_": epoch}).scalars())
+        mine = self.owned(connection, epoch)
         buckets = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
         relays = connection.execute(member_statements.live(self._tables)).all()
         others = [relay for relay in relays if relay.epoch != epoch]
         share = share_of(epoch, [other.epoch for other in others], buckets)
         is_settled = True
         if len(mine) > share:
-            surplus = [bucket for bucket in mine[share:] if bucket not in busy]
+            surplus = [each.bucket for each in mine[share:] if each.bucket not in busy]
             if surplus:
                 connection.execute(member_statements.take(self._tables), {"these": surplus, "epoch": None})
             is_settled = len(mine) == share + len(surplus)
             mine = mine[:share]
         if len(mine) < share:
             wanted = {"limit": share - len(mine)}
-            taken = list(connection.execute(member_statements.free(self._tables), wanted).scalars())
+            taken = connection.execute(member_statements.free(self._tables), wanted).all()
             if taken:
-                connection.execute(member_statements.take(self._tables), {"these": taken, "epoch": epoch})
+                these = [each.bucket for each in taken]
+                connection.execute(member_statements.take(self._tables), {"these": these, "epoch": epoch})
             mine += taken
             is_settled = len(mine) == share
         ends = ((other.lease_until - other.now).total_seconds() for other in others)
         again = max(_LEAST, min(ends, default=math.inf)) if is_settled else _SOON
-        return sorted(mine), again
+        return mine, again
 
 
 def share_of(epoch: int, others: Sequence[int], buckets: int) -> int:

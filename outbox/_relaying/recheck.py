@@ -8,6 +8,7 @@ as the relay runs.
 import logging
 import time
 from collections import Counter
+from random import randrange
 
 from sqlalchemy import Connection
 
@@ -33,47 +34,53 @@ class Recheck:
         """Pages that are left to read."""
         self._size = 0
         self._begun = time.monotonic()
-        self._next = self._begun + EVERY
+        # Soon: the relay may start at marks that others have stored, and may not live for long.
+        self._next = self._begun + _STEP
 
     @property
     def is_due(self) -> bool:
         """Whether to call `step`."""
         return time.monotonic() >= self._next
 
-    def step(self, connection: Connection, scanner: Scanner) -> int:
-        """Read the next pages; return how many messages were overlooked. Their buckets are read again from
-        the beginning, so that the messages of a key are sent in the order of their numbers."""
+    def step(self, connection: Connection, scanner: Scanner) -> Counter[int]:
+        """Read the next pages; return how many messages were overlooked, by bucket."""
         now = time.monotonic()
         self._next = now + _STEP
         if not self._pages:
             self._begun = now
             self._pages = range(self._database.pages(connection))
             self._size = min(max(_LEAST_PAGES, len(self._pages) // _STEPS), _MOST_PAGES)
-        found: Counter[int] = Counter()
-        marks = scanner.frontier.starts()
-        if self._pages and marks:
-            size = self._size
-            self._size = max(1, size // 2)  # stays so if the statement exceeds a time limit
-            below = self._database.below(connection, marks, scanner.paused, self._pages[:size])
-            found.update(bucket for bucket, sequence in below if scanner.backlog.entry(sequence) is None)
-            self._size, self._pages = size, self._pages[size:]
-        else:
-            self._pages = range(0)
+        size = self._size
+        self._size = max(1, size // 2)  # stays so if the statement exceeds a time limit
+        found = self._look(connection, scanner, self._pages[:size])
+        has_marks = bool(scanner.frontier.starts())
+        self._size, self._pages = size, self._pages[size:] if has_marks else range(0)
         if not self._pages:
             self._next = self._begun + EVERY
-        for bucket in found:
-            scanner.read_again(bucket)
-        return _reported(found)
+        return found
+
+    def sample(self, connection: Connection, scanner: Scanner) -> Counter[int]:
+        """The same for some pages only, chosen at random."""
+        pages = range(self._database.pages(connection))
+        first = randrange(max(1, len(pages) - _LEAST_PAGES))
+        return self._look(connection, scanner, pages[first : first + _LEAST_PAGES])
+
+    def _look(self, connection: Connection, scanner: Scanner, pages: range) -> Counter[int]:
+        marks = scanner.frontier.starts()
+        if not (pages and marks):
+            return Counter()
+        below = self._database.below(connection, marks, scanner.paused, pages)
+        found = Counter(bucket for bucket, sequence in below if scanner.backlog.entry(sequence) is None)
+        _report(found)
+        return found
 
 
-def _reported(found: Counter[int]) -> int:
-    overlooked = sum(found.values())
-    if overlooked:
+def _report(found: Counter[int]) -> None:
+    if found:
         _log.warning(
             "%d messages had been overlooked, in buckets %s, and are sent now. Their numbers are lower than "
             "those of messages committed before them: check whether the sequence was cached or set back, or "
             "rows were copied with their numbers",
-            overlooked,
+            found.total(),
             ", ".join(map(str, sorted(found))),
         )
-    return overlooked

@@ -1,7 +1,9 @@
 """A relay's transactions, each a function of a connection; sending happens elsewhere, between them."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,12 +12,13 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases import member_statements, relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
-from inbox_outbox_base.errors.outbox import WrongBucketCount
+from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
 from outbox._waking.hints import CHORES, notify
 
 from . import chores
 from .batch import Choice
 from .lanes import Lanes
+from .marks import Marks
 from .members import Members
 from .recheck import Recheck
 from .report import Report
@@ -46,6 +49,7 @@ class Rounds:
         self._settlement = Settlement(settings, self._database)
         self._lanes = lanes
         self._scanner = Scanner(settings, self._database, lanes)
+        self._marks = Marks(self._database, self._scanner)
         self._recheck = Recheck(self._database)
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -104,7 +108,10 @@ class Rounds:
             Retired: as `round`.
         """
         self.renew(connection)
-        self._settlement.write(connection, report)
+        self._settle(connection, report)
+        if not self._scanner.starts_over_on(connection):
+            with suppress(UnsafeSequence):  # the stored marks stay as they are
+                self._tend_marks(connection)
         self._members.leave(connection, self.epoch)
         notify(connection, CHORES, self._tables.relay.schema)
 
@@ -129,9 +136,8 @@ class Rounds:
         self._members.retire_expired(connection)
         scanner = self._scanner
         owned, balanced = self._members.balance(connection, self.epoch, scanner.backlog.busy)
-        scanner.own(owned)
-        if scanner.frontier.record_writers(self._database.writers(connection)):
-            scanner.start_over()
+        scanner.own([each.bucket for each in owned])
+        self._marks.tend(connection, self.epoch, owned)
         scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
         moved = chores.move_due(connection, self._database, scanner.buckets)
         forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
@@ -145,8 +151,22 @@ class Rounds:
         return self._recheck.is_due
 
     def recheck(self, connection: Connection) -> int:
-        """Search a part of the table for messages that no scan would find; return how many there were."""
-        return self._recheck.step(connection, self._scanner)
+        """Search the next part of the table for messages that no scan would find; return how many there
+        were."""
+        return self._read_again(self._recheck.step(connection, self._scanner))
+
+    def sample(self, connection: Connection) -> int:
+        """The same for a part that is chosen at random, for a relay that ends soon."""
+        return self._read_again(self._recheck.sample(connection, self._scanner))
+
+    def _read_again(self, overlooked: Counter[int]) -> int:
+        """Read their buckets from the beginning, so that the messages of a key are sent in the order of their
+        numbers."""
+        for bucket in overlooked:
+            self._scanner.read_again(bucket)
+        if overlooked:
+            self.next_tend = 0.0  # the stored marks are wrong, too
+        return overlooked.total()
 
     def renew(self, connection: Connection) -> None:
         """Renew the lease, and nothing else.
@@ -177,8 +197,8 @@ class Rounds:
             Retired: the lease had expired, and this relay was retired: nothing of the report was written.
             UnsafeSequence: as `join`.
         """
-        if self._scanner.frontier.is_new_connection(connection.info):
-            self._scanner.start_over()
+        if self._scanner.starts_over_on(connection):
+            self._tend_marks(connection)
         now = time.monotonic()
         tends = now >= self.next_tend or (now >= self._marks_at and not report.is_empty)
         if tends:
@@ -199,6 +219,9 @@ class Rounds:
         if choice.letters or not report.is_empty:
             self._note(connection, choice.letters)
         return choice
+
+    def _tend_marks(self, connection: Connection) -> None:
+        self._marks.tend(connection, self.epoch, self._members.owned(connection, self.epoch))
 
     def _note(self, connection: Connection, letters: list[Letter]) -> None:
         on_their_way = [letter for flight in self._lanes.flights for letter in flight.unrecorded()]

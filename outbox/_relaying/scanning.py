@@ -77,6 +77,10 @@ class Scanner:
         self.frontier.go_back(self.backlog.lowest())
         self.backlog.retain(attrgetter("is_away"))
 
+    def marks(self) -> dict[int, int]:
+        """By bucket, up to where everything has left."""
+        return self.frontier.marks(self.backlog.lowest())
+
     def seconds(self) -> float:
         """Seconds until a message's wait ends, or the rest of a topic that has messages to send."""
         rests = [self._lanes.of(topic).seconds() for topic in self.backlog.topics]
@@ -89,6 +93,13 @@ class Scanner:
         """Read a bucket from its oldest message on."""
         self.frontier.forget(bucket)
         self.backlog.retain(lambda entry: entry.is_away or entry.bucket != bucket)
+
+    def starts_over_on(self, connection: Connection) -> bool:
+        """Start over if the connection is new; return whether it is."""
+        is_new = self.frontier.is_new_connection(connection.info)
+        if is_new:
+            self.start_over()
+        return is_new
 
     def start_over(self) -> None:
         """Forget the marks, too: the server may draw the same numbers again."""

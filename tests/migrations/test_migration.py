@@ -268,7 +268,7 @@ def fill(engine: Engine) -> None:
 def test_new_tables_have_their_buckets(database: Database) -> None:
     """Whichever way the tables were made, the buckets are there, none of them owned."""
     engine, bucket = database.engine(), tables().outbox.bucket
-    expected = [(number, None) for number in range(BUCKETS)]
+    expected = [(number, None, None, None) for number in range(BUCKETS)]
     for make in (metadata.create_all, migration.migrate):
         make(engine)
         with engine.connect() as connection:

@@ -89,7 +89,7 @@ def test_what_has_left_is_not_read_again(postgres: Database) -> None:
 
     @event.listens_for(engine, "before_cursor_execute")
     def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
-        if "unnest" in statement and statement.startswith("SELECT"):
+        if "LATERAL" in statement:
             scans.append((statement, parameters))
 
     with _old_transaction(postgres.engine()):

@@ -163,3 +163,17 @@ def let_leases_end(engine: Engine) -> None:
 def _rows(engine: Engine, table: Table, order: Any) -> dict[str, Row[Any]]:
     with engine.connect() as connection:
         return {name_of(row): row for row in connection.execute(select(table).order_by(order))}
+
+
+def marks(engine: Engine) -> dict[int, int]:
+    """The stored marks of the buckets; no message is at or below the mark of its bucket."""
+    c = TABLES.bucket.c
+    with engine.connect() as connection:
+        found = connection.execute(select(c.bucket, c.mark).where(c.mark.is_not(None))).all()
+        below = connection.execute(
+            select(TABLES.message.c.id)
+            .join(TABLES.bucket, c.bucket == TABLES.message.c.bucket)
+            .where(TABLES.message.c.sequence <= c.mark)
+        ).all()
+    assert not below
+    return {row.bucket: row.mark for row in found}

@@ -56,16 +56,21 @@ def _sequence(tables: OutboxTables) -> ColumnElement[Any]:
 
 @cache
 def highest(tables: OutboxTables) -> Select[Any, Any, Any]:
-    """The highest sequence drawn by any transaction, the server that reports it, and how many numbers a
-    session draws at a time."""
+    """The highest sequence drawn by any transaction, its origin, and how many numbers a session draws at a
+    time.
+
+    The origin is the start of the server and the sequence's file, which is a new one after ALTER SEQUENCE ...
+    RESTART or TRUNCATE ... RESTART IDENTITY.
+    """
     of_sequence = _sequence(tables)
     drawn = func.pg_sequence_last_value(of_sequence, type_=BigInteger)
-    server = extract("epoch", func.pg_postmaster_start_time())
+    started = extract("epoch", func.pg_postmaster_start_time())
+    origin = func.concat(started, "/", func.pg_relation_filenode(of_sequence))
     settings = table("pg_sequence", column("seqrelid"), column("seqcache", BigInteger))
     cached = select(settings.c.seqcache).where(settings.c.seqrelid == of_sequence).scalar_subquery()
     return select(
         func.coalesce(drawn, 0).label("drawn"),
-        cast(server, Text).label("server"),
+        origin.label("origin"),
         func.coalesce(cached, 1).label("cached"),
     )
 

@@ -88,12 +88,12 @@ class PostgreSQLRelaying(Relaying):
 
     def writers(self, connection: Connection) -> Writers | None:
         # In this order: a transaction takes the lock before it draws a sequence.
-        drawn, server, cached = connection.execute(numbers.highest(self.tables)).one()
+        drawn, origin, cached = connection.execute(numbers.highest(self.tables)).one()
         if cached > 1:
             raise UnsafeSequence(numbers.refusal(self.tables, cached))
         writing = frozenset(connection.execute(numbers.transactions(self.tables)).scalars())
         # A prepared transaction belongs to no session: its virtual number begins with -1.
-        return Writers(drawn, writing, server, any(each.startswith("-") for each in writing))
+        return Writers(drawn, writing, origin, any(each.startswith("-") for each in writing))
 
     def pages(self, connection: Connection) -> int:
         return int(connection.execute(numbers.pages(name_of(self.tables.message))).scalar_one())

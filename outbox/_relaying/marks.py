@@ -1,0 +1,55 @@
+"""The marks that are stored with the buckets: a relay that takes a bucket need not read what has left.
+
+A stored mark survives a crash or a failover only together with everything that it follows from: the drawn
+numbers, and the ends of the transactions that had drawn them, came before it in the database's log.
+"""
+
+from collections.abc import Iterable
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases import member_statements
+from inbox_outbox_base.databases.relaying import Relaying
+
+from .members import Bucket
+from .scanning import Scanner
+
+FAR = 10_000
+"""How far a mark may be behind: no relay writes marks that have moved less."""
+
+
+class Marks:
+    """The marks of one relay's buckets."""
+
+    def __init__(self, database: Relaying, scanner: Scanner) -> None:
+        self._database = database
+        self._scanner = scanner
+
+    def tend(self, connection: Connection, epoch: int, owned: Iterable[Bucket]) -> None:
+        """Look who is writing, start new buckets at their stored marks, and store marks that are far behind.
+
+        Args:
+            epoch: the relay's.
+            owned: its buckets with their stored marks, read before.
+
+        Raises:
+            UnsafeSequence: the sequence of message numbers is cached per session.
+        """
+        writers = self._database.writers(connection)
+        if writers is None:
+            return
+        scanner, tables = self._scanner, self._database.tables
+        stored = {row.bucket: row.mark or 0 for row in owned if row.mark_origin == writers.origin}
+        went_back = max(stored.values(), default=0) > writers.highest
+        if scanner.frontier.record_writers(writers) or went_back:
+            scanner.start_over()
+            connection.execute(member_statements.forget_marks(tables))
+            stored = {}
+        scanner.frontier.begin(stored)
+        moved = [
+            {"bucket_": bucket, "mark_": mark, "mark_origin_": writers.origin, "epoch_": epoch}
+            for bucket, mark in scanner.marks().items()
+            if not stored.get(bucket, 0) <= mark < stored.get(bucket, 0) + FAR
+        ]
+        if moved:
+            connection.execute(member_statements.keep_mark(tables), moved)
