@@ -41,7 +41,9 @@ class TaskWakeUp(WakeUp):
 
     async def _wait_for_event(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._event.wait(), seconds)
+            # Not wait_for: Python 3.11's swallows a cancellation that arrives together with the event.
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
         except TimeoutError:
             return
         self._event.clear()
