@@ -20,6 +20,8 @@ MOST_FLIGHTS = 32
 _PROBES = Backoff(first=0.25, longest=120)
 """The delays between the single messages that try a topic the broker rejects; once it accepts again, a new
 message may wait this long."""
+_URGED_EVERY = 5.0
+"""Seconds between two tries of such a topic for the sake of messages whose wait an operator has ended."""
 _FIRST_BATCH = 100
 _QUICK, _SLOW = 0.5, 2.0
 """Seconds in which a batch should be sent: a larger one delays a stop too long."""
@@ -44,7 +46,7 @@ class Lane:
         self._size = min(_FIRST_BATCH, most)
         self._rejections = 0
         self._until = 0.0
-        self._said = -math.inf
+        self._urged = self._said = -math.inf
 
     @property
     def is_unused(self) -> bool:
@@ -64,6 +66,12 @@ class Lane:
     def wake(self) -> None:
         """Let the topic be tried immediately."""
         self._until = 0.0
+
+    def urge(self) -> None:
+        """Let the topic be tried soon: an operator has ended the wait of one of its messages."""
+        now = time.monotonic()
+        if self._until > now >= self._urged + _URGED_EVERY:
+            self._urged, self._until = now, now
 
     def land(self, flight: Flight) -> bool:
         """Adapt to the outcomes of a batch; return whether the broker takes the topic again."""

@@ -69,6 +69,7 @@ class Scanner:
     def pause(self, topics: list[str]) -> None:
         """Leave these topics out."""
         if set(topics) != set(self.paused):
+            self._lanes.wake()  # an operator who lets a topic go on expects that it is tried
             self.look_again()
         self.paused = topics
 
@@ -137,6 +138,8 @@ class Scanner:
             elif found[entry.sequence] > 0:
                 self.backlog.wait(entry.sequence, found[entry.sequence])
             else:
+                if found[entry.sequence] == 0:  # an operator has ended its wait
+                    self._lanes.of(entry.topic).urge()
                 self.backlog.let_go(entry)
 
     def _read(self, connection: Connection, letters: dict[int, Letter]) -> bool:
@@ -173,10 +176,22 @@ class Scanner:
         for letter in found.letters:  # those of a bucket are in their order
             letters[letter.sequence] = letter
             begin[letter.bucket] = letter.sequence
+            if letter.attempts:
+                self._look_at_failed(letter)
         self.frontier.advance(places, found, paused=bool(self.paused))
         self._rotate(found.letters)
         for bucket in found.seen:
             begin.pop(bucket, None)
+
+    def _look_at_failed(self, letter: Letter) -> None:
+        """If its topic is not tried now, an operator may have ended the message's wait, or will."""
+        lane = self._lanes.of(letter.topic)
+        if lane.room():
+            return
+        if letter.retry_at is None:
+            lane.urge()
+        else:
+            self.backlog.wait(letter.sequence, 0.0)
 
     def _open_lanes(self) -> list[Lane]:
         """Lanes with messages that can be sent now."""

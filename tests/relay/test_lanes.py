@@ -22,6 +22,7 @@ from outbox import (
     Unknown,
     pause,
     resume,
+    retry_all,
 )
 from outbox._relaying import backlog, loading, scanning
 from outbox._relaying.lanes import MOST_FLIGHTS
@@ -235,6 +236,7 @@ def test_no_answer_is_lost_that_comes_before_a_failure(engine: Engine) -> None:
     assert {name: row.state for name, row in waiting(engine).items()} == {"a1": "unknown", "c1": "unknown"}
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("outcome", [Unavailable("full"), Unknown("silence")], ids=str)
 def test_a_topic_that_is_not_taken_is_tried_with_one_message(engine: Engine, outcome: Outcome) -> None:
     """After its first batch, single messages of it are sent, ever more rarely, while another topic's leave;
@@ -246,12 +248,30 @@ def test_a_topic_that_is_not_taken_is_tried_with_one_message(engine: Engine, out
         return [len(batch) for batch in publisher.batches if batch[0].topic == "away"]
 
     with relaying(engine, publisher):
-        for number in range(5):
+        for number in range(4):
             publish(engine, f"a{number}", topic="quick")
             wait_until(lambda: len(tried()) > number and len(publisher.of("a")) > number)  # noqa: B023
         assert set(tried()[1:]) == {1}
         publisher.answer = lambda _: ACCEPTED
-        wait_until(lambda: len(publisher.accepted) > 5 + 1, timeout=60)
+        wait_until(lambda: len(publisher.accepted) > 4 + 1, timeout=60)
+
+
+@pytest.mark.quick("postgresql")
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_an_operator_does_not_wait_for_a_topic(engine: Engine, is_paused: bool) -> None:
+    """A topic that is to be tried again in two minutes is tried soon after an operator has ended the wait of
+    its message, or a pause."""
+    publish(engine, "a1")
+    publisher = Recorder(lambda _: Unavailable("away", retry_after=3_600))
+    with relaying(engine, publisher) as relay:
+        wait_until(lambda: waiting(engine)["a1"].attempts == 1)
+        if is_paused:
+            pause(engine, "orders")
+            wait_until(lambda: bool(relay._rounds._scanner.paused))
+        publisher.answer = lambda _: ACCEPTED
+        assert retry_all(engine, "waiting") == 1
+        resume(engine, "orders")
+        wait_until(lambda: len(publisher.accepted) == 1)
 
 
 class Slow(Recorder):
@@ -264,14 +284,14 @@ class Slow(Recorder):
 
 def test_a_hot_key_does_not_fill_its_bucket(engine: Engine) -> None:
     """Behind thousands of messages of one key, those of other keys of the same bucket leave soon."""
-    many = 3_000
+    many = 1_000
     with engine.begin() as connection:
         rows = [{"key": "hot", "id": f"h{number}"} for number in range(many)]
         rows += [{"key": f"k{number}", "id": f"k{number}"} for number in range(20)]
         same = {"bucket": 7, "topic": "orders", "payload": b"-", "content_type": "x"}
         connection.execute(insert(TABLES.message), [row | same for row in rows])
     publisher = Slow()
-    assert Relay(engine, publisher, batch=200).run_once() == many + 20
+    assert Relay(engine, publisher, batch=100).run_once() == many + 20
     places = [place for place, message in enumerate(publisher.sent) if message.key != "hot"]
     assert max(places) < many / 2
     assert [message.id for message in publisher.sent if message.key == "hot"] == [
@@ -354,6 +374,7 @@ def test_buckets_change_hands_between_batches(engine: Engine) -> None:
     assert set(ids.values()) == {1}
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("topic", ["orders", "*"])
 def test_a_pause_while_a_message_is_sent(engine: Engine, topic: str) -> None:
     """If the broker does not take it, it waits for the end of the pause, with those behind it."""
