@@ -118,7 +118,7 @@ class Relaying:
 
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         """By sequence, how many seconds the messages in these places (bucket and sequence) still have to
-        wait; infinite if they are held. Missing messages are left out."""
+        wait; infinite if they are held, and 0 if they need not wait at all. Missing messages are left out."""
         statement = relaying_statements.progress(self.tables)
         found: dict[int, float] = {}
         for part in parts([sequence for _, sequence in places]):
@@ -193,7 +193,7 @@ def completed(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[s
 
 
 def waits(rows: Iterable[Any]) -> dict[int, float]:
-    """How long messages still have to wait, in seconds, by sequence."""
+    """How long messages still have to wait, in seconds, by sequence; negative if a wait has ended."""
     left: dict[int, float] = {}
     for sequence, state, retry_at, now in rows:
         waits_for_time = 0.0 if retry_at is None else (retry_at - now).total_seconds()

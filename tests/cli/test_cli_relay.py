@@ -88,6 +88,7 @@ def test_drain_to_kafka(postgres: Database, topics: Topics) -> None:
     assert values(topics.log(topic)) == ["a1", "a2"]
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signal.Signals) -> None:
     """`relay` takes messages to the broker as they are published, and ends in good order when it is told to:
@@ -112,6 +113,7 @@ def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signa
     assert queues.bodies(queue) == ["a1", "a2"]
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("command", ["relay", "drain"])
 def test_told_to_end_while_the_database_is_away(engine: Engine, migrated: Database, command: str) -> None:
     """SIGTERM ends `relay` with exit code 0; `drain` says with 4 that nobody knows whether something is

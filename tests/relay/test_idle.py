@@ -85,6 +85,7 @@ def elsewhere(database: Database) -> Engine:
     return database.engine_at(database.url.update_query_dict({"application_name": "elsewhere"}))
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize(("poll", "most"), [(60, 1), (1, 5)])
 def test_an_idle_relay(migrated: Database, poll: float, most: int) -> None:
     """It makes one transaction each time it polls. With `poll=60` and a lease of 30 seconds that is at most

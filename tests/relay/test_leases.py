@@ -184,10 +184,13 @@ def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Databas
 
 
 def _produced_beside(frozen: Worker, engine: Engine) -> bool:
-    """Whether messages can be produced: on SQLite a process may be frozen while it holds the file's lock."""
+    """Whether messages can be produced. A process may be frozen while it holds locks: on SQLite that of the
+    file, and on MariaDB those of rows, which end with its connection only."""
     frozen.freeze()
     try:
         with engine.begin() as connection:
+            for table in (TABLES.relay, TABLES.bucket):
+                connection.execute(select(table).with_for_update(nowait=True)).all()
             produce(connection, [1, 2], KEYS)
     except OperationalError:
         return False

@@ -74,6 +74,7 @@ def test_no_buckets(migrated: Database) -> None:
         Outbox().publish(connection, "t", b"x")
 
 
+@pytest.mark.quick("postgresql")
 def test_one_pass_renews_its_lease(migrated: Database) -> None:
     """While a send of `run_once` takes longer than the lease, another relay does not take its buckets."""
     engine = migrated.engine()

@@ -36,9 +36,9 @@ class Countdown:
     ("server", "ledger", "arrived"),
     [
         ("postgresql", "verify", True),
-        ("postgresql", "off", False),
-        ("mariadb", "verify", False),
         ("mariadb", "off", True),
+        pytest.param("postgresql", "off", False, marks=pytest.mark.long),
+        pytest.param("mariadb", "verify", False, marks=pytest.mark.long),
         pytest.param("postgresql", "verify", False, marks=pytest.mark.long),
         pytest.param("postgresql", "off", True, marks=pytest.mark.long),
         pytest.param("mariadb", "verify", True, marks=pytest.mark.long),

@@ -39,6 +39,7 @@ def cost(asked: Asked, act: Callable[[], object]) -> int:
     return asked() - before
 
 
+@pytest.mark.quick("postgresql", "redis")
 def test_a_handler_may_run_for_longer_than_its_lease(store: Store) -> None:
     """While a handler runs three times as long as its lease, nobody else gets the message, however often they
     ask for it; then it completes."""
