@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import Engine, create_engine, select
+from sqlalchemy import Engine, create_engine, select, update
 from sqlalchemy.exc import OperationalError
 
 from outbox import Envelope, Message, Outbox, Outcome, Relay
@@ -117,6 +117,23 @@ def test_a_relay_that_reads_no_more(postgres: Database) -> None:
     still_engine.dispose()
 
 
+def freeze_at_rest(process: Worker, database: Database, name: str) -> None:
+    """Freeze a relay while it holds no locks. On SQLite nobody else could write, and on MariaDB its rows
+    would be locked until its connection ends."""
+    options: dict[str, Any] = {"connect_args": {"timeout": 0.5}} if database.name == "sqlite" else {}
+    engine, its_row = database.engine(**options), TABLES.relay.c.name == name
+    while True:
+        process.freeze()
+        try:
+            with engine.begin() as connection:
+                connection.execute(select(TABLES.relay).where(its_row).with_for_update(nowait=True)).all()
+                connection.execute(update(TABLES.relay).where(its_row).values(name=name))
+        except OperationalError:
+            process.thaw()
+        else:
+            return
+
+
 def test_a_relay_that_was_frozen_changes_nothing(migrated: Database) -> None:
     """Three relays. One stands still past its lease in the middle of a send, and goes on while the others are
     sending the same messages: its outcomes change no message, it logs so, and it joins again. The messages of
@@ -130,7 +147,7 @@ def test_a_relay_that_was_frozen_changes_nothing(migrated: Database) -> None:
         names = ("second", "third")
         with workers(*((halting_relay, migrated.url, name, LEASE) for name in names)) as others:
             wait_until(lambda: count(engine, TABLES.relay) == 3)
-            frozen.freeze()
+            freeze_at_rest(frozen, migrated, "frozen")
             heard = [hear_number(other) for other in others]
             assert sum(heard) == len(KEYS), "each is being sent by one of them"
             before = messages(engine)
@@ -183,20 +200,6 @@ def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Databas
     assert_exact(engine)
 
 
-def _produced_beside(frozen: Worker, engine: Engine) -> bool:
-    """Whether messages can be produced. A process may be frozen while it holds locks: on SQLite that of the
-    file, and on MariaDB those of rows, which end with its connection only."""
-    frozen.freeze()
-    try:
-        with engine.begin() as connection:
-            for table in (TABLES.relay, TABLES.bucket):
-                connection.execute(select(table).with_for_update(nowait=True)).all()
-            produce(connection, [1, 2], KEYS)
-    except OperationalError:
-        return False
-    return True
-
-
 def test_relays_whose_clocks_are_wrong_agree(migrated: Database) -> None:
     """Two relays whose clocks are two hours apart share the buckets for longer than a lease, and neither is
     taken for lost. When one stands still, the other one takes over as if its clock were right."""
@@ -208,9 +211,9 @@ def test_relays_whose_clocks_are_wrong_agree(migrated: Database) -> None:
         owned = ownership(engine)
         time.sleep(LEASE + 1)
         assert ownership(engine) == owned
-        options: dict[str, Any] = {"connect_args": {"timeout": 0.5}} if migrated.name == "sqlite" else {}
-        while not _produced_beside(frozen, migrated.engine(**options)):
-            frozen.thaw()
+        freeze_at_rest(frozen, migrated, "-60")
+        with engine.begin() as connection:
+            produce(connection, [1, 2], KEYS)
         wait_until(lambda: count(engine, TABLES.message) == 0)
         assert is_shared(engine, 1)
         frozen.thaw()
