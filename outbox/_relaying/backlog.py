@@ -23,11 +23,23 @@ _MOST_ABOVE = 30_000
 class Entry:
     """One message that a relay has read, and that is still in the table."""
 
-    __slots__ = ("bucket", "follower", "is_away", "key", "sequence", "topic", "unanswered", "until")
+    __slots__ = (
+        "attempts",
+        "bucket",
+        "follower",
+        "is_away",
+        "key",
+        "sequence",
+        "topic",
+        "unanswered",
+        "until",
+    )
 
     def __init__(self, letter: Letter) -> None:
         self.bucket, self.sequence = letter.bucket, letter.sequence
         self.topic, self.key = letter.topic, letter.key
+        self.attempts = letter.attempts
+        """How often it has been sent."""
         self.unanswered = letter.unanswered
         """How many of its sends got no answer."""
         self.follower: Entry | None = None
@@ -138,10 +150,19 @@ class Backlog:
         """How many messages can be sent; of each key one counts."""
         return sum(map(len, chain(self._ready.values(), self._alone.values())))
 
-    def pick(self, topic: str, most: int) -> list[Entry]:
+    def pick(self, topic: str, most: int, *, is_probe: bool = False) -> list[Entry]:
         """The messages of a topic to send next: first one of each key, then those that follow them; and one
-        more of those that are sent alone, with the fewest unanswered sends, so that each has its turn."""
-        firsts = list(islice(self._ready.get(topic, ()), most))
+        more of those that are sent alone, with the fewest unanswered sends, so that each has its turn.
+
+        A probe is the message that was sent the least: the broker may take other keys than those that it did
+        not take.
+        """
+        ready = self._ready.get(topic, {})
+        firsts = (
+            heapq.nsmallest(most, ready, key=attrgetter("attempts"))
+            if is_probe
+            else list(islice(ready, most))
+        )
         picked = list(firsts)
         for first in firsts:
             follower = first.follower

@@ -39,6 +39,7 @@ class Flight:
         self.size = sum(letter.size for letter in letters)
         self.begun = time.monotonic()
         self.seconds = 0.0
+        """Until the last message was accepted; if none was, until the batch was over."""
         self.is_over = False
         self._has_begun = False
         self.has_news_since = math.inf
@@ -108,7 +109,7 @@ class Flight:
         except BaseException as error:  # noqa: BLE001 - the relay raises it once the outcomes are written
             self.failure = error
         finally:
-            self.seconds = time.monotonic() - self.begun
+            self.seconds = self.seconds or time.monotonic() - self.begun
             self.is_over = True
             self._arrived()
 
@@ -168,8 +169,10 @@ class Flight:
     @contextmanager
     def _recording(self) -> Iterator[None]:
         with self._lock:
-            was_empty = self._report.is_empty
+            was_empty, accepted = self._report.is_empty, len(self._report.accepted)
             yield
+            if len(self._report.accepted) > accepted:
+                self.seconds = time.monotonic() - self.begun
             has_news = was_empty and not self._report.is_empty
             if has_news:
                 self.has_news_since = time.monotonic()

@@ -53,6 +53,11 @@ class Lane:
         """Whether it can be forgotten: nothing was sent for a while, though it might have been."""
         return self.flight is None and time.monotonic() > max(self.begun, self._until) + _UNUSED
 
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the broker has not taken any of the last messages."""
+        return self._rejections > 0
+
     def room(self) -> int:
         """How many messages may be sent now."""
         if self.flight is not None or time.monotonic() < self._until:

@@ -115,9 +115,7 @@ class Scanner:
         letters: dict[int, Letter] = {}
         is_read = self._read(connection, letters)
         ready = self.backlog.ready
-        picked = {
-            lane: self.backlog.pick(lane.topic, max(_LEAST_SCAN, lane.room())) for lane in self._open_lanes()
-        }
+        picked = {lane: self._pick(lane) for lane in self._open_lanes()}
         self._fetch(connection, [*chain.from_iterable(picked.values())], letters)
         choice = self._sift(connection, picked, letters)
         can_read = not is_read and len(self.backlog) < MOST_KNOWN
@@ -125,6 +123,11 @@ class Scanner:
         made_room = not choice.batches and self.backlog.ready < ready
         choice.has_more = choice.has_more or can_read or made_room
         return choice
+
+    def _pick(self, lane: Lane) -> list[Entry]:
+        if lane.is_rejected:
+            return self.backlog.pick(lane.topic, 1, is_probe=True)
+        return self.backlog.pick(lane.topic, max(_LEAST_SCAN, lane.room()))
 
     def _look_at_waits(self, connection: Connection) -> None:
         """Let messages go whose wait has ended, unless they have to wait longer."""
@@ -299,6 +302,7 @@ class Scanner:
         backlog.remove(letter.sequence for letter in report.accepted)
         for answer in report.others:
             if (entry := backlog.entry(answer.letter.sequence)) is not None:
+                entry.attempts = answer.attempts
                 backlog.note_unanswered(entry, answer.unanswered)
         for letter, seconds in report.waits:
             backlog.wait(letter.sequence, seconds)
