@@ -32,6 +32,7 @@ from . import (
     _outbox_publish,
     _outbox_relay,
     _outbox_share,
+    _outbox_start,
     _print,
 )
 from ._lab import SETTINGS, Lab
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
     "publish": _outbox_publish.publish,
     "many": _outbox_publish.many,
     "growth": _outbox_growth.growth,
+    "start": _outbox_start.start,
     "lanes": _outbox_lanes.lanes,
     "share": _outbox_share.share,
     "idle": _outbox_idle.idle,
