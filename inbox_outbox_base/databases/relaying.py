@@ -169,6 +169,10 @@ class Relaying:
         """
         return None
 
+    def marks(self, connection: Connection) -> dict[int, int]:
+        """By bucket, the sequence up to which operators need not read: everything there has left."""
+        return {}
+
     def pages(self, connection: Connection) -> int:
         """How many pages of messages there are; 0 if every scan begins at the oldest message."""
         return 0

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindparam, func, literal, select
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.tables.times import readable
 from outbox._publishing.buckets import bucket_of
 from outbox.schema import OutboxTables, tables
@@ -90,8 +91,10 @@ def _in_line(
     if len(buckets) > 1 and (state is not None or "topic_" in given):
         found = [connection.execute(statement, given).all()]
     else:
-        of_bucket = statement.where(tables.message.c.bucket == bindparam("bucket_"))
-        found = [connection.execute(of_bucket, given | {"bucket_": bucket}).all() for bucket in buckets]
+        of_bucket = statement.where(statements.above(tables))
+        marks = relaying(connection.dialect.name, tables).marks(connection)
+        places = ({"bucket_": bucket, "low_": marks.get(bucket, 0)} for bucket in buckets)
+        found = [connection.execute(of_bucket, given | place).all() for place in places]
     oldest: list[Row[Any]] = list(merge(*found, key=lambda row: row.sequence))
     return [StoredMessage.of(row, row.state) for row in oldest[: given["limit"]]]
 

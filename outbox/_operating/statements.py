@@ -245,24 +245,30 @@ def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
     c = tables.message.c
     chosen = select(state_of(tables.message).label("state"), since(tables.message).label("since"))
     if few:
-        chosen = chosen.where(c.bucket == bindparam("bucket_"))
+        chosen = chosen.where(above(tables))
         chosen = chosen.order_by(c.sequence).limit(bindparam("limit", type_=Integer))
     found = chosen.subquery()
     oldest = readable(func.min(found.c.since)).label("since")
     return select(found.c.state, func.count().label("messages"), oldest).group_by(found.c.state)
 
 
+def above(tables: OutboxTables) -> ColumnElement[bool]:
+    """The messages of a bucket above a sequence."""
+    c = tables.message.c
+    return and_(c.bucket == bindparam("bucket_"), c.sequence > bindparam("low_"))
+
+
 @cache
-def can_leave(tables: OutboxTables) -> Select[Any]:
+def can_leave(tables: OutboxTables, *, of_bucket: bool) -> Select[Any]:
     """One message, if there is any, that is not held, not behind a held one of its key, not paused, and in an
-    existing bucket."""
+    existing bucket; or in one bucket above a sequence."""
     c, before = tables.message.c, tables.message.alias().c
     is_behind = exists(
         select(literal(1)).where(before.bucket == c.bucket, before.key == c.key, before.state == "held")
     )
     is_paused = exists(select(literal(1)).where(or_(tables.pause.c.topic == c.topic, _all_topics(tables))))
-    known = c.bucket.in_(select(tables.bucket.c.bucket))
-    return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused, known).limit(1)
+    place = above(tables) if of_bucket else c.bucket.in_(select(tables.bucket.c.bucket))
+    return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused, place).limit(1)
 
 
 @cache

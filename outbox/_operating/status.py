@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Table
+from sqlalchemy import Connection, Engine, Row, Select, Table
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.databases import relaying_statements
@@ -96,18 +96,27 @@ def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
         TablesMissing: the tables have not been created.
     """
     all_tables = tables(schema)
-    questions = statements.can_leave(all_tables), statements.is_due(all_tables)
+    return transact(engine, all_tables, lambda connection: _is_drained(connection, all_tables))
 
-    def nothing_left(connection: Connection) -> bool:
-        return all(connection.execute(each).first() is None for each in questions)
 
-    return transact(engine, all_tables, nothing_left)
+def _is_drained(connection: Connection, tables: OutboxTables) -> bool:
+    questions: list[tuple[Select[Any], dict[str, int]]] = [(statements.is_due(tables), {})]
+    if marks := relaying(connection.dialect.name, tables).marks(connection):
+        of_bucket = statements.can_leave(tables, of_bucket=True)
+        buckets = connection.execute(statements.buckets(tables)).scalars()
+        questions += [(of_bucket, {"bucket_": each, "low_": marks.get(each, 0)}) for each in buckets]
+    else:
+        questions.append((statements.can_leave(tables, of_bucket=False), {}))
+    return all(connection.execute(*each).first() is None for each in questions)
 
 
 def _status(connection: Connection, tables: OutboxTables, most: int | None) -> OutboxStatus:
     owners = connection.execute(statements.buckets(tables)).all()
     relays = connection.execute(statements.relays(tables)).all()
-    line = _Line(connection, tables, [row.bucket for row in owners], most)
+    given = {"highest": max((row.bucket for row in owners), default=-1), "limit": most or _NO_LIMIT}
+    stray = _count_stray(connection, tables.message, given)
+    marks = {} if stray else relaying(connection.dialect.name, tables).marks(connection)
+    line = _Line(connection, tables, {row.bucket: marks.get(row.bucket, 0) for row in owners}, most)
     delayed, delayed_is_estimate = _count(connection, tables.delayed, most)
     dead, dead_is_estimate = _count(connection, tables.dead, most)
     in_line = [MessageState.PENDING, MessageState.WAITING, MessageState.UNKNOWN, MessageState.HELD]
@@ -122,11 +131,7 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
         buckets=len(owners),
         unowned=sum(row.epoch is None for row in owners),
         paused=tuple(sorted(connection.execute(relaying_statements.paused(tables)).scalars())),
-        stray=_count_stray(
-            connection,
-            (tables.message,) if delayed_is_estimate else (tables.message, tables.delayed),
-            given={"highest": max((row.bucket for row in owners), default=-1), "limit": most or _NO_LIMIT},
-        ),
+        stray=stray + (0 if delayed_is_estimate else _count_stray(connection, tables.delayed, given)),
     )
 
 
@@ -134,23 +139,43 @@ class _Line:
     """The messages that wait for a relay: all of them counted, or only a few of each bucket if too many."""
 
     def __init__(
-        self, connection: Connection, tables: OutboxTables, buckets: Iterable[int], most: int | None
+        self, connection: Connection, tables: OutboxTables, lows: Mapping[int, int], most: int | None
     ) -> None:
+        """`lows` has, for each bucket, the sequence above which there are messages."""
         self.counts: Counter[str] = Counter()
         self._since: list[datetime] = []
-        total, self.is_estimate = (0, False) if most is None else _count(connection, tables.message, most)
-        if most is None or not self.is_estimate:
-            self._add(connection.execute(statements.count_states(tables, few=False)).all())
-        else:
-            numbers = list(buckets)
-            statement = statements.count_states(tables, few=True)
-            for bucket in numbers:
-                given = {"bucket_": bucket, "limit": max(1, most // len(numbers))}
-                self._add(connection.execute(statement, given).all())
-            # Messages beyond the oldest few of a bucket were most likely never sent.
-            self.counts[MessageState.PENDING] += max(0, total - self.counts.total())
+        self._connection, self._tables, self._lows = connection, tables, lows
+        self.is_estimate = False
+        if most is None or not any(lows.values()) or not self._count_above(most):
+            self._count(most)
         now = connection.execute(clock()).scalar_one()
         self.oldest_age = (now - min(self._since)).total_seconds() if self._since else None
+
+    def _count_above(self, most: int) -> bool:
+        """Count by the index, without what has left; return whether that was all."""
+        for bucket in self._lows:
+            self._count_bucket(bucket, most + 1 - self.counts.total())
+            if self.counts.total() > most:
+                self.counts.clear()
+                self._since.clear()
+                return False
+        return True
+
+    def _count(self, most: int | None) -> None:
+        tables, total = self._tables, 0
+        if most is not None:
+            total, self.is_estimate = _count(self._connection, tables.message, most)
+        if most is None or not self.is_estimate:
+            self._add(self._connection.execute(statements.count_states(tables, few=False)).all())
+            return
+        for bucket in self._lows:
+            self._count_bucket(bucket, max(1, most // len(self._lows)))
+        # Messages beyond the oldest few of a bucket were most likely never sent.
+        self.counts[MessageState.PENDING] += max(0, total - self.counts.total())
+
+    def _count_bucket(self, bucket: int, limit: int) -> None:
+        given = {"bucket_": bucket, "low_": self._lows[bucket], "limit": limit}
+        self._add(self._connection.execute(statements.count_states(self._tables, few=True), given).all())
 
     def _add(self, rows: Sequence[Row[Any]]) -> None:
         self.counts.update({row.state: row.messages for row in rows})
@@ -169,8 +194,8 @@ def _count(connection: Connection, table: Table, most: int | None) -> tuple[int,
     ), True
 
 
-def _count_stray(connection: Connection, those: Iterable[Table], given: dict[str, int]) -> int:
-    questions = (statements.count_stray(table, above=above) for table in those for above in (True, False))
+def _count_stray(connection: Connection, table: Table, given: dict[str, int]) -> int:
+    questions = (statements.count_stray(table, above=above) for above in (True, False))
     return sum(connection.execute(each, given).scalar_one() for each in questions)
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     cast,
     column,
     extract,
@@ -23,6 +24,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import UserDefinedType
 
+from inbox_outbox_base.tables.inbox import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 
@@ -54,23 +56,24 @@ def _sequence(tables: OutboxTables) -> ColumnElement[Any]:
     return cast(func.pg_get_serial_sequence(name_of(tables.message), "sequence"), REGCLASS)
 
 
+def _origin(tables: OutboxTables) -> ColumnElement[str]:
+    """The start of the server and the sequence's file, which is a new one after ALTER SEQUENCE ... RESTART or
+    TRUNCATE ... RESTART IDENTITY."""
+    started = extract("epoch", func.pg_postmaster_start_time())
+    return func.concat(started, "/", func.pg_relation_filenode(_sequence(tables)), type_=Text)
+
+
 @cache
 def highest(tables: OutboxTables) -> Select[Any, Any, Any]:
     """The highest sequence drawn by any transaction, its origin, and how many numbers a session draws at a
-    time.
-
-    The origin is the start of the server and the sequence's file, which is a new one after ALTER SEQUENCE ...
-    RESTART or TRUNCATE ... RESTART IDENTITY.
-    """
+    time."""
     of_sequence = _sequence(tables)
     drawn = func.pg_sequence_last_value(of_sequence, type_=BigInteger)
-    started = extract("epoch", func.pg_postmaster_start_time())
-    origin = func.concat(started, "/", func.pg_relation_filenode(of_sequence))
     settings = table("pg_sequence", column("seqrelid"), column("seqcache", BigInteger))
     cached = select(settings.c.seqcache).where(settings.c.seqrelid == of_sequence).scalar_subquery()
     return select(
         func.coalesce(drawn, 0).label("drawn"),
-        origin.label("origin"),
+        _origin(tables).label("origin"),
         func.coalesce(cached, 1).label("cached"),
     )
 
@@ -81,6 +84,21 @@ def refusal(tables: OutboxTables, cached: int) -> str:
         f"the sequence of {tables.message.fullname}.sequence has CACHE {cached}: messages would lose their "
         "order, and relays could overlook some; run ALTER SEQUENCE ... CACHE 1, then reconnect the programs "
         "that publish"
+    )
+
+
+@cache
+def marks(tables: OutboxTables) -> Select[Any, Any]:
+    """The stored marks of buckets whose relays are running, and so search for messages that appear below;
+    none for a role without rights to the sequence."""
+    of_sequence, bucket, relay = _sequence(tables), tables.bucket.c, tables.relay.c
+    # Older servers raise an error for such a role.
+    may_look = func.has_sequence_privilege(of_sequence, "USAGE, SELECT")
+    drawn = case((may_look, func.pg_sequence_last_value(of_sequence, type_=BigInteger)))
+    return (
+        select(bucket.bucket, bucket.mark)
+        .join_from(tables.bucket, tables.relay, relay.epoch == bucket.epoch)
+        .where(relay.lease_until >= utcnow(), bucket.mark_origin == _origin(tables), bucket.mark <= drawn)
     )
 
 

@@ -95,6 +95,9 @@ class PostgreSQLRelaying(Relaying):
         # A prepared transaction belongs to no session: its virtual number begins with -1.
         return Writers(drawn, writing, origin, any(each.startswith("-") for each in writing))
 
+    def marks(self, connection: Connection) -> dict[int, int]:
+        return {row.bucket: row.mark for row in connection.execute(numbers.marks(self.tables))}
+
     def pages(self, connection: Connection) -> int:
         return int(connection.execute(numbers.pages(name_of(self.tables.message))).scalar_one())
 
