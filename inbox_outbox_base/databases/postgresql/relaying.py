@@ -75,15 +75,15 @@ class PostgreSQLRelaying(Relaying):
         return waits(connection.execute(own.progress(self.tables), _places(places)).all())
 
     def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
-        found = connection.execute(own.payloads(self.tables), _places(_of(letters)))
+        found = connection.execute(own.payloads(self.tables), _these(letters))
         return {row.sequence: row.payload for row in found}
 
     def left(self, connection: Connection, letters: Sequence[Letter]) -> list[str]:
-        given = _places(_of(letters)) | {"ids": _ids(letters)}
+        given = _these(letters) | {"ids": _ids(letters)}
         return list(connection.execute(own.left(self.tables), given).scalars())
 
     def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
-        given = _places(_of(letters)) | {"ids": _ids(letters)}
+        given = _these(letters) | {"ids": _ids(letters)}
         connection.execute(own.record_sent(self.tables) if keep_sent else own.forget(self.tables), given)
 
     def writers(self, connection: Connection) -> Writers | None:
@@ -122,10 +122,11 @@ def _read(connection: Connection, statement: Select[Any], parameters: dict[str, 
     event.listen(connection, "before_cursor_execute", _in_binary)
     try:
         with closing(connection.execute(statement, parameters)) as result:
-            rows = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
+            rows: Any = result.cursor.fetchall()  # the driver's own rows: there is nothing to convert
     finally:
         event.remove(connection, "before_cursor_execute", _in_binary)
-    return [read(row) for row in rows]
+    rows.reverse()  # each is dropped as soon as it is read: garbage collection has less to look at
+    return [read(rows.pop()) for _ in range(len(rows))]
 
 
 def _in_binary(_: Connection, cursor: Any, *statement: object) -> None:
@@ -163,12 +164,16 @@ def _ids(letters: Sequence[Letter]) -> str:
     return f'{{"{text}"}}'
 
 
-def _of(letters: Sequence[Letter]) -> list[tuple[int, int]]:
-    return [(letter.bucket, letter.sequence) for letter in letters]
+def _these(letters: Sequence[Letter]) -> dict[str, Any]:
+    """The places of messages as parameters; some statements take ids as well."""
+    return {
+        "buckets": _array([letter.bucket for letter in letters]),
+        "sequences": _array([letter.sequence for letter in letters]),
+    }
 
 
 def _places(places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """The places as parameters; some statements take ids as well."""
+    """Places as parameters."""
     return {
         "buckets": _array([bucket for bucket, _ in places]),
         "sequences": _array([sequence for _, sequence in places]),
