@@ -1,8 +1,7 @@
 """Chooses the next messages of a relay's buckets, without those that have to wait."""
 
 import math
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter
 
@@ -10,15 +9,15 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan
-from inbox_outbox_base.databases.taking_statements import clock
 
-from .backlog import SOLO_AFTER, Backlog, Entry
+from .backlog import Backlog, Entry
 from .batch import Choice
 from .frontier import Frontier
 from .lanes import Lane, Lanes
 from .loading import Loader
 from .report import Report
 from .settings import Settings
+from .sifting import Sifter
 
 MOST_KNOWN = 200_000
 """How many messages a relay remembers that it cannot send now; it reads no further until some have left."""
@@ -26,7 +25,6 @@ _PAGES = 10
 """Scans in one transaction, while they find nothing that can be sent."""
 _LEAST_SCAN = 16
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
-_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Scanner:
@@ -36,6 +34,7 @@ class Scanner:
         self._settings = settings
         self._database = database
         self._lanes = lanes
+        self._sifter = Sifter(settings, lanes)
         self._loader = Loader(database, lanes, max(settings.batch, _LEAST_SCAN))
         self._light = self._loader.light
         self.backlog = Backlog()
@@ -46,9 +45,6 @@ class Scanner:
         """Whether messages of other buckets are still on their way."""
         self.paused: list[str] = []
         """Topics whose messages wait."""
-        # Starts False: after a restart, other messages go first. Otherwise a message that kills relays would
-        # be all that any relay sends.
-        self._solo_turn = False
 
     def forget(self) -> None:
         """The relay owns no buckets any more."""
@@ -117,7 +113,7 @@ class Scanner:
         ready = self.backlog.ready
         picked = {lane: self._pick(lane) for lane in self._open_lanes()}
         self._fetch(connection, [*chain.from_iterable(picked.values())], letters)
-        choice = self._sift(connection, picked, letters)
+        choice = self._sifter.sift(connection, self.backlog, picked, letters)
         can_read = not is_read and len(self.backlog) < MOST_KNOWN
         # Those that turned out to have to wait have made room for others.
         made_room = not choice.batches and self.backlog.ready < ready
@@ -215,83 +211,6 @@ class Scanner:
             behind = self.buckets.index(letters[-1].bucket) + 1
             self.buckets = self.buckets[behind:] + self.buckets[:behind]
 
-    def _sift(
-        self, connection: Connection, picked: Mapping[Lane, list[Entry]], letters: Mapping[int, Letter]
-    ) -> Choice:
-        """Divide what was picked into messages to send, to send alone, and to give up; the rest waits."""
-        found = {lane: self._found(entries, letters) for lane, entries in picked.items()}
-        now = self._now(connection, chain.from_iterable(found.values()))
-        choice = Choice()
-        suspects: list[Letter] = []
-        for lane, its_letters in found.items():
-            batch: list[Letter] = []
-            ahead, behind = set[str | None](), set[str | None]()
-            for letter in sorted(its_letters, key=attrgetter("sequence")):
-                if letter.key is not None and letter.key in behind:
-                    continue  # an earlier message of its key is not sent now: this one must not overtake it
-                if not letter.is_new and (
-                    self._has_to_wait(letter, now) or self._is_given_up(letter, choice)
-                ):
-                    behind.add(letter.key)
-                elif letter.unanswered >= SOLO_AFTER:
-                    behind.add(letter.key)
-                    if letter.key is None or letter.key not in ahead:
-                        suspects.append(letter)
-                else:
-                    batch.append(letter)
-                    ahead.add(letter.key)
-            if batch:
-                choice.batches.append(batch[: lane.room()])
-        if suspects and not self._is_suspect_away() and (self._solo_turn or not choice.batches):
-            # Those with the fewest unanswered sends first, so that each suspect gets its turn. Nothing else
-            # begins with it; and no two are ever on their way together, so that each death has one suspect.
-            choice.has_more = bool(choice.batches)  # they follow in a moment
-            choice.batches = [[min(suspects, key=attrgetter("unanswered"))]]
-        return choice
-
-    def _found(self, entries: list[Entry], letters: Mapping[int, Letter]) -> list[Letter]:
-        found: list[Letter] = []
-        for entry in entries:
-            letter = letters.get(entry.sequence)
-            if letter is not None:
-                found.append(letter)
-                if letter.unanswered != entry.unanswered:  # an operator has released it
-                    self.backlog.note_unanswered(entry, letter.unanswered)
-        return found
-
-    def _now(self, connection: Connection, letters: Iterable[Letter]) -> datetime:
-        """The database's clock, if one of the messages has a time to compare with it."""
-        has_times = any(letter.attempts for letter in letters)
-        now: datetime = connection.execute(clock()).scalar_one() if has_times else _NEVER
-        return now
-
-    def _stays(self, letter: Letter, now: datetime, choice: Choice) -> bool:
-        """Whether it has to wait, or is given up."""
-        if letter.is_new:  # most are
-            return False
-        return self._has_to_wait(letter, now) or self._is_given_up(letter, choice)
-
-    def _has_to_wait(self, letter: Letter, now: datetime) -> bool:
-        if letter.failing_since is not None:
-            letter.failing_for = (now - letter.failing_since).total_seconds()
-        if letter.state == "held":
-            self.backlog.wait(letter.sequence, math.inf)
-        elif letter.attempts and letter.retry_at is not None and letter.retry_at > now:
-            self.backlog.wait(letter.sequence, (letter.retry_at - now).total_seconds())
-        else:
-            return False
-        return True
-
-    def _is_given_up(self, letter: Letter, choice: Choice) -> bool:
-        is_exhausted = letter.unanswered > SOLO_AFTER and letter.unanswered >= self._settings.max_attempts
-        if letter.damage is not None or is_exhausted:
-            choice.exhausted.append(letter)
-            return True
-        return False
-
-    def _is_suspect_away(self) -> bool:
-        return any(flight.letters[0].unanswered >= SOLO_AFTER for flight in self._lanes.flights)
-
     def load(self, connection: Connection, choice: Choice) -> None:
         """Read what else is needed to send these messages."""
         self._loader.load(connection, choice)
@@ -326,7 +245,5 @@ class Scanner:
 
     def launch(self, choice: Choice) -> None:
         """Note that these messages are being sent, or given up, now that the transaction has committed."""
-        letters = choice.letters
-        self.backlog.send(letter.sequence for letter in chain(letters, choice.exhausted))
-        if letters:
-            self._solo_turn = letters[0].unanswered < SOLO_AFTER
+        self.backlog.send(letter.sequence for letter in chain(choice.letters, choice.exhausted))
+        self._sifter.launch(choice)

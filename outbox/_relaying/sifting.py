@@ -1,0 +1,113 @@
+"""Divides the messages that could be sent next: some are sent, some are sent alone, wait or are given up."""
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from itertools import chain
+from operator import attrgetter
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.databases.taking_statements import clock
+
+from .backlog import SOLO_AFTER, Backlog, Entry
+from .batch import Choice
+from .lanes import Lane, Lanes
+from .settings import Settings
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+class Sifter:
+    """What one relay sends now."""
+
+    def __init__(self, settings: Settings, lanes: Lanes) -> None:
+        self._most_attempts = settings.max_attempts
+        self._lanes = lanes
+        # Starts False: after a restart, other messages go first. Otherwise a message that kills relays would
+        # be all that any relay sends.
+        self._solo_turn = False
+
+    def launch(self, choice: Choice) -> None:
+        """Note that these messages are being sent."""
+        if choice.batches:
+            self._solo_turn = choice.batches[0][0].unanswered < SOLO_AFTER
+
+    def sift(
+        self,
+        connection: Connection,
+        backlog: Backlog,
+        picked: Mapping[Lane, list[Entry]],
+        letters: Mapping[int, Letter],
+    ) -> Choice:
+        """Divide what was picked into messages to send, to send alone, and to give up; the rest waits."""
+        found = {lane: _found(backlog, entries, letters) for lane, entries in picked.items()}
+        now = _now(connection, chain.from_iterable(found.values()))
+        choice = Choice()
+        suspects: list[Letter] = []
+        for lane, its_letters in found.items():
+            batch: list[Letter] = []
+            ahead, behind = set[str | None](), set[str | None]()
+            for letter in sorted(its_letters, key=attrgetter("sequence")):
+                if letter.key is not None and letter.key in behind:
+                    continue  # an earlier message of its key is not sent now: this one must not overtake it
+                if not letter.is_new and (
+                    _has_to_wait(backlog, letter, now) or self._is_given_up(letter, choice)
+                ):
+                    behind.add(letter.key)
+                elif letter.unanswered >= SOLO_AFTER:
+                    behind.add(letter.key)
+                    if letter.key is None or letter.key not in ahead:
+                        suspects.append(letter)
+                else:
+                    batch.append(letter)
+                    ahead.add(letter.key)
+            if batch:
+                choice.batches.append(batch[: lane.room()])
+        if suspects and not self._is_suspect_away() and (self._solo_turn or not choice.batches):
+            # Those with the fewest unanswered sends first, so that each suspect gets its turn. Nothing else
+            # begins with it; and no two are ever on their way together, so that each death has one suspect.
+            choice.has_more = bool(choice.batches)  # they follow in a moment
+            choice.batches = [[min(suspects, key=attrgetter("unanswered"))]]
+        return choice
+
+    def _is_given_up(self, letter: Letter, choice: Choice) -> bool:
+        is_exhausted = letter.unanswered > SOLO_AFTER and letter.unanswered >= self._most_attempts
+        if letter.damage is not None or is_exhausted:
+            choice.exhausted.append(letter)
+            return True
+        return False
+
+    def _is_suspect_away(self) -> bool:
+        return any(flight.letters[0].unanswered >= SOLO_AFTER for flight in self._lanes.flights)
+
+
+def _found(backlog: Backlog, entries: list[Entry], letters: Mapping[int, Letter]) -> list[Letter]:
+    found: list[Letter] = []
+    for entry in entries:
+        letter = letters.get(entry.sequence)
+        if letter is not None:
+            found.append(letter)
+            if letter.unanswered != entry.unanswered:  # an operator has released it
+                backlog.note_unanswered(entry, letter.unanswered)
+    return found
+
+
+def _now(connection: Connection, letters: Iterable[Letter]) -> datetime:
+    """The database's clock, if one of the messages has a time to compare with it."""
+    has_times = any(letter.attempts for letter in letters)
+    now: datetime = connection.execute(clock()).scalar_one() if has_times else _NEVER
+    return now
+
+
+def _has_to_wait(backlog: Backlog, letter: Letter, now: datetime) -> bool:
+    if letter.failing_since is not None:
+        letter.failing_for = (now - letter.failing_since).total_seconds()
+    if letter.state == "held":
+        backlog.wait(letter.sequence, math.inf)
+    elif letter.attempts and letter.retry_at is not None and letter.retry_at > now:
+        backlog.wait(letter.sequence, (letter.retry_at - now).total_seconds())
+    else:
+        return False
+    return True
