@@ -25,19 +25,22 @@ class Marks:
         self._database = database
         self._scanner = scanner
 
-    def tend(self, connection: Connection, epoch: int, owned: Iterable[Bucket]) -> None:
+    def tend(self, connection: Connection, epoch: int, owned: Iterable[Bucket]) -> bool:
         """Look who is writing, start new buckets at their stored marks, and store marks that are far behind.
 
         Args:
             epoch: the relay's.
             owned: its buckets with their stored marks, read before.
 
+        Returns:
+            Whether any mark was stored.
+
         Raises:
             UnsafeSequence: the sequence of message numbers is cached per session.
         """
         writers = self._database.writers(connection)
         if writers is None:
-            return
+            return False
         scanner, tables = self._scanner, self._database.tables
         stored = {row.bucket: row.mark or 0 for row in owned if row.mark_origin == writers.origin}
         went_back = max(stored.values(), default=0) > writers.highest
@@ -53,3 +56,4 @@ class Marks:
         ]
         if moved:
             connection.execute(member_statements.keep_mark(tables), moved)
+        return bool(stored)

@@ -33,14 +33,19 @@ class Recheck:
         self._pages = range(0)
         """Pages that are left to read."""
         self._size = 0
-        self._begun = time.monotonic()
-        # Soon: the relay may start at marks that others have stored, and may not live for long.
-        self._next = self._begun + _STEP
+        self._begun = 0.0
+        """When the last pass began; 0 before the first."""
+        self._next = time.monotonic() + EVERY
 
     @property
     def is_due(self) -> bool:
         """Whether to call `step`."""
         return time.monotonic() >= self._next
+
+    def begin_soon(self) -> None:
+        """Begin the first pass soon: the relay starts at stored marks, and may not live for long."""
+        if not self._begun:
+            self._next = min(self._next, time.monotonic() + _STEP)
 
     def step(self, connection: Connection, scanner: Scanner) -> Counter[int]:
         """Read the next pages; return how many messages were overlooked, by bucket."""

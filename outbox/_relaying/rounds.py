@@ -137,7 +137,8 @@ class Rounds:
         scanner = self._scanner
         owned, balanced = self._members.balance(connection, self.epoch, scanner.backlog.busy)
         scanner.own([each.bucket for each in owned])
-        self._marks.tend(connection, self.epoch, owned)
+        if self._marks.tend(connection, self.epoch, owned):
+            self._recheck.begin_soon()
         scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
         moved = chores.move_due(connection, self._database, scanner.buckets)
         forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
