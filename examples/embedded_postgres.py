@@ -36,9 +36,6 @@ rm -rf "$2"
 """
 
 
-_claims: list[socket.socket] = []
-
-
 def free_port() -> int:
     """A TCP port on 127.0.0.1 that nothing listens on; no other call returns it while this process lives.
 
@@ -56,7 +53,7 @@ def free_port() -> int:
         except OSError:
             claim.close()
             continue
-        _claims.append(claim)
+        claim.detach()  # it stays open for as long as this process lives
         return port
 
 
