@@ -182,6 +182,7 @@ def test_the_connection_breaks_under_a_request(proxied_kafka: tuple[Topics, TcpP
         assert written(topics, topic)[key] == [each.id for each in batch[place::3]]
 
 
+@pytest.mark.long
 def test_the_broker_is_killed(private_kafka: LocalKafka) -> None:
     """Again and again, while batches with many messages of each key are sent in several requests."""
     with Topics(private_kafka.address) as topics:

@@ -66,7 +66,7 @@ def test_a_write_reports_what_it_did(
     )
 
 
-@pytest.mark.parametrize("ledger", ["verify", "trust"])
+@pytest.mark.parametrize("ledger", ["trust", pytest.param("verify", marks=pytest.mark.long)])
 def test_a_run_that_is_finished_is_not_done_again(
     postgres: Database, engine: Engine, spark_session: "SparkSession", ledger: str
 ) -> None:
@@ -93,7 +93,10 @@ def test_a_run_that_is_finished_is_not_done_again(
         assert (calls.value == before) is (ledger == "trust")
 
 
-@pytest.mark.parametrize("ledger", ["verify", "trust", "off"])
+@pytest.mark.parametrize(
+    "ledger",
+    ["verify", pytest.param("trust", marks=pytest.mark.long), pytest.param("off", marks=pytest.mark.long)],
+)
 def test_a_run_that_failed_goes_on(
     postgres: Database, engine: Engine, spark_session: "SparkSession", tmp_path: Path, ledger: str
 ) -> None:

@@ -20,7 +20,7 @@ ROWS, PARTITIONS = 2_000, 4
 PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}
 
 
-@pytest.mark.parametrize("ledger", ["verify", "trust"])
+@pytest.mark.parametrize("ledger", ["verify", pytest.param("trust", marks=pytest.mark.long)])
 def test_a_run_goes_on_where_it_failed(
     application: Application, other_application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_another_run_finds_duplicates(
     assert second["replayed"] == 0
 
 
-@pytest.mark.parametrize("ledger", ["verify", "trust"])
+@pytest.mark.parametrize("ledger", ["verify", pytest.param("trust", marks=pytest.mark.long)])
 def test_another_number_of_partitions_is_another_plan(
     application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
@@ -84,7 +84,7 @@ def test_other_rows_of_the_same_run_are_not_taken_for_done(application: Applicat
     target.check([*range(ROWS + ROWS // 2), *range(ROWS * 2, ROWS * 3)])
 
 
-@pytest.mark.parametrize("ledger", ["verify", "off"])
+@pytest.mark.parametrize("ledger", ["verify", pytest.param("off", marks=pytest.mark.long)])
 def test_keys_that_partitions_share_are_taken_once(
     application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
