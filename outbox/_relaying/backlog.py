@@ -16,6 +16,9 @@ down with it. A message that was never sent alone is not given up: it may never 
 LOOK_AGAIN = 5.0
 """Seconds after which a waiting message is checked again, in case an operator has acted on it."""
 
+_NEW, _AGAIN, _ALONE = range(3)
+"""Queues: of messages that were never sent, are sent again, or are sent alone. None waits for all of another
+one: the broker may take some keys of a topic and not others."""
 _MOST_ABOVE = 30_000
 """A scan leaves out at most this many known messages of a bucket: some databases limit its parameters."""
 
@@ -52,6 +55,13 @@ class Entry:
     def __lt__(self, other: "Entry") -> bool:
         return self.sequence < other.sequence
 
+    @property
+    def queue(self) -> int:
+        """Where it waits for its turn."""
+        if self.unanswered >= SOLO_AFTER:
+            return _ALONE
+        return _AGAIN if self.attempts else _NEW
+
 
 class Backlog:
     """The known messages: for each key in the order of their numbers, for each topic those that can be sent.
@@ -65,10 +75,8 @@ class Backlog:
         self._buckets: dict[int, dict[int, Entry]] = {}
         self._firsts: dict[str, Entry] = {}
         self._lasts: dict[str, Entry] = {}
-        self._ready: dict[str, dict[Entry, None]] = {}
-        """By topic, in the order in which they became ready."""
-        self._alone: dict[str, dict[Entry, None]] = {}
-        """The same for those that are sent alone, so that no others wait for all of them."""
+        self._queues: list[dict[str, dict[Entry, None]]] = [{}, {}, {}]
+        """By queue and topic, those that can be sent, in the order in which they became ready."""
         self._waits: list[tuple[float, Entry]] = []
 
     def __len__(self) -> int:
@@ -116,15 +124,12 @@ class Backlog:
         after.until = 0.0
         self._queue(entry)
 
-    def _queues(self, entry: Entry) -> dict[str, dict[Entry, None]]:
-        return self._ready if entry.unanswered < SOLO_AFTER else self._alone
-
     def _queue(self, entry: Entry) -> None:
-        self._queues(entry).setdefault(entry.topic, {})[entry] = None
+        self._queues[entry.queue].setdefault(entry.topic, {})[entry] = None
 
     def _dequeue(self, entry: Entry) -> bool:
         """Return whether it was in a queue."""
-        queues = self._queues(entry)
+        queues = self._queues[entry.queue]
         queue = queues.get(entry.topic)
         if queue is None or entry not in queue:
             return False
@@ -133,43 +138,44 @@ class Backlog:
             del queues[entry.topic]
         return True
 
-    def note_unanswered(self, entry: Entry, unanswered: int) -> None:
-        """Note how many sends of a message got no answer."""
+    def note_sends(self, entry: Entry, attempts: int, unanswered: int) -> None:
+        """Note how often a message was sent, and how many of these sends got no answer."""
         was_queued = self._dequeue(entry)
-        entry.unanswered = unanswered
+        entry.attempts, entry.unanswered = attempts, unanswered
         if was_queued:
             self._queue(entry)
 
     @property
     def topics(self) -> Collection[str]:
         """Topics with messages that can be sent."""
-        return dict.fromkeys(chain(self._ready, self._alone))
+        return dict.fromkeys(chain(*self._queues))
 
     @property
     def ready(self) -> int:
         """How many messages can be sent; of each key one counts."""
-        return sum(map(len, chain(self._ready.values(), self._alone.values())))
+        return sum(len(queue) for queues in self._queues for queue in queues.values())
 
     def pick(self, topic: str, most: int, *, is_probe: bool = False) -> list[Entry]:
         """The messages of a topic to send next: first one of each key, then those that follow them; and one
-        more of those that are sent alone, with the fewest unanswered sends, so that each has its turn.
+        more of those that are sent alone, with the fewest unanswered sends, so that each has its turn. While
+        there are new ones, a quarter are sent again.
 
-        A probe is the message that was sent the least: the broker may take other keys than those that it did
-        not take.
+        A probe is the one that was sent the least.
         """
-        ready = self._ready.get(topic, {})
-        firsts = (
-            heapq.nsmallest(most, ready, key=attrgetter("attempts"))
-            if is_probe
-            else list(islice(ready, most))
-        )
+        new, again, alone = (queues.get(topic, {}) for queues in self._queues)
+        if is_probe:
+            firsts = list(islice(new, 1)) or heapq.nsmallest(1, again, key=attrgetter("attempts"))
+        else:
+            share = max(1, most // 4)
+            in_turn = chain(islice(again, share), new, islice(again, share, None))
+            firsts = list(islice(in_turn, most))
         picked = list(firsts)
         for first in firsts:
             follower = first.follower
             while follower is not None and follower.topic == topic and len(picked) < most:
                 picked.append(follower)
                 follower = follower.follower
-        if alone := self._alone.get(topic):
+        if alone:
             picked.append(min(alone, key=attrgetter("unanswered")))
         return picked
 
@@ -272,8 +278,10 @@ class Backlog:
     def retain(self, wanted: Callable[[Entry], bool]) -> None:
         """Forget all others."""
         kept = sorted(entry for entry in self if wanted(entry))
-        for each in (self._entries, self._buckets, self._firsts, self._lasts, self._ready, self._alone):
+        for each in (self._entries, self._buckets, self._firsts, self._lasts):
             each.clear()
+        for queues in self._queues:
+            queues.clear()
         self._waits = [wait for wait in self._waits if wanted(wait[1])]
         heapq.heapify(self._waits)
         for entry in kept:

@@ -13,6 +13,7 @@ from typing import Any
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
 
+from .backlog import SOLO_AFTER
 from .report import Answer, Report
 
 log = logging.getLogger("outbox.relay")
@@ -68,6 +69,11 @@ class Flight:
         self._asked = math.inf
         self._is_taken = False
         """Whether the broker has accepted or refused some message: it does not reject the topic."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a single message, sent alone because its sends got no answer."""
+        return self.letters[0].unanswered >= SOLO_AFTER
 
     def collect(self) -> Report:
         """The outcomes that have arrived since the last call."""

@@ -83,13 +83,15 @@ class Lane:
         self.flight = None
         if len(flight.unanswered()) == len(flight.letters):
             return False  # nothing was sent
+        if flight.rejected_for is not None:
+            if flight.is_alone and not self._rejections:
+                return False  # it may fail for its own reasons: others go on
+            self._reject(flight.rejected_for, flight.reason)
+            return False
         if flight.seconds > _SLOW:
             self._size = max(1, self._size // 2)
         elif len(flight.letters) >= self._size and flight.seconds < _QUICK:
             self._size = min(self._most, self._size * 2)
-        if flight.rejected_for is not None:
-            self._reject(flight.rejected_for, flight.reason)
-            return False
         was_rejected, self._rejections = self._rejections > 0, 0
         return was_rejected
 

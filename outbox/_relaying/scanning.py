@@ -221,8 +221,7 @@ class Scanner:
         backlog.remove(letter.sequence for letter in report.accepted)
         for answer in report.others:
             if (entry := backlog.entry(answer.letter.sequence)) is not None:
-                entry.attempts = answer.attempts
-                backlog.note_unanswered(entry, answer.unanswered)
+                backlog.note_sends(entry, answer.attempts, answer.unanswered)
         for letter, seconds in report.waits:
             backlog.wait(letter.sequence, seconds)
         for death in report.dead:

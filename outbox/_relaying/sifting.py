@@ -49,7 +49,7 @@ class Sifter:
         for lane, its_letters in found.items():
             batch: list[Letter] = []
             ahead, behind = set[str | None](), set[str | None]()
-            for letter in sorted(its_letters, key=attrgetter("sequence")):
+            for letter in its_letters:
                 if letter.key is not None and letter.key in behind:
                     continue  # an earlier message of its key is not sent now: this one must not overtake it
                 if not letter.is_new and (
@@ -64,7 +64,7 @@ class Sifter:
                     batch.append(letter)
                     ahead.add(letter.key)
             if batch:
-                choice.batches.append(batch[: lane.room()])
+                choice.batches.append(sorted(batch[: lane.room()], key=attrgetter("sequence")))
         if suspects and not self._is_suspect_away() and (self._solo_turn or not choice.batches):
             # Those with the fewest unanswered sends first, so that each suspect gets its turn. Nothing else
             # begins with it; and no two are ever on their way together, so that each death has one suspect.
@@ -80,7 +80,7 @@ class Sifter:
         return False
 
     def _is_suspect_away(self) -> bool:
-        return any(flight.letters[0].unanswered >= SOLO_AFTER for flight in self._lanes.flights)
+        return any(flight.is_alone for flight in self._lanes.flights)
 
 
 def _found(backlog: Backlog, entries: list[Entry], letters: Mapping[int, Letter]) -> list[Letter]:
@@ -89,8 +89,9 @@ def _found(backlog: Backlog, entries: list[Entry], letters: Mapping[int, Letter]
         letter = letters.get(entry.sequence)
         if letter is not None:
             found.append(letter)
-            if letter.unanswered != entry.unanswered:  # an operator has released it
-                backlog.note_unanswered(entry, letter.unanswered)
+            if letter.attempts != entry.attempts or letter.unanswered != entry.unanswered:
+                # An operator has released it.
+                backlog.note_sends(entry, letter.attempts, letter.unanswered)
     return found
 
 

@@ -131,8 +131,9 @@ class Machine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(sorted(self.known)))
         entry = self.backlog.entry(sequence)
         assert entry is not None
-        self.backlog.note_unanswered(entry, unanswered)
-        self.known[sequence].unanswered = unanswered
+        attempts = max(unanswered, data.draw(st.integers(0, 1)))
+        self.backlog.note_sends(entry, attempts, unanswered)
+        self.known[sequence].attempts, self.known[sequence].unanswered = attempts, unanswered
 
     @rule(data=st.data())
     def forget(self, data: Any) -> None:
