@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg import ClientCursor
 from sqlalchemy import Engine, select
 
 from inbox import Backoff
@@ -52,6 +53,19 @@ def test_an_accepted_message_is_gone(engine: Engine) -> None:
     assert [count(engine, table) for table in left] == [0] * 4
     assert relay(engine, publisher) == 0
     assert len(publisher.sent) == 1
+
+
+def test_a_cursor_that_reads_only_text(postgres: Database) -> None:
+    """psycopg's ClientCursor, which puts parameters into the statement, gets the same messages."""
+    engine = postgres.engine(connect_args={"cursor_factory": ClientCursor})
+    payload = bytes(range(256))
+    with engine.begin() as connection:
+        Outbox().publish(connection, "orders", payload, key="ä")
+    publisher = Recorder()
+    assert relay(engine, publisher) == 1
+    (envelope,) = publisher.sent
+    assert (envelope.payload, envelope.key) == (payload, "ä")
+    assert abs(envelope.created_at - datetime.now(UTC)) < timedelta(minutes=5)
 
 
 def test_times_are_in_utc(migrated: Database) -> None:

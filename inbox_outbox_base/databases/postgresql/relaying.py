@@ -132,7 +132,7 @@ def _read(connection: Connection, statement: Select[Any], parameters: dict[str, 
 def _in_binary(_: Connection, cursor: Any, *statement: object) -> None:
     """Let the server send values in its own format: as text, a payload has twice as many bytes."""
     own = getattr(cursor, "_cursor", cursor)  # an asynchronous engine's cursor has psycopg's inside
-    if hasattr(own, "format"):
+    if hasattr(own, "format") and not hasattr(own, "mogrify"):  # psycopg's ClientCursor reads only text
         own.format = 1
 
 
