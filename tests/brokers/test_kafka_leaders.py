@@ -44,8 +44,8 @@ def batch_of(topic: str, each: int = 20) -> list[Envelope]:
 
 
 def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> None:
-    """The keys of the other partition are accepted, and said to be, while those of this one wait; these are
-    sent again in order once it has a leader."""
+    """The keys of the other partition are accepted, and said to be, while those of this one wait. From then
+    on it is known that these are not written; they are sent again in order once it has a leader."""
     topic, sender = topics.new_on(1, 2), sender_to(topics)
     first, batch = batch_of(topic), batch_of(topic)
     assert set(published(sender, first)) == {Accepted()}
@@ -54,6 +54,10 @@ def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> Non
         wait_until(lambda: topics.leaders(topic)[1] == -1)
         begun = time.monotonic()
         arrived = {place: (outcome, time.monotonic() - begun) for place, outcome in sender.send(batch)}
+        lost = [message for place, message in enumerate(batch) if arrived[place][0] != Accepted()]
+        begun = time.monotonic()
+        assert set(published(sender, lost)) == {Unavailable("partition 1 has no leader")}
+        assert time.monotonic() - begun < TIMEOUT / 2
     finally:
         second_broker.start()
     assert all(after < TIMEOUT / 2 for outcome, after in arrived.values() if outcome == Accepted())
@@ -62,8 +66,7 @@ def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> Non
     for message, outcome in zip(batch, outcomes, strict=True):
         by_key.setdefault(message.key, set()).add(type(outcome))
     assert {frozenset(each) for each in by_key.values()} == {frozenset([Accepted]), frozenset([Unknown])}
-    again = [each for each in batch if by_key[each.key] != {Accepted}]
-    wait_until(lambda: set(published(sender, again)) == {Accepted()})
+    wait_until(lambda: set(published(sender, lost)) == {Accepted()})
     found = written(topics, topic)
     for key in KEYS:
         assert found[key] == [each.id for each in first + batch if each.key == key]

@@ -41,6 +41,14 @@ class LentProducer:
                 continue
             return fault
 
+    def leaderless(self, topic: str, timeout: float) -> set[int]:
+        """Ask a broker which partitions of a topic have no leader now."""
+        try:
+            found = self.producer.list_topics(topic, timeout=timeout).topics[topic]
+        except KafkaException:
+            return set()
+        return {number for number, partition in found.partitions.items() if partition.leader < 0}
+
     def _ask(self, topic: str, timeout: float) -> KafkaError | None:
         try:
             found = self.producer.list_topics(topic, timeout=timeout).topics[topic]

@@ -59,6 +59,8 @@ class KafkaPublisher:
         self.timeout = outbox_options.seconds("timeout", timeout)
         self._settings = {"logger": _log, **producer_settings.filled_in(config, self.timeout)}
         self._producers = Producers(self._settings, self.timeout * _SHARE_FOR_CLEANING_UP)
+        self._leaderless = set[str]()
+        """Topics of which a partition had no leader."""
         self.ordered = producer_settings.keeps_order(self._settings)
         """Whether a batch may hold several messages of a key: if `enable.idempotence` is on."""
 
@@ -89,18 +91,24 @@ class KafkaPublisher:
     def _answers(self, batch: Sequence[Envelope]) -> Generator[Answers]:
         if not batch:
             return
-        deadline = time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
+        topic, deadline = batch[0].topic, time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
         lent, is_usable = self._producers.take(), True
         try:
             # Nothing is sent before a broker answers: so the outcome is Unavailable, not Unknown.
-            fault = lent.fault_of(batch[0].topic, self.timeout / 2)
+            fault = lent.fault_of(topic, self.timeout / 2)
             if fault is not None:
                 outcome = outcome_of_unsent(fault)
                 yield [(place, outcome) for place in range(len(batch))]
                 return
             parts = parts_of(batch, producer_settings.limits(self._settings))
-            sending, is_usable = Sending(lent.producer, batch, parts, deadline), False
+            ask = partial(lent.leaderless, topic)
+            before = ask(self.timeout / 2) if topic in self._leaderless else set[int]()
+            if not before:
+                self._leaderless.discard(topic)
+            sending, is_usable = Sending(lent.producer, batch, parts, deadline, before, ask), False
             yield from sending.answers()
+            if sending.leaderless:
+                self._leaderless.add(topic)
             # Otherwise the next send first contacts a broker: while none answers, it leaves nothing unknown.
             is_usable = sending.is_usable
         finally:

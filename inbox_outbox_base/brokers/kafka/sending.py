@@ -1,7 +1,7 @@
 """One batch on its way to Kafka."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -15,6 +15,8 @@ Answers = list[tuple[int, Outcome]]
 
 _SLICE = 0.05
 """Seconds for which answers wait for those still missing, before they are passed on."""
+_QUIET = 1.0
+"""Seconds without any answer after which it asks whether partitions have lost their leader."""
 
 
 class Sending:
@@ -29,20 +31,33 @@ class Sending:
         producer: has the settings of `producer_settings.filled_in`.
         parts: as `parts_of` returns them.
         deadline: on the monotonic clock; after it nothing is sent.
+        leaderless: the partitions that had no leader right before.
+        ask: which partitions have none; its argument is a time limit in seconds.
     """
 
     def __init__(
-        self, producer: Producer, batch: Sequence[Envelope], parts: list[list[int]], deadline: float
+        self,
+        producer: Producer,
+        batch: Sequence[Envelope],
+        parts: list[list[int]],
+        deadline: float,
+        leaderless: set[int],
+        ask: Callable[[float], set[int]],
     ) -> None:
         self._producer = producer
         self._batch = batch
         self._parts = parts[::-1]
         self._deadline = deadline
+        self._leaderless_before = leaderless
+        self._ask = ask
+        self.leaderless = set[int]()
+        """The partitions that have no leader, if that has ended the send."""
         self._failed: set[str] = set()
         """Keys with a message that was not accepted: nothing more of them is sent."""
         self._queued: list[int] = []
         """The places of this part that the client has."""
-        self._arrived: list[tuple[int, KafkaError | None]] = []
+        self._arrived: list[tuple[int, KafkaError | None, int | None]] = []
+        """Places, errors, and partitions."""
         self._judged = 0
         """How many of those that have arrived are judged."""
         self._has_failed = False
@@ -69,15 +84,27 @@ class Sending:
     def _sent(self, part: list[int]) -> Iterator[Answers]:
         yield self._queue(part)
         is_shared, again = len(self._queued) > 1, list[int]()
+        arrived, quiet_since = 0, time.monotonic()
         while self._is_waiting and (rest := self._deadline - time.monotonic()) > 0:
             self._producer.flush(min(rest, _SLICE))  # before a flush, the client sends nothing
             yield self._judge(again if is_shared else None)
+            if len(self._arrived) > arrived:
+                arrived, quiet_since = len(self._arrived), time.monotonic()
+            elif time.monotonic() > quiet_since + _QUIET:
+                self._look_for_leaders(min(rest, _QUIET))
+                quiet_since = time.monotonic()
         if self._is_waiting:
             yield self._given_up()
         # Each half in parts of its own: one message may have been too much for all.
         again.sort()
         half = (len(again) + 1) // 2
         self._parts += [places for places in (again[half:], again[:half]) if places]
+
+    def _look_for_leaders(self, timeout: float) -> None:
+        """End the send if a partition has no leader: waiting longer would only delay other messages."""
+        self.leaderless = self._ask(timeout)
+        if self.leaderless:
+            self._deadline = 0.0
 
     def _queue(self, part: list[int]) -> Answers:
         """Pass messages to the client; the outcomes of those that it does not take."""
@@ -108,15 +135,22 @@ class Sending:
         """The outcomes that have arrived, except those of messages to be sent again in smaller requests,
         which are added to `again`."""
         answers: Answers = []
-        for place, error in self._arrived[self._judged :]:
+        for place, error, partition in self._arrived[self._judged :]:
             if error is None:
                 answers.append((place, ACCEPTED))
+            elif self._had_no_leader(error, partition):
+                answers.append(self._answer(place, Unavailable(f"partition {partition} has no leader")))
             elif again is not None and error.code() in JUDGED_TOGETHER:
                 again.append(place)
             else:
                 answers.append(self._answer(place, outcome_of(error)))
         self._judged = len(self._arrived)
         return answers
+
+    def _had_no_leader(self, error: KafkaError, partition: int | None) -> bool:
+        """Whether the client still had the message, and nobody could have taken it meanwhile."""
+        is_queued = error.code() == KafkaError._PURGE_QUEUE  # noqa: SLF001 - the client's own codes
+        return is_queued and partition in self._leaderless_before & self.leaderless
 
     def _given_up(self) -> Answers:
         """The outcomes of messages without an answer. What is still queued must not leave later: by then
@@ -125,7 +159,7 @@ class Sending:
         self._producer.poll(0)
         answers = self._judge(None)
         late = Unknown("no answer within the time limit")
-        missing = set(self._queued).difference(place for place, _ in self._arrived)
+        missing = set(self._queued).difference(place for place, *_ in self._arrived)
         answers += [self._answer(place, late) for place in sorted(missing)]
         return answers
 
@@ -139,9 +173,12 @@ class Sending:
 
 
 def _note(
-    arrived: list[tuple[int, KafkaError | None]], place: int, error: KafkaError | None, message: Message
+    arrived: list[tuple[int, KafkaError | None, int | None]],
+    place: int,
+    error: KafkaError | None,
+    message: Message,
 ) -> None:
-    arrived.append((place, error))
+    arrived.append((place, error, None if error is None else message.partition()))
 
 
 def _headers(envelope: Envelope) -> dict[str, str | bytes | None]:
