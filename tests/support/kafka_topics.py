@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -29,8 +30,10 @@ _NO_COORDINATOR_YET = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
+    KafkaError._UNKNOWN_PARTITION,
 }
-"""What a broker answers that has not finished making a group's place."""
+"""What a broker answers that has not finished making a group's place, or that leads its partitions again in a
+moment."""
 
 
 class Topics:
@@ -106,7 +109,9 @@ class Topics:
                 for number in consumer.list_topics(topic, WAIT).topics[topic].partitions
             ]
             consumer.assign(partitions)
-            ends = [consumer.get_watermark_offsets(each, WAIT) for each in partitions]
+            ends = [
+                _once_coordinated(partial(consumer.get_watermark_offsets, each, WAIT)) for each in partitions
+            ]
             expected, found = sum(end - begin for begin, end in ends), list[Message]()
             while len(found) < expected:
                 batch = consumer.consume(expected - len(found), WAIT)
