@@ -22,6 +22,7 @@ def publish(engine: Engine, *keys: str) -> None:
         Outbox().publish_many(connection, [Message("orders", b"-", key) for key in keys])
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("outcome", [Unavailable("no leader", 0.0), Unknown("silence")], ids=str)
 @pytest.mark.parametrize("sends", [0, 5])
 def test_keys_that_are_taken_go_on(engine: Engine, outcome: Outcome, sends: int) -> None:
