@@ -146,28 +146,34 @@ class _Line:
         self._since: list[datetime] = []
         self._connection, self._tables, self._lows = connection, tables, lows
         self.is_estimate = False
-        if most is None or not any(lows.values()) or not self._count_above(most):
-            self._count(most)
+        if most is None:
+            self._count_all()
+        elif any(lows.values()):
+            self._count_above(most)
+        else:
+            total, self.is_estimate = _count(connection, tables.message, most)
+            if self.is_estimate:
+                self._estimate(most, total)
+            else:
+                self._count_all()
         now = connection.execute(clock()).scalar_one()
         self.oldest_age = (now - min(self._since)).total_seconds() if self._since else None
 
-    def _count_above(self, most: int) -> bool:
-        """Count by the index, without what has left; return whether that was all."""
+    def _count_all(self) -> None:
+        self._add(self._connection.execute(statements.count_states(self._tables, few=False)).all())
+
+    def _count_above(self, most: int) -> None:
+        """Count by the index, without what has left."""
         for bucket in self._lows:
             self._count_bucket(bucket, most + 1 - self.counts.total())
             if self.counts.total() > most:
                 self.counts.clear()
                 self._since.clear()
-                return False
-        return True
+                self.is_estimate = True
+                self._estimate(most, _estimated(self._connection, self._tables.message, most + 1))
+                break
 
-    def _count(self, most: int | None) -> None:
-        tables, total = self._tables, 0
-        if most is not None:
-            total, self.is_estimate = _count(self._connection, tables.message, most)
-        if most is None or not self.is_estimate:
-            self._add(self._connection.execute(statements.count_states(tables, few=False)).all())
-            return
+    def _estimate(self, most: int, total: int) -> None:
         for bucket in self._lows:
             self._count_bucket(bucket, max(1, most // len(self._lows)))
         # Messages beyond the oldest few of a bucket were most likely never sent.
@@ -189,9 +195,11 @@ def _count(connection: Connection, table: Table, most: int | None) -> tuple[int,
     counted = connection.execute(statements.count_up_to(table), {"limit": limit}).scalar_one()
     if counted < limit:
         return counted, False
-    return max(
-        counted, relaying(connection.dialect.name, tables(table.schema)).estimate(connection, table)
-    ), True
+    return _estimated(connection, table, counted), True
+
+
+def _estimated(connection: Connection, table: Table, least: int) -> int:
+    return max(least, relaying(connection.dialect.name, tables(table.schema)).estimate(connection, table))
 
 
 def _count_stray(connection: Connection, table: Table, given: dict[str, int]) -> int:
