@@ -24,8 +24,9 @@ class Append:
 class Upsert:
     """Insert each new row into the table, or update the existing one if the new one is newer.
 
-    Of several new rows for one row of the table the newest wins. Rows can be taken by one key (an event's id)
-    and updated by another (an account's number).
+    Of several new rows for one row of the table the newest wins. Rows are taken by one key (an event's id, or
+    an account's number together with the version) and updated by another (the account's number). The writer
+    refuses to take them by the same key: each key is taken once, so newer versions would be ignored.
 
     Args:
         key: the columns of a unique or primary key of the table.

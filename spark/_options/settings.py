@@ -25,8 +25,8 @@ ISOLATION_LEVELS = {
 LONGEST_RUN = 64
 """The longest run name, in bytes of UTF-8; a streaming query adds its own id."""
 
-_STAND_INS: dict[str, Any] = {"url": "postgresql://host/database", "table": "t", "key": "k", "consumer": "c"}
-"""Valid values of the required options."""
+_STAND_INS: dict[str, Any] = {"url": "postgresql://host/database", "table": "t", "key": "-", "consumer": "c"}
+"""Valid values of the required options; the key is no column of anybody's."""
 
 _TOO_WEAK = ("NONE", "READ_UNCOMMITTED")
 
@@ -93,11 +93,13 @@ def checked(
     """
     checked_results = _results(results)
     schema, name = _table(table, checked_results)
+    checked_key = _names("key", key)
+    _check_versions(checked_key, checked_results)
     return Settings(
         url=jdbc_or_sqlalchemy(url, user, password),
         table=name,
         table_schema=schema,
-        key=_names("key", key),
+        key=checked_key,
         consumer=inbox_options.consumer(consumer),  # type: ignore[arg-type]  # it checks that
         results=checked_results,
         run=None if run is None else _run(run),
@@ -132,6 +134,14 @@ def _results(value: object) -> Results:
     if isinstance(value, Append | Upsert | Statements) or (callable(value) and not isinstance(value, type)):
         return value
     raise InvalidOption(f"results={value!r}: expected Append(), Upsert(...), Statements(...) or a function")
+
+
+def _check_versions(key: tuple[str, ...], results: Results) -> None:
+    if isinstance(results, Upsert) and set(key) <= set(results.key):
+        raise InvalidOption(
+            f"key={key!r}, Upsert(key={results.key!r}, version={results.version!r}): each key is taken once, "
+            f"so newer versions would be ignored; take each version, with key={(*key, results.version)!r}"
+        )
 
 
 def _table(value: object, results: Results) -> tuple[str | None, str | None]:

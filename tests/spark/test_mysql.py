@@ -148,7 +148,7 @@ def test_an_upsert_needs_one_unique_key(migrated: Database, engine: Engine, keys
         connection.execute(text(f"CREATE TABLE price (item varchar(9), version bigint, amount bigint{keys})"))
     rows = pa.record_batch({"item": ["a"], "version": [1], "amount": [1]})
     with pytest.raises(ColumnMismatch, match=said):
-        write(migrated, [rows], table="price", key="item", results=Upsert("item", "version"))
+        write(migrated, [rows], table="price", key=["item", "version"], results=Upsert("item", "version"))
 
 
 def test_an_upsert_beside_a_counter(migrated: Database, engine: Engine) -> None:
@@ -182,7 +182,7 @@ def test_an_upsert_compares_as_the_table_does(migrated: Database, engine: Engine
             )
         rows = pa.record_batch({"item": ["B", "b"], "version": [1, 2], "label": ["B", "b"]})
         results = Upsert("item", "version")
-        write(migrated, [rows], table="price", key="item", consumer=collation, results=results)
+        write(migrated, [rows], table="price", key="label", consumer=collation, results=results)
         with engine.connect() as connection:
             found = connection.execute(text("SELECT label, version FROM price ORDER BY label"))
             assert [tuple(row) for row in found] == expected

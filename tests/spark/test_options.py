@@ -241,6 +241,7 @@ BAD_TEXTS = [
     ({"results": "upsert"}, "results='upsert'"),
     ({"results": "upsert", "upsertKey": "a"}, "results='upsert'"),
     ({"results": "upsert", "upsertKey": "", "version": "v"}, "Upsert(key=('',))"),
+    ({"results": "upsert", "upsertKey": "k,a", "version": "v"}, "with key=('k', 'v')"),
     ({"upsertKey": "a"}, "upsertKey"),
     ({"version": "v"}, "version"),
 ]

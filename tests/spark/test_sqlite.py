@@ -72,12 +72,13 @@ def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:
     """Compared as text, 9.5 would be newer than 10.5; a whole number of at most 18 digits is none."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE price (item TEXT PRIMARY KEY, version TEXT, number INTEGER)"))
-    options: dict[str, Any] = {"table": "price", "key": "item"}
-    numbers = pa.schema([("item", pa.string()), ("version", pa.decimal128(10, 2))])
+    options: dict[str, Any] = {"table": "price", "key": "event"}
+    numbers = pa.schema([("event", pa.string()), ("item", pa.string()), ("version", pa.decimal128(10, 2))])
     with pytest.raises(ColumnMismatch, match="version='version'"):
         prepared(migrated, schema=numbers, results=Upsert("item", "version"), **options)
     for version in (9, 10):
-        rows = pa.record_batch({"item": ["a"], "number": pa.array([Decimal(version)], pa.decimal128(18, 0))})
-        write(migrated, [rows], results=Upsert("item", "number"), consumer=str(version), **options)
+        number = pa.array([Decimal(version)], pa.decimal128(18, 0))
+        rows = pa.record_batch({"event": [f"{version}"], "item": ["a"], "number": number})
+        write(migrated, [rows], results=Upsert("item", "number"), **options)
     with engine.connect() as connection:
         assert connection.execute(text("SELECT number FROM price")).all() == [(10,)]

@@ -82,7 +82,13 @@ def _changed(
     columns = ", ".join(f"{quote(name)} {case.column(database.name)}" for name, case in cases.items())
     execute(engine, f"CREATE TABLE target (id {key} PRIMARY KEY, version integer, {columns})")
     rows = max(len(case.values) for case in cases.values())
-    options = {"table": "target", "consumer": ", ".join(cases)[:99], "batch_size": 3, **options}
+    options = {
+        "table": "target",
+        "key": ["id", "version"],
+        "consumer": ", ".join(cases)[:99],
+        "batch_size": 3,
+        **options,
+    }
     report = write(database, _batches(cases, rows), **options)
     assert counts(report) == {"new": rows}
     assert report.transport == transport
