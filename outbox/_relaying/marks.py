@@ -57,3 +57,10 @@ class Marks:
         if moved:
             connection.execute(member_statements.keep_mark(tables), moved)
         return bool(stored)
+
+    def forget(self, connection: Connection, epoch: int, buckets: Iterable[int]) -> None:
+        """Forget the stored marks of some buckets: there are messages below."""
+        nothing = [
+            {"bucket_": bucket, "mark_": None, "mark_origin_": None, "epoch_": epoch} for bucket in buckets
+        ]
+        connection.execute(member_statements.keep_mark(self._database.tables), nothing)

@@ -154,19 +154,20 @@ class Rounds:
     def recheck(self, connection: Connection) -> int:
         """Search the next part of the table for messages that no scan would find; return how many there
         were."""
-        return self._read_again(self._recheck.step(connection, self._scanner))
+        return self._read_again(connection, self._recheck.step(connection, self._scanner))
 
     def sample(self, connection: Connection) -> int:
         """The same for a part that is chosen at random, for a relay that ends soon."""
-        return self._read_again(self._recheck.sample(connection, self._scanner))
+        return self._read_again(connection, self._recheck.sample(connection, self._scanner))
 
-    def _read_again(self, overlooked: Counter[int]) -> int:
+    def _read_again(self, connection: Connection, overlooked: Counter[int]) -> int:
         """Read their buckets from the beginning, so that the messages of a key are sent in the order of their
         numbers."""
         for bucket in overlooked:
             self._scanner.read_again(bucket)
         if overlooked:
-            self.next_tend = 0.0  # the stored marks are wrong, too
+            # Now: on a new connection, the next transaction starts at the stored marks.
+            self._marks.forget(connection, self.epoch, overlooked)
         return overlooked.total()
 
     def renew(self, connection: Connection) -> None:
