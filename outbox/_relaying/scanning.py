@@ -171,26 +171,26 @@ class Scanner:
         each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
         known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
         found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
+        # Some may be known: `above` leaves out those that were read first, if there are many.
+        failed = [each for each in found.letters if each.attempts and not self.backlog.entry(each.sequence)]
         self.backlog.add(found.letters)
         for letter in found.letters:  # those of a bucket are in their order
             letters[letter.sequence] = letter
             begin[letter.bucket] = letter.sequence
-            if letter.attempts:
-                self._look_at_failed(letter)
+        self._look_at_failed(connection, failed)
         self.frontier.advance(places, found, paused=bool(self.paused))
         self._rotate(found.letters)
         for bucket in found.seen:
             begin.pop(bucket, None)
 
-    def _look_at_failed(self, letter: Letter) -> None:
-        """If its topic is not tried now, an operator may have ended the message's wait, or will."""
-        lane = self._lanes.of(letter.topic)
-        if lane.room():
-            return
-        if letter.retry_at is None:
-            lane.urge()
-        else:
-            self.backlog.wait(letter.sequence, 0.0)
+    def _look_at_failed(self, connection: Connection, letters: list[Letter]) -> None:
+        """If their topics are not tried now, an operator may have ended the messages' waits, or will."""
+        waiting = [letter.sequence for letter in letters if not self._lanes.of(letter.topic).room()]
+        for sequence in waiting:
+            self.backlog.wait(sequence, 0.0)
+        if waiting:
+            # Now, not in the next transaction: that may have a new connection, and read them again.
+            self._look_at_waits(connection)
 
     def _open_lanes(self) -> list[Lane]:
         """Lanes with messages that can be sent now."""

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event, text
 
 from inbox_outbox_base.databases import member_statements
-from outbox import Message, Outbox, Refused, Relay, pause, resume, retry, set_bucket_count
+from outbox import Message, Outbox, Refused, Relay, Unavailable, pause, resume, retry, set_bucket_count
 from outbox._operating.transact import transact
+from outbox._relaying import backlog
 from outbox._relaying.members import Members
 from outbox.schema import BUCKETS
 from tests.support.database import Database
@@ -206,6 +207,24 @@ def test_what_operators_decide(postgres: Database) -> None:
         publisher.answer = lambda _: ACCEPTED
         retry(engine, message)
         wait_until(lambda: relays.have_sent(1))
+
+
+@pytest.mark.quick("sqlite")
+@pytest.mark.parametrize("pool", [QueuePool, NullPool])
+def test_a_topic_that_is_not_taken(
+    migrated: Database, monkeypatch: pytest.MonkeyPatch, pool: type[Pool]
+) -> None:
+    """Until it is tried again there is nothing to do, also if a scan reads its first message again: because
+    the relay knows more messages than a scan leaves out, or each transaction has a new connection."""
+    monkeypatch.setattr(backlog, "_MOST_ABOVE", 1)
+    counter = Counter()
+    engine = counter.watch(migrated.engine(poolclass=pool))
+    publish(engine, "a1", "a2", "a3")
+    publisher = Recorder(lambda _: Unavailable("away", retry_after=3_600))
+    with running(Relay(engine, publisher, poll=SELDOM, lease=SELDOM)):
+        wait_until(lambda: publisher.sent)
+        counter.until_idle()
+    assert publisher.names == ["a1"]
 
 
 def test_scans_do_not_read_again_what_was_sent(postgres: Database) -> None:
