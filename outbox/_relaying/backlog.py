@@ -3,6 +3,7 @@ payloads."""
 
 import heapq
 import math
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice, takewhile
@@ -155,10 +156,10 @@ class Backlog:
         """How many messages can be sent; of each key one counts."""
         return sum(len(queue) for queues in self._queues for queue in queues.values())
 
-    def pick(self, topic: str, most: int, *, is_probe: bool = False) -> list[Entry]:
+    def pick(self, topic: str, most: int, room: int, *, is_probe: bool = False) -> list[Entry]:
         """The messages of a topic to send next: first one of each key, then those that follow them; and one
         more of those that are sent alone, with the fewest unanswered sends, so that each has its turn. While
-        there are new ones, a quarter are sent again.
+        there are new ones, a quarter of those for which there is room are sent again.
 
         A probe is the one that was sent the least.
         """
@@ -166,7 +167,7 @@ class Backlog:
         if is_probe:
             firsts = list(islice(new, 1)) or heapq.nsmallest(1, again, key=attrgetter("attempts"))
         else:
-            share = max(1, most // 4)
+            share = room // 4 + (random.randrange(4) < room % 4)
             in_turn = chain(islice(again, share), new, islice(again, share, None))
             firsts = list(islice(in_turn, most))
         picked = list(firsts)

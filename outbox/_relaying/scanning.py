@@ -122,8 +122,8 @@ class Scanner:
 
     def _pick(self, lane: Lane) -> list[Entry]:
         if lane.is_rejected:
-            return self.backlog.pick(lane.topic, 1, is_probe=True)
-        return self.backlog.pick(lane.topic, max(_LEAST_SCAN, lane.room()))
+            return self.backlog.pick(lane.topic, 1, 1, is_probe=True)
+        return self.backlog.pick(lane.topic, max(_LEAST_SCAN, lane.room()), lane.room())
 
     def _look_at_waits(self, connection: Connection) -> None:
         """Let messages go whose wait has ended, unless they have to wait longer."""

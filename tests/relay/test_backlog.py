@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
     def send(self, topic: str, most: int) -> None:
         """The next messages of a topic are sent: of each key a run from the first one, and one message of
         those that are sent alone."""
-        picked = [entry.sequence for entry in self.backlog.pick(topic, most)]
+        picked = [entry.sequence for entry in self.backlog.pick(topic, most, most)]
         firsts = self.firsts(topic)
         alone = {sequence for sequence in firsts if self.alone(sequence)}
         assert len(set(picked) & firsts - alone) == min(most, len(firsts - alone))
@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         assert self.backlog.busy == {self.known[n].bucket for n in self.away}
         for topic in TOPICS:
             firsts = self.firsts(topic)
-            picked = [entry.sequence for entry in self.backlog.pick(topic, 100)]
+            picked = [entry.sequence for entry in self.backlog.pick(topic, 100, 100)]
             assert {sequence for sequence in firsts if not self.alone(sequence)} <= set(picked)
             assert (topic in self.backlog.topics) == bool(firsts)
         assert self.backlog.ready == sum(len(self.firsts(topic)) for topic in TOPICS)

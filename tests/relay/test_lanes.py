@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, insert
 
+from inbox import Backoff
 from inbox_outbox_base.databases.relaying import Scan, ScanResult
+from inbox_outbox_base.words.outgoing import Failed
 from outbox import (
     Envelope,
     Message,
@@ -272,6 +274,21 @@ def test_an_operator_does_not_wait_for_a_topic(engine: Engine, is_paused: bool) 
         assert retry_all(engine, "waiting") == 1
         resume(engine, "orders")
         wait_until(lambda: len(publisher.accepted) == 1)
+
+
+@pytest.mark.quick("postgresql")
+@pytest.mark.parametrize("batch", [1, 2])
+def test_new_messages_leave_beside_many_that_fail(engine: Engine, batch: int) -> None:
+    """However few are sent at a time: those that are sent again do not take each batch."""
+    bad = [f"bad{number}" for number in range(60)]
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("orders", b"-", key) for key in bad])
+    publisher = Recorder(lambda message: Failed("x") if message.key in bad else ACCEPTED)
+    often = {"max_attempts": 1_000_000, "backoff": Backoff(first=0.01, longest=0.02)}
+    with running(Relay(engine, publisher, batch=batch, **often)):  # type: ignore[arg-type]
+        wait_until(lambda: len(publisher.sent) > 2 * len(bad))
+        publish(engine, "a1", "b1", "c1")
+        wait_until(lambda: len(publisher.accepted) == 3)
 
 
 class Slow(Recorder):
