@@ -9,8 +9,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Processes that share the tests; each starts servers of its own. Much of the tests is waiting, so two cores
-# are enough for four.
-WORKERS ?= 4
+# are enough for five.
+WORKERS ?= 5
 
 .PHONY: demo test test-all check tests tests-all benchmark benchmark-outbox benchmark-spark benchmark-status clean
 

@@ -146,7 +146,7 @@ def test_what_was_accepted_outlives_the_broker(private_rabbitmq: LocalRabbit) ->
 def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres: Database) -> None:
     """kill -9 of the broker while messages are taken: the consumer connects again by itself, and every
     message took effect once; those that wait for their next attempt are not forgotten either."""
-    engine, count, few, failures = postgres.engine(), 1_200, 60, Counter[str]()
+    engine, count, few, failures = postgres.engine(), 600, 60, Counter[str]()
     accounts.make(engine, NAMES)
 
     def fail_now_and_then(message: Delivery) -> None:

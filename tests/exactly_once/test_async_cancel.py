@@ -65,7 +65,9 @@ async def purge(engine: AsyncEngine) -> None:
 
 
 @pytest.mark.long(but_on="postgresql")
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "after", [pytest.param(False, marks=pytest.mark.long), True], ids=["before", "after"]
+)
 @pytest.mark.parametrize("work", [relay, listen, take, claim, purge])
 def test_no_connection_is_left(
     migrated: Database, work: Work, monkeypatch: pytest.MonkeyPatch, *, after: bool

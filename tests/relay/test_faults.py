@@ -72,8 +72,8 @@ def test_faults_of_many_lanes(run: Run, faults: int) -> None:
     assert count(run.engine, MADE) > faults
 
 
-@pytest.mark.long(but_on="12")
-@pytest.mark.parametrize("faults", [12, 200])
+@pytest.mark.long
+@pytest.mark.parametrize("faults", [200])
 def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit, faults: int) -> None:
     """The same with RabbitMQ between relays and consumer, which is killed as well. The order is that of a
     second queue, which nobody reads meanwhile."""

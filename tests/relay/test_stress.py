@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
+import pytest
 from sqlalchemy import text
 
 from outbox import Accepted, Envelope, Outcome, Relay, Unavailable
@@ -47,6 +48,7 @@ class Away:
         return [Accepted()] * len(batch)
 
 
+@pytest.mark.long
 def test_200_000_messages_leave_in_order_once_the_broker_is_back(postgres: Database) -> None:
     """While the broker takes nothing it is asked seldom, and with one message at a time; then every message
     leaves once, those of each key in their order."""

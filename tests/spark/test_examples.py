@@ -30,6 +30,7 @@ STREAMING = [
 ]
 
 
+@pytest.mark.long
 def test_the_batch_job_counts_each_payment_once(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,11 @@ class Worker:
         except EOFError:
             raise AssertionError(f"{self._name} has ended, with {self.exit_code()}") from None
 
+    @property
+    def has_spoken(self) -> bool:
+        """Whether `hear` need not wait."""
+        return self._pipe.poll()
+
     def tell(self, what: Any = None) -> None:
         """Send something to the worker."""
         self._pipe.send(what)
