@@ -87,7 +87,7 @@ def test_status_table_mode_of_tasks(migrated: Database, engine: Engine) -> None:
         async def handle(claim: AsyncClaim, message: Envelope) -> None:
             if message.key == "b":
                 raise GiveUp("never")
-            await claim.step("write", lambda: _add(engine))
+            await claim.step("write", lambda: asyncio.to_thread(_add, engine))
 
         return await AsyncRelay(tasks, AsyncDirectDelivery({"order": handle})).run_once()
 
