@@ -154,8 +154,9 @@ def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pyt
             let_numbers_grow(engine, publisher)
             asked.clear()
             wait_until(lambda: len(asked) >= 4)
+            steps = [*asked.values()][:4]  # a later look may divide the pages in another way
         pages = pages_of(postgres.engine())
-        plans = [explained(postgres.engine(), *each) for each in asked.values()]
+        plans = [explained(postgres.engine(), *each) for each in steps]
     assert all("Tid Range Scan" in str(plan) for plan in plans)
     assert max(buffers(plan) for plan in plans) < pages / 2
     assert sum(buffers(plan) for plan in plans) < 1.5 * pages
