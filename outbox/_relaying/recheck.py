@@ -43,7 +43,7 @@ class Recheck:
         return time.monotonic() >= self._next
 
     def begin_soon(self) -> None:
-        """Begin the first pass soon: the relay starts at stored marks, and may not live for long."""
+        """Begin the first pass soon: the relay starts at stored marks, and may end soon."""
         if not self._begun:
             self._next = min(self._next, time.monotonic() + _STEP)
 

@@ -174,7 +174,7 @@ def test_prepared_transactions_and_crashes() -> None:
         publisher = Recorder()
         assert relay(engine, publisher) == 2
         assert publisher.names == ["a1", "a2"]
-        with engine.connect() as connection:  # numbers of which nothing is left
+        with engine.connect() as connection:  # these numbers have no rows left
             quiet.publish_many(connection, others)
         relay(engine, Recorder())
         assert min(marks(engine).values()) == 3 * MANY + 2
@@ -271,7 +271,7 @@ def test_numbers_that_have_grown_again(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("near")
 def test_the_last_transaction_on_a_new_connection(postgres: Database) -> None:
-    """What a relay has learned on another connection may not hold any more, and is not stored."""
+    """A relay does not store what it learned on another connection: it may no longer hold."""
     engine = postgres.engine()
     publish(engine, "a1")
     for is_new in (True, False):

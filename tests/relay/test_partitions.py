@@ -1,4 +1,4 @@
-"""A topic of which the broker takes some keys and not others, as when a partition has no leader."""
+"""The broker takes some keys of a topic and not others, as when a partition has no leader."""
 
 import pytest
 from sqlalchemy import Engine, update

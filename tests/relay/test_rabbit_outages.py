@@ -101,7 +101,7 @@ def test_memory_is_lacking(private_rabbitmq: LocalRabbit, engine: Engine) -> Non
 
 @pytest.fixture
 def cluster(private_rabbitmq: LocalRabbit) -> Iterator[list[LocalRabbit]]:
-    """Three nodes, of which the test may crash the second and the third."""
+    """Three nodes; the test may crash the second and the third."""
     with ExitStack() as stack:
         others = [LocalRabbit(joins=private_rabbitmq) for _ in range(2)]
         for other in others:

@@ -172,7 +172,7 @@ class Run:
         is_taken: Callable[[], bool],
         weights: Mapping[str, int] = WEIGHTS,
     ) -> None:
-        """Let processes work, and so many faults happen; then let arrive what is on its way."""
+        """Let processes work while faults happen; then wait until everything has arrived."""
         cast = Cast(work)
         drawn = Faults(self.seed, cast, self.engine, self.crashes, weights)
         try:

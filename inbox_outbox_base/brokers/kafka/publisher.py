@@ -60,7 +60,7 @@ class KafkaPublisher:
         self._settings = {"logger": _log, **producer_settings.filled_in(config, self.timeout)}
         self._producers = Producers(self._settings, self.timeout * _SHARE_FOR_CLEANING_UP)
         self._leaderless = set[str]()
-        """Topics of which a partition had no leader."""
+        """Topics with a partition that had no leader."""
         self.ordered = producer_settings.keeps_order(self._settings)
         """Whether a batch may hold several messages of a key: if `enable.idempotence` is on."""
 
