@@ -31,12 +31,24 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recheck, "_STEP", 0)
 
 
+Marks = dict[int, int]
+"""The relay's mark of each bucket that has one."""
+
+
 @contextmanager
-def running(engine: Engine, publisher: Recorder, **options: Any) -> Iterator[Relay]:
+def running(engine: Engine, publisher: Recorder, **options: Any) -> Iterator[Marks]:
+    """Let a relay run; the marks below which it looked last for what it had overlooked."""
+    marks: Marks = {}
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if "message.ctid" in statement:
+            marks.update(zip(numbers_in(parameters["buckets"]), numbers_in(parameters["marks"]), strict=True))
+
     relay = Relay(engine, publisher, poll=0.02, **options)
     task = Task(relay.run)
     try:
-        yield relay
+        yield marks
     finally:
         relay.stop()
         task.result()
@@ -85,8 +97,8 @@ def test_a_message_with_a_low_number(postgres: Database, caplog: pytest.LogCaptu
     their numbers, and are reported and counted."""
     engine = postgres.engine()
     publisher = Recorder()
-    with caplog.at_level(logging.WARNING, "outbox.relay"), running(engine, publisher):
-        let_numbers_grow(engine, publisher)
+    with caplog.at_level(logging.WARNING, "outbox.relay"), running(engine, publisher) as marks:
+        let_numbers_grow(engine, publisher, marks)
         copy(engine, {2: "a2", 1: "a1", 3: "b1"})
         wait_until(lambda: not waiting(engine))
     assert publisher.of("a") == ["a1", "a2"]
@@ -104,8 +116,8 @@ def test_numbers_that_a_session_has_left(postgres: Database) -> None:
     publish(other, "a1")
     draw_many_at_a_time(engine, 1)
     publisher = Recorder()
-    with running(engine, publisher):
-        let_numbers_grow(engine, publisher)
+    with running(engine, publisher) as marks:
+        let_numbers_grow(engine, publisher, marks)
         publish(other, "a2", "b1")
         wait_until(lambda: not waiting(engine))
     assert publisher.of("a") == ["a1", "a2"]
@@ -119,9 +131,9 @@ def test_behind_a_message_that_is_held(postgres: Database) -> None:
     publish(engine, "a1")
     hold(engine)
     publisher = Recorder()
-    with running(engine, publisher, after_dead="hold"):
-        let_numbers_grow(engine, publisher)
-        bucket = waiting(engine)["a1"].bucket
+    bucket = waiting(engine)["a1"].bucket
+    with running(engine, publisher, after_dead="hold") as marks:
+        let_numbers_grow(engine, publisher, marks, held=bucket)
         copy(engine, {5: "z1", 6: "a2"}, bucket)
         wait_until(lambda: publisher.of("z") == ["z1"])
         time.sleep(0.5)
@@ -148,10 +160,10 @@ def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pyt
     with postgres.engine().connect().execution_options(isolation_level="REPEATABLE READ") as old:
         old.execute(select(func.count()).select_from(TABLES.message))
         publisher = Recorder()
-        with running(engine, publisher):
+        with running(engine, publisher) as marks:
             publish(engine, *(f"-{number}" for number in range(DEAD_ROWS)))
             wait_until(lambda: not waiting(engine))
-            let_numbers_grow(engine, publisher)
+            let_numbers_grow(engine, publisher, marks)
             asked.clear()
             wait_until(lambda: len(asked) >= 4)
             steps = [*asked.values()][:4]  # a later look may divide the pages in another way
@@ -162,13 +174,20 @@ def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pyt
     assert sum(buffers(plan) for plan in plans) < 1.5 * pages
 
 
-def let_numbers_grow(engine: Engine, publisher: Recorder) -> None:
-    """Messages in every bucket leave, with time for the relay to look around."""
-    for _ in range(3):
+def let_numbers_grow(engine: Engine, publisher: Recorder, marks: Marks, held: int | None = None) -> None:
+    """Messages leave until the relay's marks are above what was there first, but for a held bucket's."""
+    publish(engine, *(f"-{number}" for number in range(5 * BUCKETS)))
+    with engine.connect() as connection:
+        number = connection.exec_driver_sql("SELECT last_value FROM outbox_message_sequence_seq").scalar_one()
+    for _ in range(2):
         expected = len(publisher.accepted) + 5 * BUCKETS
         publish(engine, *(f"-{number}" for number in range(5 * BUCKETS)))
         wait_until(lambda: len(publisher.accepted) >= expected)  # noqa: B023 - it is called at once
-        time.sleep(0.1)
+    wait_until(lambda: all(marks.get(each, 0) >= number for each in range(BUCKETS) if each != held))
+
+
+def numbers_in(array: str) -> list[int]:
+    return [int(each) for each in array.strip("{}").split(",")]
 
 
 def copy(engine: Engine, names: dict[int, str], bucket: int = 0) -> None:
