@@ -14,7 +14,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.checks.url import for_engine
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.registry import loading
-from inbox_outbox_base.errors.codes import is_passing
+from inbox_outbox_base.errors.codes import is_passing, refusal
 from inbox_outbox_base.errors.inbox import TransientError
 from spark._options.settings import Settings
 
@@ -55,7 +55,7 @@ def committed(engine: Engine, database: Loading, settings: Settings, work: Calla
             connection.commit()
             return result
 
-    return retry(once, TRIES, lambda error, _: is_passing(error))
+    return retry(once, TRIES, lambda error, _: is_passing(error) and not _is_refused(error))
 
 
 @contextmanager
@@ -73,7 +73,8 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
     from an absent one.)
 
     Raises:
-        DBAPIError: the server could not be reached for `patience` seconds, or rejected the connection.
+        DBAPIError: the server could not be reached for `patience` seconds, or refuses the role, its password
+            or the database.
         TransientError: all connections were in use for `patience` seconds.
     """
     deadline = time.monotonic() + patience
@@ -82,7 +83,7 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
         try:
             connection = engine.connect()
         except DBAPIError as error:
-            if is_late or not is_transient(error):
+            if is_late or not is_transient(error) or _is_refused(error):
                 raise
         else:
             if _initialize(connection, database, settings):
@@ -92,6 +93,11 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
                 raise TransientError(f"max_connections={settings.max_connections}: no connection was free")
         # At random: otherwise all tasks of a job would come again at the same moment.
         time.sleep(random.uniform(0.05, 0.5))
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether every connection will be refused, from this machine at least."""
+    return isinstance(error, DBAPIError) and refusal(error) is not None
 
 
 def _initialize(connection: Connection, database: Loading, settings: Settings) -> bool:

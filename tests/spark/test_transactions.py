@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, func, select, text
+from sqlalchemy import Connection, Engine, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import Inbox, Verdict, migration
@@ -163,3 +164,27 @@ def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size:
     rows = [(f"k{number:03d}", number) for number in range(100)]
     assert write(migrated, [batch(*rows)], batch_size=batch_size).new == 100
     assert written(engine) == rows
+
+
+def test_a_login_that_is_refused(migrated: Database) -> None:
+    """The first refusal ends a task and a job's start: no later connection would be accepted."""
+    if migrated.name == "sqlite":
+        pytest.skip("a file has no logins")
+    make_result(migrated)
+    url = migrated.url.set(username="unknown_role")
+    task = prepared(migrated)
+    task = replace(task, settings=replace(task.settings, url=url))
+    tries = []
+
+    @event.listens_for(Engine, "do_connect")
+    def count(*_: object) -> None:
+        tries.append("connect")
+        assert len(tries) < 4
+
+    try:
+        for work in (lambda: attempt(task, 0, batch(("a", 1))), lambda: prepared(migrated, url=url)):
+            with pytest.raises(DBAPIError, match="unknown_role"):
+                work()
+    finally:
+        event.remove(Engine, "do_connect", count)
+    assert len(tries) == 2
