@@ -29,7 +29,7 @@ def sendable(field: pa.Field) -> tuple[pa.DataType | None, Converter | None]:
     """The plain type that a column is sent as, and its conversion; None if no target can hold it."""
     kind = field.type
     if any(is_nested(kind) for is_nested in _NESTED):
-        return (None, None) if _is_variant(kind) else (pa.string(), to_json)
+        return (None, None) if _has_variant(kind) else (pa.string(), to_json)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind):
         return pa.string(), lambda column: column.cast(pa.string())
     if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
@@ -44,9 +44,13 @@ def sendable(field: pa.Field) -> tuple[pa.DataType | None, Converter | None]:
     return (kind, None) if any(fits(kind) for fits in _PLAIN) else (None, None)
 
 
-def _is_variant(kind: pa.DataType) -> bool:
+def _has_variant(kind: pa.DataType) -> bool:
     """Spark's VARIANT arrives as a pair of opaque byte strings."""
-    return pa.types.is_struct(kind) and {field.name for field in kind} == {"value", "metadata"}
+    if not pa.types.is_nested(kind):
+        return False
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    is_variant = pa.types.is_struct(kind) and {field.name for field in fields} == {"value", "metadata"}
+    return is_variant or any(_has_variant(field.type) for field in fields)
 
 
 def to_json(column: pa.Array) -> pa.Array:
@@ -100,16 +104,21 @@ def lines(batch: pa.RecordBatch, binary: Converter) -> bytes:
 def _field(column: pa.Array, binary: Converter) -> pa.Array:
     if pa.types.is_binary(column.type):
         return binary(column)
+    shown = text(column)
+    if pa.types.is_string(column.type):
+        for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+            shown = pc.replace_substring(shown, plain, escaped)
+    return shown
+
+
+def text(column: pa.Array) -> pa.Array:
+    """Values as databases read them, except byte strings."""
     if pa.types.is_duration(column.type):
         return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), " microseconds", "")
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         # As text, an offset has no seconds, which zones had before standard time.
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-    text = column if pa.types.is_string(column.type) else column.cast(pa.string())
-    if pa.types.is_string(column.type):
-        for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
-            text = pc.replace_substring(text, plain, escaped)
-    return text
+    return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 
 def hexadecimal(column: pa.Array) -> pa.Array:
@@ -117,6 +126,11 @@ def hexadecimal(column: pa.Array) -> pa.Array:
     return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string())
 
 
+def bytea(column: pa.Array) -> pa.Array:
+    r"""Byte strings as PostgreSQL reads them: ``\x`` and digits."""
+    return pc.binary_join_element_wise("\\x", hexadecimal(column), "", null_handling="emit_null")
+
+
 def escaped_bytea(column: pa.Array) -> pa.Array:
     r"""Byte strings as PostgreSQL reads them in a line of text: ``\\x`` and digits."""
-    return pc.binary_join_element_wise("\\\\x", hexadecimal(column), "", null_handling="emit_null")
+    return pc.binary_join_element_wise("\\", bytea(column), "", null_handling="emit_null")

@@ -213,9 +213,12 @@ def driver_errors(connection: Connection) -> Iterator[None]:
 
 def unfit(field: pa.Field, target: Target) -> ColumnMismatch:
     """The error for a column that its target cannot hold."""
+    if pa.types.is_nested(field.type):
+        why = "only JSON and text hold arrays, structs and maps; on PostgreSQL an array also holds arrays"
+    else:
+        why = "not every value would be kept exactly; cast it in the DataFrame first"
     return ColumnMismatch(
-        f"column {field.name!r} of type {field.type} does not fit the target's {target.full}: not every "
-        "value would be kept exactly; cast it in the DataFrame first"
+        f"column {field.name!r} of type {field.type} does not fit the target's {target.full}: {why}"
     )
 
 

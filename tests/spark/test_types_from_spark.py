@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from spark import InboxDataSource, InboxWriter
 from spark.errors import ColumnMismatch
 from tests.support.database import Database
+from tests.support.spark_arrays import gridded, listed
 from tests.support.spark_types import CASES, NEW_YORK, Case, on_all
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ COLUMNS: dict[str, tuple[str, Any, Case]] = {
         CASES["interval"],
     ),
     "list": ("array(1, NULL, 3)", [1, None, 3], CASES["array"]),
+    "numbers": ("array(1, NULL, 3)", [1, None, 3], listed(CASES["int"])),
+    "words": ("""array('a"b', NULL, '', 'NULL')""", ['a"b', None, "", "NULL"], listed(CASES["text"])),
+    "instants": ("array(TIMESTAMP'2021-11-07 06:30:00Z')", [SECOND], listed(CASES["instant"])),
+    "grid": ("array(array(1, 2), array(NULL, 4))", [[1, 2], [None, 4]], gridded(CASES["int"])),
     "pair": (
         "named_struct('name', 'x', 'amount', CAST(1.5 AS decimal(10,2)), 'tags', array('y'))",
         {"name": "x", "amount": Decimal("1.50"), "tags": ["y"]},

@@ -16,6 +16,8 @@ from tests.support.spark_types import on_all
 from tests.support.spark_writes import prepared, taken, write
 
 VARIANT = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
+GRID, CUBE = pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.list_(pa.int32())))
+SEVEN = pa.list_(pa.list_(pa.list_(pa.list_(CUBE))))
 CLOCK, INSTANT = pa.timestamp("us"), pa.timestamp("us", "America/New_York")
 
 
@@ -65,9 +67,18 @@ REFUSED: dict[str, tuple[pa.DataType, Mapping[str, str]]] = {
     "interval in some fields of one": (pa.duration("us"), {"postgresql": "interval day to hour"}),
     "interval in a text": (pa.duration("us"), on_all("text", "text", "text")),
     "months": (pa.month_day_nano_interval(), {"any": "bigint"}),
-    "array in an array": (pa.list_(pa.int32()), {"postgresql": "integer[]"}),
     "array in a number": (pa.list_(pa.int32()), {"any": "integer"}),
+    "array of doubles in one of numbers": (pa.list_(pa.float64()), {"postgresql": "integer[]"}),
+    "array of decimals in one of shorter ones": (
+        pa.list_(pa.decimal128(10, 4)),
+        {"postgresql": "numeric(10,2)[]"},
+    ),
+    "array of months": (pa.list_(pa.month_day_nano_interval()), {"postgresql": "interval[]"}),
+    "array of seven dimensions": (SEVEN, {"postgresql": "integer[]"}),
+    "array in a vector": (pa.list_(pa.int16()), {"postgresql": "int2vector"}),
+    "map in an array": (pa.map_(pa.string(), pa.string()), {"postgresql": "text[]"}),
     "variant": (VARIANT, on_all("jsonb", "json", "text")),
+    "array of variants": (pa.list_(VARIANT), on_all("jsonb", "json", "text")),
     "int in a year": (pa.int32(), on_mysql("year")),
     "int in bits": (pa.int32(), on_mysql("bit(8)")),
     "float of few digits": (pa.float32(), on_mysql("float(7,2)")),
@@ -158,6 +169,20 @@ WRONG: dict[str, Wrong] = {
     "no JSON": Wrong(pa.string(), ["{}", "{"], on_all("jsonb", "json", "")),
     "a number as JSON": Wrong(pa.string(), ["[1]", " 1.10"], {"sqlite": "json"}, "number"),
     "no uuid": Wrong(pa.string(), [None, "1234"], {"postgresql": "uuid", "mariadb": "uuid"}),
+    "an array of long texts": Wrong(
+        pa.list_(pa.string()), [["abc"], [None, "a   "]], {"postgresql": "varchar(3)[]"}, " 3 "
+    ),
+    "an array of rows of different lengths": Wrong(
+        GRID, [[[1, 2], [3, 4]], [[1], [2, 3]]], {"postgresql": "integer[]"}, "different lengths"
+    ),
+    "an array with NULL for a row": Wrong(GRID, [[], [[1], None]], {"postgresql": "integer[]"}, "NULL"),
+    "an array of no more than a row": Wrong(GRID, [None, [[]]], {"postgresql": "integer[]"}, "empty"),
+    "an array of grids of different widths": Wrong(
+        CUBE,
+        [[[[1], [2]], [[3], [4]]], [[[1], [2]], [[3, 4], [5, 6]]]],
+        {"postgresql": "integer[]"},
+        "different lengths",
+    ),
     "a long binary": Wrong(pa.binary(), [b"abc", b"abcd"], on_mysql("varbinary(3)")),
     "a short binary": Wrong(pa.binary(), [b"abc", b"ab"], on_mysql("binary(3)"), " 3 "),
     "no number": Wrong(pa.float64(), [1.5, float("nan")], {**on_mysql("double"), "sqlite": "double"}, "NaN"),

@@ -47,6 +47,7 @@ from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
+from . import arrays
 from .taking_statements import batch_lock
 from .types import PostgreSQLTarget, column, quoted, relation, targets
 
@@ -169,9 +170,12 @@ class PostgreSQLLoading(Loading):
     ) -> None:
         columns = ", ".join(quoted(column) for column in rows.column_names)
         batches = rows.to_batches(max_chunksize=batch_size)
-        form = "" if pgpq is None else " (FORMAT BINARY)"
+        is_binary = pgpq is not None and all(arrays.is_binary(kind) for kind in rows.schema.types)
+        if not is_binary:
+            self.transport = "copy"
+        form = " (FORMAT BINARY)" if is_binary else ""
         with _copy(connection, f"COPY {relation(schema, name)} ({columns}) FROM STDIN{form}") as copy:
-            for piece in _lines(batches) if pgpq is None else _binary(rows.schema, batches):
+            for piece in _binary(rows.schema, batches) if is_binary else _lines(batches):
                 copy.write(piece)
 
     def upsert(
@@ -217,7 +221,7 @@ def _binary(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Iterator[bytes]
 
 
 def _lines(batches: list[pa.RecordBatch]) -> Iterator[bytes]:
-    return (arrow.lines(batch, arrow.escaped_bytea) for batch in batches)
+    return (arrow.lines(arrays.literals(batch), arrow.escaped_bytea) for batch in batches)
 
 
 def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:

@@ -5,7 +5,7 @@ type with a length, which a CAST would cut to; assignment then raises an error f
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,18 +14,26 @@ from sqlalchemy import Connection, Row, text
 
 from inbox_outbox_base.databases import arrow, arrow_values
 from inbox_outbox_base.databases.loading import Column, Target, Write, unfit, unknown
+from inbox_outbox_base.errors.spark import ColumnMismatch
+
+from . import arrays
 
 _TARGETS = text("""
     SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,
            CASE WHEN t.typtype = 'd' THEN format_type(t.oid, NULL)
                 ELSE format_type(a.atttypid, NULL) END AS full,
-           coalesce(nullif(a.atttypmod, -1), nullif(t.typtypmod, -1)) AS modifier,
+           coalesce(nullif(a.atttypmod, -1), nullif(t.typtypmod, -1), nullif(e.typtypmod, -1)) AS modifier,
            coalesce(b.typcategory, t.typcategory) AS category,
+           coalesce(eb.typname, e.typname) AS element_kind, format_type(e.oid, NULL) AS element_full,
+           coalesce(eb.typcategory, e.typcategory) AS element_category,
            a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
            a.attgenerated <> '' AS is_generated
     FROM pg_attribute a
     JOIN pg_type t ON t.oid = a.atttypid
     LEFT JOIN pg_type b ON b.oid = nullif(t.typbasetype, 0)
+    -- An int2vector and the like have elements, but are not their arrays.
+    LEFT JOIN pg_type e ON e.oid = coalesce(b.typelem, t.typelem) AND e.typarray = coalesce(b.oid, t.oid)
+    LEFT JOIN pg_type eb ON eb.oid = nullif(e.typbasetype, 0)
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attnum
 """)
@@ -77,6 +85,8 @@ class PostgreSQLTarget(Target):
     """Of a time: fractional digits of a second. More are rounded."""
     reads_text: bool
     """Whether a CAST of text keeps it unchanged."""
+    element: "PostgreSQLTarget | None" = None
+    """Of an array: a column of its elements' type."""
 
 
 def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
@@ -86,9 +96,18 @@ def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
 
 
 def _target(row: Row[Any]) -> PostgreSQLTarget:
-    kind, modifier = row.kind, row.modifier
-    if row.is_generated or (kind == "interval" and modifier is not None):
-        kind = "generated" if row.is_generated else "interval of some fields"
+    if row.is_generated:
+        return _described(row, "generated", row.full, row.category)
+    target = _described(row, row.kind, row.full, row.category)
+    if row.element_kind is None:
+        return target
+    return replace(target, element=_described(row, row.element_kind, row.element_full, row.element_category))
+
+
+def _described(row: Row[Any], kind: str, full: str, category: str) -> PostgreSQLTarget:
+    modifier = row.modifier
+    if kind == "interval" and modifier is not None:
+        kind = "interval of some fields"
     scale = length = digits = None
     if modifier is not None and kind == "numeric":
         scale = (((modifier - 4) & 2047) ^ 1024) - 1024  # eleven bits; the first is the sign
@@ -96,8 +115,8 @@ def _target(row: Row[Any]) -> PostgreSQLTarget:
         length = modifier - 4
     elif kind in _CLOCKS:
         digits = modifier
-    reads_text = row.category in _PARSED and kind not in _CHANGED
-    return PostgreSQLTarget(row.name, kind, row.full, scale, row.required, length, digits, reads_text)
+    reads_text = category in _PARSED and kind not in _CHANGED
+    return PostgreSQLTarget(row.name, kind, full, scale, row.required, length, digits, reads_text)
 
 
 def relation(schema: str | None, name: str | None) -> str:
@@ -116,6 +135,12 @@ def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     Raises:
         ColumnMismatch: the target cannot hold every value exactly, or the type is not known.
     """
+    if arrays.is_list(field.type) and (target is None or target.element is not None):
+        return _array(field, target)
+    return _scalar(field, target)
+
+
+def _scalar(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     kind, convert = arrow.sendable(field)
     if kind is None:
         raise unknown(field)
@@ -141,6 +166,25 @@ def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     if target.kind not in _WIDER.get(name, ()) and not _is_whole(name, kind, target):
         raise unfit(field, target)
     return Column(field.name, staged, target.full, False, convert)
+
+
+def _array(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
+    kind, dimensions = arrays.element(field.type)
+    if dimensions > arrays.MOST_DIMENSIONS:
+        raise ColumnMismatch(
+            f"column {field.name!r}: an array of {dimensions} dimensions; PostgreSQL has at most "
+            f"{arrays.MOST_DIMENSIONS}, so use to_json and a column of JSON or text"
+        )
+    try:
+        element = _scalar(field.with_type(kind), None if target is None else target.element)
+    except ColumnMismatch as error:
+        raise ColumnMismatch(f"elements of an array: {error}") from None
+    staged = f"{element.staged}[]"
+    same = target is not None and target.full == staged
+    cast = None if target is None or element.cast is None else target.full
+    shaped = arrays.rectangular(field.name) if dimensions > 1 else None
+    convert = arrow_values.chained(shaped, arrays.each(element.convert))
+    return Column(field.name, staged, cast, same, convert)
 
 
 def _kept(field: str, name: str, target: PostgreSQLTarget) -> arrow_values.Converter | None:
