@@ -42,6 +42,15 @@ class ScanResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """What is in a part of a bucket."""
+
+    messages: int
+    total: int
+    """The sum of their sequences."""
+
+
+@dataclass(frozen=True, slots=True)
 class Writers:
     """Transactions that may still commit a message with a low sequence."""
 
@@ -65,6 +74,9 @@ class Relaying:
 
     has_notifications = False
     """Whether the database can wake relays of other processes; if so, its folder holds `notifying.py`."""
+
+    tells_writers = False
+    """Whether `writers` says who may still commit a low sequence."""
 
     def __init__(self, tables: OutboxTables) -> None:
         self.tables = tables
@@ -107,6 +119,12 @@ class Relaying:
             if len(found) < most:
                 seen.add(bucket)
         return ScanResult(letters, seen)
+
+    def tally(self, connection: Connection, ends: Mapping[int, int]) -> dict[int, Tally]:
+        """Count the messages of these buckets, each up to a sequence; empty ones may be left out."""
+        statement = relaying_statements.tally(self.tables)
+        rows = (connection.execute(statement, {"bucket": each, "end": ends[each]}).one() for each in ends)
+        return {bucket: Tally(*row) for bucket, row in zip(ends, rows, strict=True)}
 
     def fetch(self, connection: Connection, places: Sequence[tuple[int, int]], light: int) -> list[Letter]:
         """The messages in these places (bucket and sequence), as a scan reads them."""
@@ -161,8 +179,7 @@ class Relaying:
         return list(connection.execute(relaying_statements.due(self.tables), given).scalars())
 
     def writers(self, connection: Connection) -> Writers | None:
-        """Who may still commit a low sequence; None if that cannot be known, so that every scan begins at the
-        oldest message.
+        """Who may still commit a low sequence; None if that cannot be known.
 
         Raises:
             UnsafeSequence: each session caches numbers, so that it cannot be known.
@@ -174,7 +191,7 @@ class Relaying:
         return {}
 
     def pages(self, connection: Connection) -> int:
-        """How many pages of messages there are; 0 if every scan begins at the oldest message."""
+        """How many pages of messages there are; 0 if there are no marks."""
         return 0
 
     def below(

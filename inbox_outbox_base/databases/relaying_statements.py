@@ -176,6 +176,14 @@ def pending(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[An
 
 
 @cache
+def tally(tables: OutboxTables) -> Select[Any]:
+    """How many messages of one bucket there are up to a sequence, and the sum of their sequences."""
+    c = tables.message.c
+    found = select(func.count(), func.coalesce(func.sum(c.sequence), 0))
+    return found.where(c.bucket == bindparam("bucket"), c.sequence <= bindparam("end"))
+
+
+@cache
 def fetch(tables: OutboxTables) -> Select[Any]:
     """Some messages."""
     return select(*fetched(tables)).where(among(tables.message))

@@ -267,6 +267,14 @@ class Backlog:
         newest = islice(reversed(self._buckets.get(bucket, {})), _MOST_ABOVE)
         return list(takewhile(lambda sequence: sequence > start, newest))
 
+    def size(self, bucket: int) -> int:
+        """How many messages of a bucket are known."""
+        return len(self._buckets.get(bucket, ()))
+
+    def up_to(self, bucket: int, end: int) -> list[int]:
+        """The known messages of a bucket up to a sequence."""
+        return [sequence for sequence in self._buckets.get(bucket, ()) if sequence <= end]
+
     def lowest(self) -> dict[int, int]:
         """The lowest known sequence of each bucket."""
         return {bucket: min(known) for bucket, known in self._buckets.items() if known}

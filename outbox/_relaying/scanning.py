@@ -1,6 +1,7 @@
 """Chooses the next messages of a relay's buckets, without those that have to wait."""
 
 import math
+import time
 from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter
@@ -18,6 +19,7 @@ from .loading import Loader
 from .report import Report
 from .settings import Settings
 from .sifting import Sifter
+from .skipping import Skips
 
 MOST_KNOWN = 200_000
 """How many messages a relay remembers that it cannot send now; it reads no further until some have left."""
@@ -39,6 +41,7 @@ class Scanner:
         self._light = self._loader.light
         self.backlog = Backlog()
         self.frontier = Frontier()
+        self._skips = Skips(database, self.backlog)
         self.buckets: list[int] = []
         """The buckets that the relay owns, in the order of the next scan."""
         self._gives_up = False
@@ -49,12 +52,14 @@ class Scanner:
     def forget(self) -> None:
         """The relay owns no buckets any more."""
         self.buckets, self.backlog, self.frontier = [], Backlog(), Frontier()
+        self._skips = Skips(self._database, self.backlog)
 
     def own(self, buckets: list[int]) -> None:
         """Forget other buckets, but for messages that are on their way."""
         if set(buckets) != set(self.buckets):
             self.buckets = buckets
             self.frontier.keep(buckets)
+            self._skips.keep(buckets)
             self._forget_others()
 
     def _forget_others(self) -> None:
@@ -72,6 +77,7 @@ class Scanner:
     def look_again(self) -> None:
         """Forget the messages that are not being sent, and read them again."""
         self.frontier.go_back(self.backlog.lowest())
+        self._skips.clear()
         self.backlog.retain(attrgetter("is_away"))
 
     def marks(self) -> dict[int, int]:
@@ -84,7 +90,7 @@ class Scanner:
         if self._lanes.flights:
             # What could be sent, and was not chosen, has to wait for one of these to end.
             rests = [rest for rest in rests if rest > 0]
-        return min([self.backlog.seconds(), *rests])
+        return min([self.backlog.seconds(), self._skips.seconds(), *rests])
 
     def read_again(self, bucket: int) -> None:
         """Read a bucket from its oldest message on."""
@@ -143,7 +149,10 @@ class Scanner:
 
     def _read(self, connection: Connection, letters: dict[int, Letter]) -> bool:
         """Read on until there is enough to send; return whether everything has been read."""
-        marks = {bucket: self.frontier.start(bucket) for bucket in self.buckets}
+        self._skips.begin()
+        marks = {
+            bucket: max(self.frontier.start(bucket), self._skips.start(bucket)) for bucket in self.buckets
+        }
         begin = dict(marks)
         most = max(_LEAST_SCAN, self._lanes.appetite())
         scans = pages = 0
@@ -156,11 +165,29 @@ class Scanner:
             if self._open_lanes():
                 break
             most = max(most, min(4 * most, self._settings.batch))
-        if scans > 1 and self._open_lanes():
+        if not self._database.tells_writers:
+            self._read_below(connection, most, letters)
+        elif scans > 1 and self._open_lanes():
             # A message that was committed between two scans may lie below the second one, and a later one of
             # its key within it. Now both are found.
             self._scan(connection, marks, most, letters)
         return not begin
+
+    def _read_below(self, connection: Connection, most: int, letters: dict[int, Letter]) -> None:
+        """Read messages that have appeared below others that were read before."""
+        skips, begun = self._skips, time.monotonic()
+        is_due = skips.is_due()
+        changed = skips.changed(connection, everywhere=is_due)
+        while changed:
+            begin = dict.fromkeys(changed, 0)
+            while begin:
+                letters.clear()
+                self._scan(connection, begin, most, letters)
+                begin = {bucket: low for bucket, low in begin.items() if low < changed[bucket]}
+            skips.note(changed)
+            changed = skips.changed(connection, everywhere=False)
+        if is_due:
+            skips.counted(begun)
 
     def _scan(
         self, connection: Connection, begin: dict[int, int], most: int, letters: dict[int, Letter]
@@ -172,20 +199,31 @@ class Scanner:
         known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
         found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
         # Some may be known: `above` leaves out those that were read first, if there are many.
-        failed = [each for each in found.letters if each.attempts and not self.backlog.entry(each.sequence)]
+        failed = [each for each in found.letters if not (each.is_new or self.backlog.entry(each.sequence))]
         self.backlog.add(found.letters)
         for letter in found.letters:  # those of a bucket are in their order
             letters[letter.sequence] = letter
             begin[letter.bucket] = letter.sequence
         self._look_at_failed(connection, failed)
-        self.frontier.advance(places, found, paused=bool(self.paused))
+        if self._database.tells_writers:
+            self.frontier.advance(places, found, paused=bool(self.paused))
+        else:
+            self._skips.advance(places, found)
         self._rotate(found.letters)
         for bucket in found.seen:
             begin.pop(bucket, None)
 
     def _look_at_failed(self, connection: Connection, letters: list[Letter]) -> None:
-        """If their topics are not tried now, an operator may have ended the messages' waits, or will."""
-        waiting = [letter.sequence for letter in letters if not self._lanes.of(letter.topic).room()]
+        """Held ones wait. If the topics of others are not tried now, an operator may have ended the messages'
+        waits, or will."""
+        for letter in letters:
+            if letter.state == "held":
+                self.backlog.wait(letter.sequence, math.inf)
+        waiting = [
+            letter.sequence
+            for letter in letters
+            if letter.attempts and letter.state != "held" and not self._lanes.of(letter.topic).room()
+        ]
         for sequence in waiting:
             self.backlog.wait(sequence, 0.0)
         if waiting:

@@ -1,22 +1,22 @@
-"""MySQL and MariaDB: messages are deleted by their keys, one look-up each. Only non-empty buckets are asked
-for their oldest messages, since every query is a round trip.
+"""MySQL and MariaDB: messages are deleted by their keys, one look-up each. Only buckets that have
+messages above a place are read there, since every query is a round trip.
 
 With a list of keys the optimizer may scan all of a small table, and a DELETE waits for every row that it
 reads: then the relay would stall as long as some transaction that has published is open.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, insert, select, text
+from sqlalchemy import Connection, Select, and_, bindparam, func, insert, or_, select, text
 from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
-from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, parts
+from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, Tally, parts
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 _FORGET = text(
@@ -40,10 +40,30 @@ def used_ids(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
-def filled(tables: OutboxTables) -> Select[Any]:
-    """The non-empty ones of some buckets: a loose index scan, one jump for each."""
+def highest(tables: OutboxTables) -> Select[Any]:
+    """The highest sequences of some buckets: one look-up each, whatever the statistics say."""
+    c, message = tables.bucket.c, tables.message.c
+    last = (
+        _by_bucket(select(message.sequence), tables)
+        .where(message.bucket == c.bucket)
+        .order_by(message.bucket.desc(), message.sequence.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    return select(c.bucket, last.label("highest")).where(c.bucket.in_(bindparam("buckets", expanding=True)))
+
+
+def tallies(tables: OutboxTables, ends: Mapping[int, int]) -> Select[Any]:
+    """How many messages of some buckets there are, each up to a sequence, and the sums of their sequences."""
     c = tables.message.c
-    return select(c.bucket).where(c.bucket.in_(bindparam("buckets", expanding=True))).distinct()
+    places = (and_(c.bucket == bucket, c.sequence <= end) for bucket, end in ends.items())
+    found = _by_bucket(select(c.bucket, func.count(), func.sum(c.sequence)), tables)
+    return found.where(or_(*places)).group_by(c.bucket)
+
+
+def _by_bucket(read: Select[Any], tables: OutboxTables) -> Select[Any]:
+    """Read nothing but the index."""
+    return read.with_hint(tables.message, "FORCE INDEX (outbox_message_bucket)")
 
 
 class MySQLRelaying(Relaying):
@@ -51,10 +71,15 @@ class MySQLRelaying(Relaying):
 
     def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
         buckets = [bucket for bucket, _ in wanted.places]
-        not_empty = set(connection.execute(filled(self.tables), {"buckets": buckets}).scalars())
-        places = [place for place in wanted.places if place[0] in not_empty]
-        found = super().scan(connection, replace(wanted, places=places))
-        return replace(found, seen=found.seen | (set(buckets) - not_empty))
+        rows = connection.execute(highest(self.tables), {"buckets": buckets})
+        ends = {row.bucket: row.highest for row in rows}
+        places = [(bucket, low) for bucket, low in wanted.places if (ends[bucket] or 0) > low]
+        result = super().scan(connection, replace(wanted, places=places))
+        return replace(result, seen=result.seen | set(buckets).difference(bucket for bucket, _ in places))
+
+    def tally(self, connection: Connection, ends: Mapping[int, int]) -> dict[int, Tally]:
+        rows = connection.execute(tallies(self.tables, ends))
+        return {bucket: Tally(messages, int(total)) for bucket, messages, total in rows}
 
     def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
         for part in parts(letters):

@@ -27,6 +27,7 @@ class PostgreSQLRelaying(Relaying):
     """One statement for all buckets; arrays instead of long parameter lists."""
 
     has_notifications = True
+    tells_writers = True
 
     def add(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
         if len(rows) < _MANY:

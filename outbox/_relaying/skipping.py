@@ -1,0 +1,121 @@
+"""What a scan skips on a database that does not say who is writing: messages that the relay knows already."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.relaying import Relaying, ScanResult, Tally
+
+from .backlog import Backlog
+
+_FEW = 50
+"""Known messages of a bucket that a scan leaves out one by one: that costs less than counting."""
+_SHARE = 20
+"""Counting all buckets takes at most one part in this many of the time."""
+_EVERY = 60.0
+"""Seconds after which everything is read again: different messages may have the same tally."""
+
+_NOTHING = Tally(0, 0)
+
+
+class Skips:
+    """Up to where each bucket has been read: its next scan starts there, if many of its messages are known.
+
+    A message may still appear below, since its number was drawn before its transaction committed. It is found
+    by counting: the index alone says how many messages there are up to that place, and the sum of their
+    numbers. None has appeared if the difference to those that the relay knows is the same as after the last
+    reading: usually none, more if topics are paused, less if an operator has dropped messages.
+
+    A bucket is counted before anything is sent that was read without what is below: an earlier message of the
+    key may have been committed just before it. All buckets are counted from time to time.
+    """
+
+    def __init__(self, database: Relaying, backlog: Backlog) -> None:
+        self._database = database
+        self._backlog = backlog
+        self._ends: dict[int, int] = {}
+        self._differences: dict[int, Tally] = {}
+        """By bucket, what was counted and is not known, as of the last reading."""
+        self._unchecked: set[int] = set()
+        """Buckets that were read from above their beginning since they were counted."""
+        self._next_count = 0.0
+        self._next_reading = time.monotonic() + _EVERY
+        self._is_behind = False
+        """Whether a scan has skipped messages since all buckets were counted."""
+        self._counted: Mapping[int, Tally] = {}
+
+    def begin(self) -> None:
+        """Prepare a look at the buckets."""
+        if time.monotonic() >= self._next_reading:
+            self.clear()
+
+    def clear(self) -> None:
+        """Read everything again."""
+        self._ends, self._differences, self._unchecked = {}, {}, set()
+        self._is_behind = False
+        self._next_reading = time.monotonic() + _EVERY
+
+    def keep(self, buckets: Iterable[int]) -> None:
+        """Forget all other buckets: another relay may own them now."""
+        kept = set(buckets)
+        self._ends = {bucket: end for bucket, end in self._ends.items() if bucket in kept}
+        self._differences = {bucket: each for bucket, each in self._differences.items() if bucket in kept}
+        self._unchecked &= kept
+        self._is_behind = False
+
+    def start(self, bucket: int) -> int:
+        """The sequence above which the bucket's next scan starts."""
+        return self._ends.get(bucket, 0) if self._backlog.size(bucket) > _FEW else 0
+
+    def seconds(self) -> float:
+        """Seconds until all buckets are to be counted, if a scan has skipped some since."""
+        return max(0.0, self._next_count - time.monotonic()) if self._is_behind else math.inf
+
+    def advance(self, places: Iterable[tuple[int, int]], found: ScanResult) -> None:
+        """Note that a scan has read the buckets from these places on."""
+        lasts = {letter.bucket: letter.sequence for letter in found.letters}  # they are in their order
+        for bucket, low in places:
+            end, last = self._ends.get(bucket, 0), lasts.get(bucket, 0)
+            if low == 0 and (bucket in found.seen or last >= end):
+                self._unchecked.discard(bucket)
+            elif last:
+                self._unchecked.add(bucket)
+            self._ends[bucket] = max(end, last)
+
+    def is_due(self) -> bool:
+        """Whether to count all buckets in this look."""
+        self._is_behind = any(map(self.start, self._ends))
+        return self._is_behind and time.monotonic() >= self._next_count
+
+    def counted(self, begun: float) -> None:
+        """Note that all buckets have been counted, and what had appeared was read; that began then."""
+        now = time.monotonic()
+        self._is_behind, self._next_count = False, now + _SHARE * (now - begun)
+
+    def changed(self, connection: Connection, *, everywhere: bool) -> dict[int, int]:
+        """Count buckets; return those where messages may have appeared, and up to where."""
+        ends = {
+            bucket: end
+            for bucket, end in self._ends.items()
+            if bucket in self._unchecked or (everywhere and self.start(bucket))
+        }
+        if not ends:
+            return {}
+        self._counted = self._database.tally(connection, ends)
+        self._unchecked.difference_update(ends)
+        return {
+            bucket: end
+            for bucket, end in ends.items()
+            if self._difference(bucket, end) != self._differences.get(bucket, _NOTHING)
+        }
+
+    def note(self, ends: Mapping[int, int]) -> None:
+        """Note that what had appeared up to there was read."""
+        for bucket, end in ends.items():
+            self._differences[bucket] = self._difference(bucket, end)
+
+    def _difference(self, bucket: int, end: int) -> Tally:
+        counted, known = self._counted.get(bucket, _NOTHING), self._backlog.up_to(bucket, end)
+        return Tally(counted.messages - len(known), counted.total - sum(known))

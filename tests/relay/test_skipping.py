@@ -1,0 +1,173 @@
+"""Where the database does not say who is writing, messages that cannot be sent yet are not read again; none
+that appears below them is overlooked."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, delete, event, insert, select
+
+from inbox_outbox_base.databases.registry import relaying
+from outbox import Outbox, Relay
+from outbox._relaying import skipping
+from outbox._relaying.lanes import Lanes
+from outbox._relaying.scanning import Scanner
+from outbox._relaying.settings import Settings
+from outbox.schema import BUCKETS
+from tests.conftest import _server
+from tests.servers import Server
+from tests.support.database import Database
+from tests.support.outbox_publishers import TABLES, Recorder, messages, publish
+
+HELD = 6_400
+NEVER = 1e9
+"""A `_SHARE` with which nothing is counted again unless something is to be sent."""
+
+
+@pytest.fixture(params=("mariadb", "mysql", "sqlite"), scope="session")
+def server(request: pytest.FixtureRequest) -> Server:
+    """The databases that do not say it."""
+    return _server(request.param)
+
+
+class Looks:
+    """A relay's looks at its buckets, all on one connection."""
+
+    def __init__(self, engine: Engine) -> None:
+        database = relaying(engine.dialect.name, TABLES)
+        self._engine = engine.execution_options(isolation_level=database.own_isolation)
+        settings: Settings = Relay(engine, Recorder())._settings
+        self.scanner = Scanner(settings, database, Lanes(100, 1))
+        self.scanner.own([*range(BUCKETS)])
+        self.given = self.cost = 0
+
+    def look(self) -> list[str]:
+        """The names of the messages that would be sent; `given` is how many values the statements had,
+        and `cost` that and how many rows were read."""
+        self.given = 0
+
+        def count(*args: Any) -> None:
+            self.given += len(args[3])
+
+        with self._engine.connect() as connection:
+            read = _rows_read(connection)
+            event.listen(connection, "before_cursor_execute", count)
+            choice = self.scanner.choose(connection)
+            while choice.has_more and not choice.letters:
+                choice = self.scanner.choose(connection)
+            event.remove(connection, "before_cursor_execute", count)
+            self.cost = self.given + _rows_read(connection) - read
+        return [(letter.payload or b"").decode() for letter in choice.letters]
+
+
+def _rows_read(connection: Connection) -> int:
+    """By this session; SQLite does not count them."""
+    if connection.dialect.name == "sqlite":
+        return 0
+    found = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'")
+    return sum(int(value) for name, value in found if not name.startswith("Handler_read_rnd"))
+
+
+def hold(engine: Engine, places: list[tuple[int, int]], **other: Any) -> None:
+    """Messages that wait for an operator, in these places (bucket and sequence)."""
+    held = {"topic": "orders", "payload": b"", "content_type": "x", "state": "held", "error": "no", **other}
+    rows = [
+        {"bucket": bucket, "sequence": number, "id": str(number), "key": str(number)} | held
+        for bucket, number in places
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(TABLES.message), rows)
+
+
+def appear(engine: Engine, bucket: int, *numbers: int) -> None:
+    """New messages with these numbers, as if their transactions had been open until now."""
+    hold(engine, [(bucket, number) for number in numbers], state="pending", error=None, payload=b"late")
+
+
+def drop(engine: Engine, *numbers: int) -> None:
+    """An operator drops messages."""
+    with engine.begin() as connection:
+        connection.execute(delete(TABLES.message).where(TABLES.message.c.sequence.in_(numbers)))
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+@pytest.mark.mysql
+def test_they_are_not_read_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands wait in all buckets: a look costs no more than one at empty buckets, and one that finds a
+    message in one of them reads no others."""
+    monkeypatch.setattr(skipping, "_SHARE", NEVER)
+    hold(engine, [(number % BUCKETS, number) for number in range(1, HELD + 1)])
+    looks = Looks(engine)
+    assert looks.look() == looks.look() == []
+    assert looks.cost < HELD / 10
+    publish(engine, "a1")
+    assert looks.look() == ["a1"]
+    assert looks.cost < HELD / 10
+
+
+@pytest.mark.parametrize("also", ["nothing else", "paused", "dropped", "dropped now"])
+def test_a_message_that_appears_below(engine: Engine, monkeypatch: pytest.MonkeyPatch, also: str) -> None:
+    """Counting finds it, whatever else is not known or has gone. That is read once."""
+    monkeypatch.setattr(skipping, "_SHARE", 0)
+    hold(engine, [(3, number) for number in range(10, 20_000, 10)])
+    looks = Looks(engine)
+    if also == "paused":
+        looks.scanner.pause(["slow"])
+        hold(engine, [(3, number) for number in range(5, 20_000, 10)], topic="slow")
+    assert looks.look() == []
+    if also == "dropped":
+        drop(engine, 20, 30)
+        assert looks.look() == []
+    assert looks.look() == []
+    assert looks.given < 1_000
+    if also == "dropped now":
+        drop(engine, 20)
+    appear(engine, 3, 21)
+    assert looks.look() == ["late"]
+
+
+def test_counting_takes_little_of_the_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is not found before it is time to count, and the relay looks again at that time."""
+    monkeypatch.setattr(skipping, "_SHARE", NEVER)
+    hold(engine, [(3, number) for number in range(10, 4_000, 10)])
+    looks = Looks(engine)
+    assert looks.look() == []
+    appear(engine, 3, 21)
+    assert looks.look() == []
+    assert 0 < looks.scanner._skips.seconds() < NEVER * 100
+
+
+def test_everything_is_read_again(engine: Engine) -> None:
+    """Some messages were dropped, and as many have appeared, with the same sum of numbers."""
+    hold(engine, [(3, number) for number in range(10, 4_000, 10)])
+    looks = Looks(engine)
+    assert looks.look() == looks.look() == []
+    drop(engine, 20, 30)
+    appear(engine, 3, 21, 29)
+    assert looks.look() == []
+    looks.scanner._skips._next_reading = 0
+    assert looks.look() == ["late", "late"]
+
+
+def test_the_order_of_a_key(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction drew its number before those of messages that wait, and commits after they were read: the
+    next message of its key does not overtake its own."""
+    if migrated.name == "sqlite":
+        pytest.skip("one writer: nobody overtakes")
+    monkeypatch.setattr(skipping, "_SHARE", NEVER)
+    engine = migrated.engine()
+    publish(engine, "a0")
+    with engine.begin() as connection:
+        place = connection.execute(select(TABLES.message)).one()
+        connection.execute(delete(TABLES.message))
+    looks = Looks(engine)
+    with engine.connect() as slow:
+        Outbox().publish_many(slow, messages(["a1"]))
+        hold(engine, [(place.bucket, place.sequence + 1_000 + number) for number in range(400)])
+        assert looks.look() == []
+        slow.commit()
+        publish(engine, "a2")
+        assert looks.look() == ["a1", "a2"]
