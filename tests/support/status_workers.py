@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from tests.servers import freezing
@@ -23,7 +24,7 @@ class Worker:
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         self._pipe, end = CONTEXT.Pipe()
         self._name = work.__name__
-        self._process = CONTEXT.Process(target=work, args=(end, *arguments), daemon=True)
+        self._process = CONTEXT.Process(target=_begin, args=(work, end, *arguments), daemon=True)
         self._process.start()
         end.close()
 
@@ -79,6 +80,12 @@ class Worker:
     def _pid(self) -> int:
         assert self._process.pid is not None
         return self._process.pid
+
+
+def _begin(work: Callable[..., None], pipe: Pipe, *arguments: Any) -> None:
+    # An example may have started the fork server, with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    work(pipe, *arguments)
 
 
 @contextmanager
