@@ -7,6 +7,7 @@ from ._spark_lab import Bench, Job, SparkLab, expect
 from ._spark_rows import KINDS, PARTITIONS, write_before
 
 _TO_BEAT = {"ordered": 1.3, "random": 1.5}
+_TO_BEAT_BY_TABLE = 1.4
 _RUN = "benchmark"
 _SHARES = {10: 10, 50: 2}
 """By percentage of duplicates: every n-th row is one."""
@@ -39,6 +40,8 @@ def _figures(kind: str, found: Mapping[str, list[float]]) -> list[Figure]:
         figures = [
             figure(by_jdbc, ratios(found, "fresh", "jdbc"), at_least=_TO_BEAT[kind]),
             figure(f"{by_jdbc}, reWriteBatchedInserts", ratios(found, "fresh", "jdbc rewrite")),
+            figure(f"{by_jdbc}, inbox='table'", ratios(found, "table", "jdbc"), at_least=_TO_BEAT_BY_TABLE),
+            figure(f"{by_jdbc}, both", ratios(found, "table", "jdbc rewrite"), at_least=1),
         ]
     replay = f"{kind} keys: replay of a finished job"
     figures += [
@@ -63,7 +66,10 @@ def _warm_up(bench: Bench, lab: SparkLab, kind: str) -> None:
 
 
 def _jobs(bench: Bench, lab: SparkLab, kind: str) -> dict[str, Job]:
-    jobs = {"inbox": _fresh_and_replayed(bench, kind, lab.rows)}
+    jobs = {
+        "inbox": _fresh_and_replayed(bench, kind, lab.rows),
+        "table": _into_own_key(bench, kind, lab.rows),
+    }
     for share, every in _SHARES.items():
         jobs[_duplicates_name(share)] = _with_duplicates(bench, kind, lab.rows, share, every)
     if lab.has_jdbc:
@@ -89,6 +95,18 @@ def _fresh_and_replayed(bench: Bench, kind: str, count: int) -> Job:
             expect(report.replayed, PARTITIONS)
         expect(bench.count(), count)
         return {"fresh": fresh, "verify": verified, "trust": trusted}
+
+    return work
+
+
+def _into_own_key(bench: Bench, kind: str, count: int) -> Job:
+    def work() -> dict[str, float]:
+        bench.clear()
+        bench.settle()
+        fresh, report = bench.write(kind, count, inbox="table")
+        expect(report.new, count)
+        expect(bench.count(), count)
+        return {"table": fresh}
 
     return work
 

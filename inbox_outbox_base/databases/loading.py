@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import Tables
 
@@ -66,6 +67,17 @@ class Target:
     """For an exact number: digits after the decimal point, if limited."""
     required: bool
     """Whether a row must have a value for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueKey:
+    """A unique key or index of the target table."""
+
+    name: str
+    columns: frozenset[str | None]
+    """None stands for an expression, or for a part of a column."""
+    problem: str | None
+    """Why it does not reject every second row with the same values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +143,9 @@ class Loading(ABC):
     isolation = "READ COMMITTED"
     """The minimum isolation level of a transaction, unless an option asks for more."""
 
+    taken: frozenset[codes.Code]
+    """The codes of the error for a row whose unique key is taken."""
+
     transport = "insert"
     """How `load` sends rows; see `WriteReport.transport`."""
 
@@ -152,6 +167,10 @@ class Loading(ABC):
     @abstractmethod
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         """The columns of the target table; none if it does not exist."""
+
+    @abstractmethod
+    def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
+        """The unique keys and indexes of the target table."""
 
     @abstractmethod
     def column(self, field: pa.Field, target: Target | None) -> Column:
@@ -181,10 +200,27 @@ class Loading(ABC):
         """Send rows into a table, by column name."""
 
     @abstractmethod
+    def add(
+        self,
+        connection: Connection,
+        target: Table,
+        names: Sequence[str],
+        rows: Select[Any],
+        key: Sequence[str],
+    ) -> int:
+        """Insert the rows whose unique key is not taken, and return how many."""
+
+    @abstractmethod
     def upsert(
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
-    ) -> None:
-        """Insert rows, no two with the same key, or update older ones."""
+    ) -> int:
+        """Insert rows, no two with the same key, or update older ones; return how many, or 0 if unknown."""
+
+    def upsert_counted(
+        self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
+    ) -> int:
+        """The same; always return how many."""
+        return self.upsert(connection, target, names, rows, how)
 
     def announce(self, connection: Connection, claim: WriterClaim) -> None:  # noqa: B027 - optional
         """Announce that keys of this consumer are about to be taken in bulk."""

@@ -102,7 +102,7 @@ class Job:
 
     def _settle(self, read: Counts, connection: Connection) -> Counts:
         # From the ledger again: tasks of an earlier submission may have committed since it was read.
-        total = _reconciled(read, self._entries(connection))
+        total = _reconciled(read, self._entries(connection), self.settings.inbox)
         if self._is_named:
             whole = Entry(self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING)
             self._database.note(connection, self.tables, whole.values() | ledger.columns(total))
@@ -141,12 +141,17 @@ class Job:
                 raise TablesMissing(missing_table(table))
 
 
-def _reconciled(read: Counts, entries: dict[Entry, Counts]) -> Counts:
+def _reconciled(read: Counts, entries: dict[Entry, Counts], inbox: str) -> Counts:
     """Combine the counts of the partitions as last read with those of all that the batch ever committed.
 
     The two differ if a batch was tried with other partitions before: the rows it applied then are recognised
     as its own, so they count as new, once.
     """
     new = sum(counts.new for entry, counts in entries.items() if entry.part != WHOLE_BATCH)
+    if inbox == "table":
+        # The table does not tell whose rows it has, so the batch's own were taken for duplicates.
+        duplicate = max(0, read.new + read.duplicate - new)
+        rows = new + duplicate + read.repeated + read.dropped
+        return replace(read, rows=rows, new=new, duplicate=duplicate)
     rows = max(read.rows, new + read.duplicate + read.dropped)
     return replace(read, rows=rows, new=new, repeated=rows - new - read.duplicate - read.dropped)

@@ -47,6 +47,9 @@ class InboxWriter:
         consumer: the scope of the keys, as in `inbox.Inbox`.
         results: what to do with new rows: `Append()` (default), `Upsert(...)`, `Statements(...)`, or a
             function of an open connection and an iterator of Arrow batches.
+        inbox: "rows" keeps each key in the inbox; "table" relies on the table's own unique key instead, which
+            must be on exactly the columns of `key` (of an Upsert: on those of its key). That is faster, but
+            only as long as a row is in the table its key is not written again.
         user, password: replace those in the URL.
         run: a name for this job. Submitting the same run and batch again recognises the partitions that have
             committed. None generates a name, so that only retries inside the job are recognised (keys are
@@ -82,6 +85,7 @@ class InboxWriter:
         consumer: str | None = None,
         *,
         results: Results | None = None,
+        inbox: str | None = None,
         user: str | None = None,
         password: str | None = None,
         run: str | None = None,
@@ -105,6 +109,7 @@ class InboxWriter:
             key=key,
             consumer=consumer,
             results=results,
+            inbox=inbox,
             user=user,
             password=password,
             run=run,
@@ -166,6 +171,8 @@ class InboxWriter:
         This is an optimisation, not a guarantee: a key that is new here may be taken before it is written.
         """
         settings = self._settings(df)
+        if settings.inbox == "table":
+            raise InvalidOption("inbox='table': there are no keys in the inbox; join with the table instead")
         Job(settings, None).check_keys(arrow_schema(df.schema))
         return df.mapInArrow(shipped(unseen_rows, settings), df.schema)
 

@@ -1,11 +1,11 @@
 """Checks that a DataFrame fits its target, before a row is read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases.loading import Column, Loading
+from inbox_outbox_base.databases.loading import Column, Loading, UniqueKey
 from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from spark._options.settings import Settings
@@ -62,10 +62,31 @@ def fitted(connection: Connection, database: Loading, settings: Settings, schema
                 "DataFrame does not have it"
             )
     if isinstance(results, Upsert):
-        for name in (*results.key, results.version):
-            if name not in schema.names:
-                raise ColumnMismatch(f"Upsert: the DataFrame has no column {name!r}")
+        _check_upsert(results, schema)
+    if settings.inbox == "table":
+        _check_unique(settings, database.unique_keys(connection, settings))
     return [database.column(field, targets[field.name]) for field in written]
+
+
+def _check_upsert(how: Upsert, schema: pa.Schema) -> None:
+    for name in (*how.key, how.version):
+        if name not in schema.names:
+            raise ColumnMismatch(f"Upsert: the DataFrame has no column {name!r}")
+
+
+def _check_unique(settings: Settings, keys: Sequence[UniqueKey]) -> None:
+    """Check that the target has a unique key that can be the inbox."""
+    wanted = settings.results.key if isinstance(settings.results, Upsert) else settings.key
+    found = [each for each in keys if each.columns == set(wanted)]
+    if not found:
+        raise ColumnMismatch(
+            f"inbox='table': table {settings.target} has no unique key on exactly {_listed(wanted)}"
+        )
+    for each in found:
+        if each.problem is not None:
+            raise ColumnMismatch(
+                f"inbox='table': the unique key {each.name!r} of table {settings.target} {each.problem}"
+            )
 
 
 def _listed(names: Iterable[str]) -> str:

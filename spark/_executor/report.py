@@ -39,9 +39,11 @@ class WriteReport:
     new: int
     """Rows applied, because their keys were not in the inbox."""
     duplicate: int
-    """Rows whose key another run or another writer had already taken."""
+    """Rows whose key another run or another writer had already taken; with inbox="table" also another
+    partition of the same run."""
     repeated: int
-    """Rows whose key occurs more than once in the job: all except the one that was applied."""
+    """Rows whose key occurs more than once in the job (with inbox="table": in its partition): all except the
+    one that was applied."""
     dropped: int
     """Rows without a key, if they are dropped."""
     partitions: int

@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Column as SqlColumn
 from sqlalchemy import Connection, MetaData, Select, Table, func, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.expression import cast, column, table
 
 from inbox_outbox_base.databases.loading import Column, Loading, Type
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Upsert
+from inbox_outbox_base.errors.codes import code_of
 from spark._options.settings import Settings
 
 RANK = "inbox_rank"
@@ -30,6 +32,9 @@ class Sink(ABC):
     @abstractmethod
     def finish(self) -> None:
         """End adding rows."""
+
+    applied = 0
+    """With inbox="table": how many rows were new to the target."""
 
 
 class Straight(Sink):
@@ -70,15 +75,23 @@ class Staged(Sink):
     def finish(self) -> None:
         if self._rows == 0:
             return
-        results = self._settings.results
+        connection, results = self._connection, self._settings.results
+        is_counted = self._settings.inbox == "table"
         if isinstance(results, Statements):
             for statement in results.texts:
                 # SQLAlchemy would take a colon and a name for a parameter.
-                self._connection.execute(text(statement.replace(":", "\\:")))
+                connection.execute(text(statement.replace(":", "\\:")))
         elif isinstance(results, Upsert):
-            self._database.upsert(self._connection, self._target(), self._names(), self._selected(), results)
+            upsert = self._database.upsert_counted if is_counted else self._database.upsert
+            self.applied = upsert(connection, self._target(), self._names(), self._selected(), results)
+        elif is_counted:
+            # In the order in which they came, that of their keys, so that jobs seldom deadlock.
+            key = self._settings.key
+            self.applied = self._database.add(
+                connection, self._target(), self._names(), self._selected(), key
+            )
         elif isinstance(results, Append):
-            self._connection.execute(self._target().insert().from_select(self._names(), self._selected()))
+            connection.execute(self._target().insert().from_select(self._names(), self._selected()))
 
     def _create(self) -> None:
         columns = [SqlColumn(each.name, Type(each.staged)) for each in self._columns]
@@ -120,17 +133,52 @@ class Staged(Sink):
         )
 
 
+class Hopeful(Sink):
+    """Writes to a target that rejects duplicates itself: to the target until one comes, then to another
+    sink."""
+
+    def __init__(self, connection: Connection, database: Loading, straight: Sink, other: Sink) -> None:
+        self._connection = connection
+        self._database = database
+        self._straight: Sink | None = straight
+        self._other = other
+
+    def add(self, rows: pa.Table) -> None:
+        if self._straight is None or not self._is_written(self._straight, rows):
+            self._straight = None
+            self._other.add(rows)
+
+    def _is_written(self, straight: Sink, rows: pa.Table) -> bool:
+        savepoint = self._connection.begin_nested()
+        try:
+            straight.add(rows)
+        except DBAPIError as error:
+            if code_of(error) not in self._database.taken:
+                raise
+            savepoint.rollback()
+            return False
+        savepoint.commit()
+        self.applied += rows.num_rows
+        return True
+
+    def finish(self) -> None:
+        self._other.finish()
+        self.applied += self._other.applied
+
+
 def sink_for(
     connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]
 ) -> Sink:
     """The fastest sink that changes no value."""
+    staged = Staged(connection, database, settings, columns)
     if (
         isinstance(settings.results, Append)
         and all(each.same for each in columns)
         and database.can_load_into(connection, settings)
     ):
-        return Straight(connection, database, settings)
-    return Staged(connection, database, settings, columns)
+        straight = Straight(connection, database, settings)
+        return straight if settings.inbox == "rows" else Hopeful(connection, database, straight, staged)
+    return staged
 
 
 def converted(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:

@@ -164,6 +164,8 @@ class _Partition:
     def _apply(self, connection: Connection) -> Counts:
         """Take the keys, and apply the rows with new ones."""
         task, settings = self._task, self._task.settings
+        if settings.inbox == "table":
+            return self._apply_to_table(connection)
         claim = WriterClaim.of(task.tables, settings.consumer, task.run, settings.batch, self._entry.part)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
@@ -183,16 +185,34 @@ class _Partition:
         repeated = self._spool.rows - counts.new - counts.duplicate
         return replace(counts, repeated=repeated)
 
+    def _apply_to_table(self, connection: Connection) -> Counts:
+        """Apply the rows whose keys are new to the target."""
+        given = 0
 
-def _fill(tables: Iterator[pa.Table], connection: Connection, database: Loading, settings: Settings) -> None:
+        def rows() -> Iterator[pa.Table]:
+            nonlocal given
+            for each in self._spool.tables():
+                given += each.num_rows
+                yield each.drop_columns([KEY])
+
+        new = _fill(rows(), connection, self._database, self._task.settings)
+        return Counts(
+            self._spool.rows + self._dropped, new, given - new, self._spool.rows - given, self._dropped
+        )
+
+
+def _fill(tables: Iterator[pa.Table], connection: Connection, database: Loading, settings: Settings) -> int:
+    """Apply the rows; with inbox="table", return how many were new."""
     sink, columns = None, []
     for rows in tables:
         if sink is None:
             columns = fitted(connection, database, settings, rows.schema)
             sink = sinks.sink_for(connection, database, settings, columns)
         sink.add(sinks.converted(rows, columns))
-    if sink is not None:
-        sink.finish()
+    if sink is None:
+        return 0
+    sink.finish()
+    return sink.applied
 
 
 class _Taking:

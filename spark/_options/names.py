@@ -13,6 +13,7 @@ _TEXTS = {
     "url": "url",
     "dbtable": "table",
     "consumer": "consumer",
+    "inbox": "inbox",
     "user": "user",
     "password": "password",
     "txnappid": "run",

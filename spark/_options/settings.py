@@ -13,6 +13,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .url import jdbc_or_sqlalchemy
 
+Inbox = Literal["rows", "table"]
 Ledger = Literal["verify", "trust", "off"]
 Atomicity = Literal["partition", "job"]
 NullKeys = Literal["error", "drop"]
@@ -41,6 +42,7 @@ class Settings:
     key: tuple[str, ...]
     consumer: str
     results: Results
+    inbox: Inbox
     run: str | None
     batch: int
     ledger: Ledger
@@ -69,6 +71,7 @@ def checked(
     key: object,
     consumer: object,
     results: object = None,
+    inbox: object = "rows",
     user: object = None,
     password: object = None,
     run: object = None,
@@ -102,6 +105,7 @@ def checked(
         key=checked_key,
         consumer=inbox_options.consumer(consumer),  # type: ignore[arg-type]  # it checks that
         results=checked_results,
+        inbox=_inbox(inbox, checked_results, ledger),
         run=None if run is None else _run(run),
         batch=_whole("batch", batch, 0),
         ledger=_one_of("ledger", ledger, ("verify", "trust", "off")),
@@ -142,6 +146,18 @@ def _check_versions(key: tuple[str, ...], results: Results) -> None:
             f"key={key!r}, Upsert(key={results.key!r}, version={results.version!r}): each key is taken once, "
             f"so newer versions would be ignored; take each version, with key={(*key, results.version)!r}"
         )
+
+
+def _inbox(value: object, results: Results, ledger: object) -> Any:
+    if value == "table" and not isinstance(results, Append | Upsert):
+        raise InvalidOption(
+            "inbox='table': only for Append and Upsert; others have no table whose key could be the inbox"
+        )
+    if value == "table" and ledger == "off":
+        raise InvalidOption(
+            "inbox='table', ledger='off': only the ledger knows what a lost COMMIT has written"
+        )
+    return _one_of("inbox", value, ("rows", "table"))
 
 
 def _table(value: object, results: Results) -> tuple[str | None, str | None]:

@@ -231,6 +231,8 @@ def test_unseen_rows(postgres: Database, engine: Engine, spark_session: "SparkSe
     assert len(taken(engine)) == 30
     with pytest.raises(ColumnMismatch, match="key='event'"):
         writer(postgres, key="event").unseen(frame(spark_session))
+    with pytest.raises(InvalidOption, match="inbox='table'"):
+        writer(postgres, inbox="table").unseen(frame(spark_session))
 
 
 def test_defaults_of_the_session(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:

@@ -186,3 +186,18 @@ def test_an_upsert_compares_as_the_table_does(migrated: Database, engine: Engine
         with engine.connect() as connection:
             found = connection.execute(text("SELECT label, version FROM price ORDER BY label"))
             assert [tuple(row) for row in found] == expected
+
+
+def test_a_table_that_is_the_inbox_compares_as_it_does(migrated: Database, engine: Engine) -> None:
+    """With inbox="table", keys that the table's collation takes for the same are one key, also in one
+    partition."""
+    with engine.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE price (item varchar(9) COLLATE utf8mb4_general_ci PRIMARY KEY, amount bigint)")
+        )
+    for amounts, new in (([1, 2, 3], 2), ([4, 5, 6], 0)):
+        rows = pa.record_batch({"item": ["b", "B", "c"], "amount": amounts})
+        report = write(migrated, [rows], table="price", key="item", inbox="table")
+        assert (report.new, report.duplicate) == (new, 3 - new)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*), sum(amount) < 6 FROM price")).one() == (2, 1)

@@ -9,6 +9,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any
 
@@ -16,19 +17,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Select, Table, case
 from sqlalchemy.dialects.mysql import Insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import (
     Column,
     Loading,
     TakenKeys,
     Target,
+    UniqueKey,
     Write,
     WriterClaim,
     is_newer,
 )
 from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from inbox_outbox_base.tables.inbox import Tables
 
@@ -42,12 +47,18 @@ _SAMPLE = 500
 """Keys to look up first: if none of them exists, hardly any of the others does."""
 
 
+_RACES = 10
+"""How often an INSERT may meet a key that another writer commits meanwhile."""
+
+
 class MySQLLoading(Loading):
     """LOAD DATA into temporary tables, then SQL."""
 
     connect_args = MappingProxyType(
         {"program_name": "inbox-outbox spark", "connect_timeout": 10, "local_infile": True}
     )
+    # 1586 is the same error with the key's name.
+    taken = frozenset({1062, 1586})
     temporary = MappingProxyType({"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"})
 
     def __init__(self) -> None:
@@ -76,7 +87,7 @@ class MySQLLoading(Loading):
         rows = connection.execute(sql.TARGETS, where).all()
         counted = {row.name for row in rows if "auto_increment" in row.extra.lower()}
         if rows and isinstance(write.results, Upsert):
-            _check_unique(write.results, connection.execute(sql.UNIQUE, where).all(), counted)
+            _check_unique(write.results, self.unique_keys(connection, write), counted)
         return [
             types.MySQLTarget(
                 row.name,
@@ -90,6 +101,17 @@ class MySQLLoading(Loading):
                 row.collation,
             )
             for row in rows
+        ]
+
+    def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
+        indexes: dict[str, list[Any]] = {}
+        for part in connection.execute(sql.UNIQUE, {"schema": write.table_schema, "name": write.table}):
+            indexes.setdefault(part.name, []).append(part)
+        return [
+            UniqueKey(
+                name, frozenset(part.part if part.is_whole else None for part in parts), _problem(parts)
+            )
+            for name, parts in indexes.items()
         ]
 
     def column(self, field: pa.Field, target: Target | None) -> Column:
@@ -155,9 +177,32 @@ class MySQLLoading(Loading):
         for batch in batches:
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
+    def add(
+        self,
+        connection: Connection,
+        target: Table,
+        names: Sequence[str],
+        rows: Select[Any],
+        key: Sequence[str],
+    ) -> int:
+        # ON DUPLICATE KEY cannot say which key it means, and IGNORE turns errors into warnings.
+        missing = sql.add_missing(target, names, rows, key)
+        again = sql.add_missing(target, names, sql.one_of_each(rows, names, key), key)
+        attempts = chain([missing], repeat(again))
+
+        def may_retry(error: Exception, _: int) -> bool:
+            # Another writer was faster, or the table takes two of the keys for the same.
+            return isinstance(error, DBAPIError) and codes.code_of(error) in self.taken
+
+        def insert() -> int:
+            return connection.execute(next(attempts)).rowcount
+
+        # Without pauses: the other writer has committed.
+        return retry(insert, _RACES, may_retry, sleep=lambda _: None)
+
     def upsert(
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
-    ) -> None:
+    ) -> int:
         added = Insert(target).from_select(list(names), rows)
         newer = is_newer(added.inserted[how.version], target.c[how.version])
         # Assignments see earlier assignments, so the version goes last.
@@ -167,6 +212,14 @@ class MySQLLoading(Loading):
             for name in (*changed, how.version)
         ]
         connection.execute(added.on_duplicate_key_update(values))
+        return 0  # the server counts an unchanged row like an inserted one
+
+    def upsert_counted(
+        self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
+    ) -> int:
+        added = self.add(connection, target, names, rows, how.key)
+        # Those just inserted are not newer than themselves.
+        return added + connection.execute(sql.update_older(target, names, rows, how)).rowcount
 
     def slot(self, connection: Connection, write: Write) -> bool:
         # Such locks belong to the server, not the database, and their names have at most 64 characters.
@@ -176,24 +229,25 @@ class MySQLLoading(Loading):
         return any(connection.execute(sql.SLOT, {"name": f"{name} {slot}"}).scalar() for slot in slots)
 
 
-def _check_unique(how: Upsert, parts: Sequence[Any], counted: set[str]) -> None:
+def _check_unique(how: Upsert, keys: list[UniqueKey], counted: set[str]) -> None:
     """ON DUPLICATE KEY UPDATE names no key: it would react to any other unique key, and without one insert
     the same row repeatedly.
 
     Raises:
         ColumnMismatch: the key is not unique in the table, or other columns are, too.
     """
-    indexes: dict[str, set[str]] = {}
-    for part in parts:
-        indexes.setdefault(part.name, set()).add(part.part if part.is_whole else "")
-    others = {name: columns for name, columns in indexes.items() if columns != set(how.key)}
-    if len(others) == len(indexes):
+    others = [each for each in keys if each.columns != set(how.key)]
+    if len(others) == len(keys):
         raise ColumnMismatch(f"Upsert(key={how.key!r}): the table has no unique key on exactly these columns")
-    for name, columns in others.items():
-        if not columns & counted:
+    for each in others:
+        if not each.columns & counted:
             raise ColumnMismatch(
-                f"Upsert(key={how.key!r}): the table's unique key {name!r} could match a row as well"
+                f"Upsert(key={how.key!r}): the table's unique key {each.name!r} could match a row as well"
             )
+
+
+def _problem(parts: list[Any]) -> str | None:
+    return "allows NULL, and NULLs are distinct" if any(part.is_nullable for part in parts) else None
 
 
 def _went_in(insert_id: int) -> bool:

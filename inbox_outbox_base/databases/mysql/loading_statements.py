@@ -1,5 +1,6 @@
 """MySQL's and MariaDB's statements, in SQLAlchemy's terms."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -9,14 +10,19 @@ from sqlalchemy import (
     MetaData,
     Select,
     Table,
+    Update,
     bindparam,
+    exists,
     func,
     literal_column,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects.mysql import Insert
 
+from inbox_outbox_base.databases.loading import is_newer
+from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.tables.inbox import Bytewise, Tables
 
 GIVEN = Table(
@@ -52,7 +58,8 @@ TARGETS = text("""
     ORDER BY ordinal_position
 """)
 UNIQUE = text("""
-    SELECT index_name AS name, column_name AS part, sub_part IS NULL AS is_whole
+    SELECT index_name AS name, column_name AS part, sub_part IS NULL AS is_whole,
+           nullable = 'YES' AS is_nullable
     FROM information_schema.statistics
     WHERE table_schema = coalesce(:schema, database()) AND table_name = :name AND NOT non_unique
 """)
@@ -110,3 +117,29 @@ def others(tables: Tables) -> Select[Any]:
     rows, which an older snapshot does not."""
     claim = tables.message.c.claim
     return find_given(tables).where(claim != bindparam("claim", type_=LargeBinary)).with_for_update()
+
+
+def add_missing(target: Table, names: Sequence[str], rows: Select[Any], key: Sequence[str]) -> Insert:
+    """Insert the rows whose key is not in the target."""
+    given, there = rows.subquery("given"), target.alias("there")
+    same = (there.c[name] == given.c[name] for name in key)
+    missing = select(given).where(~exists().where(*same))
+    added = Insert(target).from_select(list(names), missing)
+    return added.execution_options(preserve_rowcount=True)
+
+
+def one_of_each(rows: Select[Any], names: Sequence[str], key: Sequence[str]) -> Select[Any]:
+    """One row of each key, as the target's collations compare keys."""
+    given = rows.subquery("several")
+    place = func.row_number().over(partition_by=[given.c[name] for name in key])
+    ranked = select(given, place.label("inbox_place")).subquery("placed")
+    return select(*(ranked.c[name] for name in names)).where(ranked.c.inbox_place == 1)
+
+
+def update_older(target: Table, names: Sequence[str], rows: Select[Any], how: Upsert) -> Update:
+    """Update the rows of the target that are older than the given ones."""
+    given = rows.subquery("given")
+    same = (target.c[name] == given.c[name] for name in how.key)
+    values = {name: given.c[name] for name in names if name not in how.key}
+    newer = is_newer(given.c[how.version], target.c[how.version])
+    return update(target).values(values).where(*same, newer).execution_options(preserve_rowcount=True)

@@ -38,6 +38,7 @@ from inbox_outbox_base.databases.loading import (
     Loading,
     TakenKeys,
     Target,
+    UniqueKey,
     Write,
     WriterClaim,
     driver_errors,
@@ -49,7 +50,8 @@ from inbox_outbox_base.tables.inbox import Tables, utcnow
 
 from . import arrays
 from .taking_statements import batch_lock
-from .types import PostgreSQLTarget, column, quoted, relation, targets
+from .targets import PostgreSQLTarget, quoted, relation, targets, unique_keys
+from .types import column
 
 try:
     import pgpq
@@ -57,7 +59,6 @@ except ImportError:  # the extra is not fully installed: psycopg's own COPY work
     pgpq = None  # type: ignore[assignment]
 
 _OTHER_SCANS = ("enable_seqscan", "enable_bitmapscan")
-_UNIQUE_VIOLATION = "23505"
 _GUARD = text("""
     SELECT set_config('lock_timeout', :lock_timeout, true),
            set_config('idle_in_transaction_session_timeout', :idle_in_transaction_session_timeout, true),
@@ -89,6 +90,7 @@ class PostgreSQLLoading(Loading):
         }
     )
     temporary = MappingProxyType({"postgresql_on_commit": "DROP"})
+    taken = frozenset({"23505"})
 
     def __init__(self) -> None:
         self.transport = "copy" if pgpq is None else "pgpq"
@@ -104,6 +106,9 @@ class PostgreSQLLoading(Loading):
 
     def targets(self, connection: Connection, write: Write) -> list[Target]:
         return [*targets(connection, write)]
+
+    def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
+        return unique_keys(connection, write)
 
     def column(self, field: pa.Field, target: Target | None) -> Column:
         assert target is None or isinstance(target, PostgreSQLTarget)  # noqa: S101 - from targets()
@@ -151,7 +156,7 @@ class PostgreSQLLoading(Loading):
             with connection.begin_nested():
                 self.load(connection, message.name, message.schema, rows, 20_000)
         except DBAPIError as error:
-            if codes.code_of(error) != _UNIQUE_VIOLATION:
+            if codes.code_of(error) not in self.taken:
                 raise
             return False
         return True
@@ -178,15 +183,25 @@ class PostgreSQLLoading(Loading):
             for piece in _binary(rows.schema, batches) if is_binary else _lines(batches):
                 copy.write(piece)
 
+    def add(
+        self,
+        connection: Connection,
+        target: Table,
+        names: Sequence[str],
+        rows: Select[Any],
+        key: Sequence[str],
+    ) -> int:
+        added = insert(target).from_select(list(names), rows).on_conflict_do_nothing(index_elements=list(key))
+        return connection.execute(added.execution_options(preserve_rowcount=True)).rowcount
+
     def upsert(
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
-    ) -> None:
+    ) -> int:
         added = insert(target).from_select(list(names), rows)
         values = {name: added.excluded[name] for name in names if name not in how.key}
         older = is_newer(added.excluded[how.version], target.c[how.version])
-        connection.execute(
-            added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
-        )
+        merged = added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
+        return connection.execute(merged.execution_options(preserve_rowcount=True)).rowcount
 
     def slot(self, connection: Connection, write: Write) -> bool:
         scope = f"inbox-outbox connections {write.consumer}"

@@ -5,38 +5,16 @@ type with a length, which a CAST would cut to; assignment then raises an error f
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Row, text
 
 from inbox_outbox_base.databases import arrow, arrow_values
-from inbox_outbox_base.databases.loading import Column, Target, Write, unfit, unknown
+from inbox_outbox_base.databases.loading import Column, Target, unfit, unknown
 from inbox_outbox_base.errors.spark import ColumnMismatch
 
 from . import arrays
-
-_TARGETS = text("""
-    SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,
-           CASE WHEN t.typtype = 'd' THEN format_type(t.oid, NULL)
-                ELSE format_type(a.atttypid, NULL) END AS full,
-           coalesce(nullif(a.atttypmod, -1), nullif(t.typtypmod, -1), nullif(e.typtypmod, -1)) AS modifier,
-           coalesce(b.typcategory, t.typcategory) AS category,
-           coalesce(eb.typname, e.typname) AS element_kind, format_type(e.oid, NULL) AS element_full,
-           coalesce(eb.typcategory, e.typcategory) AS element_category,
-           a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
-           a.attgenerated <> '' AS is_generated
-    FROM pg_attribute a
-    JOIN pg_type t ON t.oid = a.atttypid
-    LEFT JOIN pg_type b ON b.oid = nullif(t.typbasetype, 0)
-    -- An int2vector and the like have elements, but are not their arrays.
-    LEFT JOIN pg_type e ON e.oid = coalesce(b.typelem, t.typelem) AND e.typarray = coalesce(b.oid, t.oid)
-    LEFT JOIN pg_type eb ON eb.oid = nullif(e.typbasetype, 0)
-    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
-    ORDER BY a.attnum
-""")
+from .targets import CLOCKS, PostgreSQLTarget
 
 _STAGED: list[tuple[Callable[[pa.DataType], bool], str, str]] = [
     (pa.types.is_boolean, "boolean", "bool"),
@@ -64,69 +42,6 @@ _WIDER = {
     "date": {"timestamp"},
 }
 """Other targets of each type: every value is kept, or the server raises an error."""
-
-_PARSED = set("SEIURG")
-"""Categories of types that parse text: strings, enums, addresses, uuid and json and the like, ranges, shapes.
-Numbers and times parse text, too, but drop digits that they have no room for."""
-
-_CHANGED = {"name", "char", "bytea", "tsvector", "tsquery"}
-"""Types of these categories that change a text."""
-
-_CLOCKS = {"timestamp", "timestamptz", "time"}
-
-
-@dataclass(frozen=True, slots=True)
-class PostgreSQLTarget(Target):
-    """A column, and the limits that assignment would silently cut to."""
-
-    length: int | None
-    """Of text: characters. Spaces beyond are cut off silently."""
-    digits: int | None
-    """Of a time: fractional digits of a second. More are rounded."""
-    reads_text: bool
-    """Whether a CAST of text keeps it unchanged."""
-    element: "PostgreSQLTarget | None" = None
-    """Of an array: a column of its elements' type."""
-
-
-def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
-    """The columns of the target table; none if it does not exist."""
-    rows = connection.execute(_TARGETS, {"name": relation(write.table_schema, write.table)}).all()
-    return [_target(row) for row in rows]
-
-
-def _target(row: Row[Any]) -> PostgreSQLTarget:
-    if row.is_generated:
-        return _described(row, "generated", row.full, row.category)
-    target = _described(row, row.kind, row.full, row.category)
-    if row.element_kind is None:
-        return target
-    return replace(target, element=_described(row, row.element_kind, row.element_full, row.element_category))
-
-
-def _described(row: Row[Any], kind: str, full: str, category: str) -> PostgreSQLTarget:
-    modifier = row.modifier
-    if kind == "interval" and modifier is not None:
-        kind = "interval of some fields"
-    scale = length = digits = None
-    if modifier is not None and kind == "numeric":
-        scale = (((modifier - 4) & 2047) ^ 1024) - 1024  # eleven bits; the first is the sign
-    elif modifier is not None and kind in ("varchar", "bpchar"):
-        length = modifier - 4
-    elif kind in _CLOCKS:
-        digits = modifier
-    reads_text = category in _PARSED and kind not in _CHANGED
-    return PostgreSQLTarget(row.name, kind, full, scale, row.required, length, digits, reads_text)
-
-
-def relation(schema: str | None, name: str | None) -> str:
-    """A table's name in SQL."""
-    return ".".join(quoted(part) for part in (schema, name) if part)
-
-
-def quoted(name: str) -> str:
-    """A quoted name in SQL. SQLAlchemy's own quoting doubles percent signs, which COPY takes literally."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
@@ -191,7 +106,7 @@ def _kept(field: str, name: str, target: PostgreSQLTarget) -> arrow_values.Conve
     """Refuse values that the target would change silently."""
     if target.length is not None and name == "text":
         return arrow_values.at_most(field, target.length, pc.utf8_length, "characters")
-    if target.digits is not None and name in _CLOCKS:
+    if target.digits is not None and name in CLOCKS:
         return arrow_values.whole(field, target.digits)
     return None
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Connection,
     LargeBinary,
     MetaData,
+    Row,
     Select,
     Table,
     bindparam,
@@ -31,6 +32,7 @@ from inbox_outbox_base.databases.loading import (
     Loading,
     TakenKeys,
     Target,
+    UniqueKey,
     Write,
     WriterClaim,
     is_newer,
@@ -49,10 +51,25 @@ _TARGETS = text("""
 """)
 
 
+# An INTEGER PRIMARY KEY has no index. Other primary keys may hold NULL, but the writer refuses it there.
+_UNIQUE = text("""
+    SELECT i.name, x.name AS part, i.partial AS is_partial,
+           coalesce(NOT c."notnull" AND c.pk = 0, false) AS is_nullable
+    FROM pragma_index_list(:name, :schema) AS i
+    JOIN pragma_index_xinfo(i.name, :schema) AS x ON x.key
+    LEFT JOIN pragma_table_xinfo(:name, :schema) AS c ON c.name = x.name
+    WHERE i."unique"
+    UNION ALL
+    SELECT 'PRIMARY KEY', name, false, false FROM pragma_table_xinfo(:name, :schema) WHERE pk > 0
+""")
+
+
 class SQLiteLoading(Loading):
     """Rows one by one, in one prepared statement."""
 
     isolation = "SERIALIZABLE"
+    # SQLITE_CONSTRAINT_PRIMARYKEY, _UNIQUE and _ROWID.
+    taken = frozenset({1555, 2067, 2579})
 
     def __init__(self) -> None:
         self._version: str | None = None
@@ -79,6 +96,16 @@ class SQLiteLoading(Loading):
                 bool(row.is_key),
             )
             for row in connection.execute(_TARGETS, where)
+        ]
+
+    def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
+        where = {"name": write.table, "schema": write.table_schema or "main"}
+        columns: dict[str, list[Row[Any]]] = {}
+        for row in connection.execute(_UNIQUE, where):
+            columns.setdefault(row.name, []).append(row)
+        return [
+            UniqueKey(name, frozenset(row.part for row in rows), _problem(rows))
+            for name, rows in columns.items()
         ]
 
     def column(self, field: pa.Field, target: Target | None) -> Column:
@@ -126,15 +153,33 @@ class SQLiteLoading(Loading):
         for batch in rows.to_batches(max_chunksize=batch_size):
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
+    def add(
+        self,
+        connection: Connection,
+        target: Table,
+        names: Sequence[str],
+        rows: Select[Any],
+        key: Sequence[str],
+    ) -> int:
+        # Without a WHERE, SQLite parses ON CONFLICT as the condition of a join.
+        added = insert(target).from_select(list(names), rows.where(true()))
+        added = added.on_conflict_do_nothing(index_elements=list(key))
+        return connection.execute(added.execution_options(preserve_rowcount=True)).rowcount
+
     def upsert(
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
-    ) -> None:
+    ) -> int:
         added = insert(target).from_select(list(names), rows)
         values = {name: added.excluded[name] for name in names if name not in how.key}
         older = is_newer(added.excluded[how.version], target.c[how.version])
-        connection.execute(
-            added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
-        )
+        merged = added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
+        return connection.execute(merged.execution_options(preserve_rowcount=True)).rowcount
+
+
+def _problem(rows: list[Row[Any]]) -> str | None:
+    if any(row.is_partial for row in rows):
+        return "is partial"
+    return "allows NULL, and NULLs are distinct" if any(row.is_nullable for row in rows) else None
 
 
 def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -1,0 +1,247 @@
+"""inbox="table": the target's own unique key takes the place of inbox rows."""
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, delete, event, select
+
+from inbox.errors import InvalidOption
+from spark import Append, InboxWriter, Statements, Upsert
+from spark._executor.task import Done, run_task
+from spark.errors import ColumnMismatch
+from tests.support.cases import case
+from tests.support.database import Database
+from tests.support.spark_writes import attempt, counts, prepared, taken, write
+from tests.support.together import together
+
+METADATA = MetaData()
+EVENT = Table(
+    "event", METADATA, Column("id", String(200), primary_key=True), Column("amount", BigInteger, unique=True)
+)
+BALANCE = Table(
+    "balance",
+    METADATA,
+    Column("account", String(20), primary_key=True),
+    Column("version", BigInteger),
+    Column("amount", BigInteger),
+)
+APPEND: dict[str, Any] = {"table": "event", "key": "id", "inbox": "table"}
+UPSERT: dict[str, Any] = {
+    "table": "balance",
+    "key": ["account", "version"],
+    "results": Upsert("account", "version"),
+    "inbox": "table",
+}
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with both tables."""
+    METADATA.create_all(migrated.engine())
+    return migrated.engine()
+
+
+def events(*numbers: int) -> pa.RecordBatch:
+    """An event for each number."""
+    ids = pa.array([f"event {number}" for number in numbers], pa.string())
+    return pa.record_batch({"id": ids, "amount": pa.array(numbers, pa.int64())})
+
+
+def balances(*rows: tuple[str, int, int]) -> pa.RecordBatch:
+    """Rows of account, version and amount."""
+    names = ("account", "version", "amount")
+    return pa.record_batch([pa.array(values) for values in zip(*rows, strict=True)], names=names)
+
+
+def stored(engine: Engine, table: Table = EVENT) -> list[Any]:
+    """The numbers of the events in the table, or the rows of another one."""
+    with engine.connect() as connection:
+        found = sorted(tuple(row) for row in connection.execute(select(table)))
+    return sorted(row[1] for row in found) if table is EVENT else found
+
+
+def test_each_key_is_appended_once(migrated: Database, engine: Engine) -> None:
+    """Rows whose key the table has are duplicates, repeated ones are counted, and the inbox has no rows."""
+    assert counts(write(migrated, [events(1, 2, 3, 2)], [events(4)], **APPEND)) == {"new": 4, "repeated": 1}
+    assert counts(write(migrated, [events(3, 4, 5, 9, 9)], **APPEND)) == {
+        "new": 2,
+        "duplicate": 2,
+        "repeated": 1,
+    }
+    assert stored(engine) == [1, 2, 3, 4, 5, 9]
+    assert taken(engine) == []
+
+
+def test_a_deleted_row_may_be_written_again(migrated: Database, engine: Engine) -> None:
+    """Only rows that are in the table are known to another run; a replay of the same run is none."""
+    write(migrated, [events(1, 2)], run="r", **APPEND)
+    with engine.begin() as connection:
+        connection.execute(delete(EVENT).where(EVENT.c.amount == 1))
+    assert write(migrated, [events(1, 2)], run="r", **APPEND).replayed == 1
+    assert stored(engine) == [2]
+    assert counts(write(migrated, [events(1, 2)], **APPEND)) == {"new": 1, "duplicate": 1}
+
+
+def test_the_newest_version_stays(migrated: Database, engine: Engine) -> None:
+    """Older and equal versions change nothing, in whatever order and however often they come."""
+    first = write(migrated, [balances(("a", 2, 20), ("a", 1, 10), ("b", 1, 1))], **UPSERT)
+    assert counts(first) == {"new": 2, "duplicate": 1}
+    later = [balances(("a", 1, 10), ("a", 2, 99), ("b", 2, 2), ("c", 1, 3))]
+    assert counts(write(migrated, later, **UPSERT)) == {"new": 2, "duplicate": 2}
+    assert stored(engine, BALANCE) == [("a", 2, 20), ("b", 2, 2), ("c", 1, 3)]
+
+
+def test_a_late_attempt_changes_nothing(migrated: Database, engine: Engine) -> None:
+    """A second attempt at a partition finds the ledger's counts; one with other rows writes only those that
+    are new."""
+    task = prepared(migrated, schema=events().schema, **APPEND)
+    first, again = (attempt(task, 0, events(1, 2)) for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert first.counts == again.counts
+    other = attempt(task, 0, events(2, 3))
+    assert other is not None
+    assert (other.counts.new, other.counts.duplicate) == (1, 1)
+    assert stored(engine) == [1, 2, 3]
+
+
+def test_another_plan_of_the_same_run_counts_its_rows_once(migrated: Database, engine: Engine) -> None:
+    """Rows that an attempt with other partitions has written are new ones of the batch, not duplicates."""
+    write(migrated, [events(7)], **APPEND)
+    task = prepared(migrated, schema=events().schema, run="r", **APPEND)
+    attempt(task, 0, events(1, 2, 7))
+    report = write(migrated, [events(1)], [events(2, 7), events(3, 3)], run="r", **APPEND)
+    assert counts(report) == {"new": 3, "duplicate": 1, "repeated": 1}
+    assert stored(engine) == [1, 2, 3, 7]
+
+
+def test_a_lost_answer_to_a_commit_is_looked_up(migrated: Database, engine: Engine) -> None:
+    """The transaction is tried again, and the ledger says that it has committed."""
+    task = prepared(migrated, schema=events().schema, **APPEND)
+    done = [_attempt_without_an_answer(task), attempt(task, 0, events(*range(100)))]
+    assert [each.counts.new for each in done if each is not None] == [100, 100]
+    assert stored(engine) == [*range(100)]
+
+
+def _attempt_without_an_answer(task: Any) -> Done | None:
+    lost: list[Any] = []
+
+    def lose(connection: Any) -> None:
+        if not lost:
+            lost.append(connection)
+            connection.connection.driver_connection.commit()
+            connection.connection.driver_connection.close()
+
+    event.listen(Engine, "commit", lose)
+    try:
+        return attempt(task, 0, events(*range(100)))
+    finally:
+        event.remove(Engine, "commit", lose)
+
+
+@pytest.mark.parametrize("options", [APPEND, UPSERT], ids=["append", "upsert"])
+def test_jobs_that_run_at_the_same_time(migrated: Database, engine: Engine, options: dict[str, Any]) -> None:
+    """Four jobs with the same keys, each in partitions of its own: no error reaches anybody, and each key is
+    new to one of them."""
+    total = 200
+    schema = events().schema if options is APPEND else balances(("a", 1, 1)).schema
+
+    def job(number: int) -> list[Done | None]:
+        task = prepared(migrated, schema=schema, **options)
+        chosen = random.Random(number).sample(range(total), total)
+        return [run_task(task, part, iter([_rows(options, chosen[part::3])])) for part in range(3)]
+
+    done = together([lambda number=number: job(number) for number in range(4)])  # type: ignore[misc]
+    counted = [part.counts for parts in done for part in parts if part is not None]
+    assert sum(each.new for each in counted) == total
+    assert sum(each.new + each.duplicate for each in counted) == 4 * total
+    assert len(stored(engine, EVENT if options is APPEND else BALANCE)) == total
+
+
+def _rows(options: dict[str, Any], numbers: list[int]) -> pa.RecordBatch:
+    return events(*numbers) if options is APPEND else balances(*((f"{each}", 1, each) for each in numbers))
+
+
+def test_another_unique_key_is_an_error(migrated: Database, engine: Engine) -> None:
+    """A row that another unique key of the table rejects is not taken for a duplicate."""
+    write(migrated, [events(1)], **APPEND)
+    same_amount = pa.record_batch({"id": ["other"], "amount": pa.array([1], pa.int64())})
+    for rows in ([same_amount], [events(1), same_amount]):
+        with pytest.raises(Exception, match=r"(?i)duplicate|unique"):
+            write(migrated, rows, **APPEND)
+    assert stored(engine) == [1]
+
+
+KEYS: dict[str, tuple[dict[str, str], str]] = {
+    "none": ({"any": "id varchar(20) NOT NULL"}, "no unique key on exactly 'id'"),
+    "of more columns": (
+        {"any": "id varchar(20) NOT NULL, amount bigint NOT NULL, PRIMARY KEY (id, amount)"},
+        "no unique key on exactly 'id'",
+    ),
+    "of another column": ({"any": "id varchar(20) NOT NULL, amount bigint PRIMARY KEY"}, "exactly 'id'"),
+    "of a part": (
+        {
+            "postgresql": "id text NOT NULL; CREATE UNIQUE INDEX ON target (left(id, 3))",
+            "sqlite": "id text NOT NULL; CREATE UNIQUE INDEX part ON target (substr(id, 1, 3))",
+            "any": "id varchar(20) NOT NULL, UNIQUE KEY part (id(3))",
+        },
+        "exactly 'id'",
+    ),
+    "with NULL": ({"any": "id varchar(20), CONSTRAINT own UNIQUE (id)"}, "allows NULL"),
+    "deferrable": ({"postgresql": "id text PRIMARY KEY DEFERRABLE"}, "is deferrable"),
+    "partial": (
+        {
+            "postgresql": "id text NOT NULL; CREATE UNIQUE INDEX own ON target (id) WHERE id > 'a'",
+            "sqlite": "id text NOT NULL; CREATE UNIQUE INDEX own ON target (id) WHERE id > 'a'",
+        },
+        "'own' of table target is partial",
+    ),
+}
+GOOD = {
+    "an index": "id text NOT NULL; CREATE UNIQUE INDEX ON target (id) INCLUDE (amount)",
+    "NULLs alike": "id text UNIQUE NULLS NOT DISTINCT",
+}
+
+
+def _make(engine: Engine, columns: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE IF EXISTS target")
+        table, *others = columns.split(";")
+        more = "" if "amount" in table else ", amount bigint"
+        name, _, keys = table.partition(", CONSTRAINT") if "CONSTRAINT" in table else (table, "", "")
+        declared = f"{name}{more}" + (f", CONSTRAINT{keys}" if keys else "")
+        connection.exec_driver_sql(f"CREATE TABLE target ({declared})")
+        for other in others:
+            connection.exec_driver_sql(other)
+
+
+def test_a_key_that_cannot_be_the_inbox(migrated: Database, engine: Engine) -> None:
+    """It is refused before a row is read, with the reason."""
+    for name, (columns, said) in KEYS.items():
+        declared = columns.get(migrated.name, columns.get("any"))
+        if declared is not None:
+            _make(engine, declared)
+            with case(name), pytest.raises(ColumnMismatch, match=said):
+                prepared(migrated, schema=events().schema, **{**APPEND, "table": "target"})
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+def test_keys_that_can_be_the_inbox(migrated: Database, engine: Engine) -> None:
+    """A unique index will do, and so will a nullable column whose NULLs are alike."""
+    for name, columns in GOOD.items():
+        _make(engine, columns)
+        with case(name):
+            for new in (1, 0):
+                assert write(migrated, [events(1)], **{**APPEND, "table": "target"}).new == new
+
+
+def test_what_needs_rows_in_the_inbox() -> None:
+    """Statements, functions, and a writer without a ledger are refused."""
+    usual: dict[str, Any] = {"url": "postgresql://h/d", "table": "t", "key": "k", "consumer": "c"}
+    wrong: list[dict[str, Any]] = [{"results": Statements("x")}, {"results": print}, {"ledger": "off"}]
+    for options in wrong:
+        with pytest.raises(InvalidOption, match=r"^inbox='table'"):
+            InboxWriter(**usual, inbox="table", **options)
+    InboxWriter(**usual, inbox="table", results=Append())
