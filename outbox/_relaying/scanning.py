@@ -26,6 +26,8 @@ MOST_KNOWN = 200_000
 _PAGES = 10
 """Scans in one transaction, while they find nothing that can be sent."""
 _LEAST_SCAN = 16
+_NOTHING = -1
+"""Bytes up to which a scan reads a payload, if it reads none."""
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 
 
@@ -158,22 +160,24 @@ class Scanner:
         scans = pages = 0
         while begin and pages < _PAGES and len(self.backlog) < MOST_KNOWN:
             size = len(self.backlog)
-            letters.clear()  # nothing of the page before can be sent now: its payloads are not kept
-            self._scan(connection, begin, most, letters)
+            # Where nothing of the first page can be sent now, little of the others can: payloads come later.
+            found = self._scan(connection, begin, most, _NOTHING if scans else self._light)
             scans += 1
             pages += len(self.backlog) > size  # one with known messages only has led no further
             if self._open_lanes():
                 break
             most = max(most, min(4 * most, self._settings.batch))
+        if scans == 1:
+            letters.update((letter.sequence, letter) for letter in found)
         if not self._database.tells_writers:
-            self._read_below(connection, most, letters)
+            self._read_below(connection, most)
         elif scans > 1 and self._open_lanes():
             # A message that was committed between two scans may lie below the second one, and a later one of
             # its key within it. Now both are found.
-            self._scan(connection, marks, most, letters)
+            self._scan(connection, marks, most, _NOTHING)
         return not begin
 
-    def _read_below(self, connection: Connection, most: int, letters: dict[int, Letter]) -> None:
+    def _read_below(self, connection: Connection, most: int) -> None:
         """Read messages that have appeared below others that were read before."""
         skips, begun = self._skips, time.monotonic()
         is_due = skips.is_due()
@@ -181,28 +185,24 @@ class Scanner:
         while changed:
             begin = dict.fromkeys(changed, 0)
             while begin:
-                letters.clear()
-                self._scan(connection, begin, most, letters)
+                self._scan(connection, begin, most, _NOTHING)
                 begin = {bucket: low for bucket, low in begin.items() if low < changed[bucket]}
             skips.note(changed)
             changed = skips.changed(connection, everywhere=False)
         if is_due:
             skips.counted(begun)
 
-    def _scan(
-        self, connection: Connection, begin: dict[int, int], most: int, letters: dict[int, Letter]
-    ) -> None:
+    def _scan(self, connection: Connection, begin: dict[int, int], most: int, light: int) -> list[Letter]:
         """Read a page of messages that are not known yet; note in `begin` where the next page begins, for the
         buckets that have one."""
         places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
         each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
         known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
-        found = self._database.scan(connection, Scan(places, most, each, known, self.paused, self._light))
+        found = self._database.scan(connection, Scan(places, most, each, known, self.paused, light))
         # Some may be known: `above` leaves out those that were read first, if there are many.
         failed = [each for each in found.letters if not (each.is_new or self.backlog.entry(each.sequence))]
         self.backlog.add(found.letters)
         for letter in found.letters:  # those of a bucket are in their order
-            letters[letter.sequence] = letter
             begin[letter.bucket] = letter.sequence
         self._look_at_failed(connection, failed)
         if self._database.tells_writers:
@@ -212,6 +212,7 @@ class Scanner:
         self._rotate(found.letters)
         for bucket in found.seen:
             begin.pop(bucket, None)
+        return found.letters
 
     def _look_at_failed(self, connection: Connection, letters: list[Letter]) -> None:
         """Held ones wait. If the topics of others are not tried now, an operator may have ended the messages'

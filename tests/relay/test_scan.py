@@ -1,13 +1,17 @@
 """What a relay reads: not more bytes than a batch may have, and past thousands of keys that wait."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import Engine, insert, update
 
-from outbox import Message, Outbox, Relay
+from inbox_outbox_base.databases.registry import relaying
+from inbox_outbox_base.databases.relaying import ScanResult
+from outbox import Message, Outbox, Relay, Unavailable
 from outbox._relaying import loading
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.outbox_publishers import TABLES, Recorder, publish
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, publish
 from tests.support.relay_servers import server
 
 __all__ = ["server"]
@@ -15,6 +19,7 @@ __all__ = ["server"]
 HELD = 40_000
 """More than SQLite takes parameters in a statement."""
 SMALL, LARGE = 200, 20
+REJECTED = 3_000
 
 
 @pytest.fixture
@@ -55,3 +60,24 @@ def test_past_thousands_of_keys_that_wait(engine: Engine) -> None:
     publisher = Recorder()
     assert Relay(engine, publisher, after_dead="hold").run_once() == 2
     assert publisher.names == ["a1", "a2"]
+
+
+def test_payloads_are_read_when_they_are_sent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of messages to a topic that the broker rejects, few payloads are read."""
+    kind = type(relaying(engine.dialect.name, TABLES))
+    scan, read = kind.scan, 0
+
+    def count(*args: Any) -> ScanResult:
+        nonlocal read
+        found = scan(*args)
+        read += sum(letter.payload is not None for letter in found.letters)
+        return found
+
+    monkeypatch.setattr(kind, "scan", count)
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("full", b"x", f"k{number}") for number in range(REJECTED)])
+    publish(engine, "a1", topic="free")
+    publisher = Recorder(lambda message: Unavailable("no") if message.topic == "full" else ACCEPTED)
+    assert Relay(engine, publisher).run_once() == 1
+    assert publisher.of("a") == ["a1"]
+    assert read < REJECTED / 5
