@@ -56,6 +56,10 @@ def _print_rows(found: list[ConsumerStatus]) -> None:
             for each in found
         ],
     )
+    for each in found:
+        if each.rows_without_load:
+            lost = f"{each.rows_without_load:,} rows of loads that inbox_ledger does not have"
+            print(f"{each.consumer}: {lost}; no purge deletes them")
 
 
 def _print_messages(found: list[ConsumerStatus]) -> None:
@@ -126,8 +130,9 @@ def _print_message(found: Message) -> None:
         [
             ("consumer", found.consumer),
             ("key", found.key),
-            ("accepted_at", found.accepted_at.isoformat()),
-            ("claim", found.claim),
+            ("accepted_at", "-" if found.accepted_at is None else found.accepted_at.isoformat()),
+            ("claim", found.claim or "-"),
+            ("load", "-" if found.load is None else str(found.load)),
             ("digest", found.digest or "-"),
             ("result", found.result or "-"),
         ],

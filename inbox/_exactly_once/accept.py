@@ -102,7 +102,10 @@ def _learn(
     committed."""
     place = place_of(connection, attempt.key)
     transaction = connection.get_transaction()
-    if begins or (transaction is not None and memory.see(place, stored.claim, transaction)):
+    if begins or (
+        # The row of a load has no claim by which it is recognized.
+        transaction is not None and stored.claim is not None and memory.see(place, stored.claim, transaction)
+    ):
         memory.remember(place, Known(stored.digest, stored.result), policy.kept(connection))
 
 

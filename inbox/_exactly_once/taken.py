@@ -148,8 +148,10 @@ def take(
 def _result(connection: Connection, stored: Stored) -> str | None:
     """The stored result, unless the message was taken in this same transaction and its result is still to be
     written."""
-    _, value = _waiting.get(connection, {}).get(stored.claim, (None, None))
-    return stored.result if value is None else value.text
+    waiting = _waiting.get(connection, {})
+    if stored.claim is None or stored.claim not in waiting:
+        return stored.result
+    return waiting[stored.claim][1].text
 
 
 def _nested(session: Session) -> Iterator[SessionTransaction]:

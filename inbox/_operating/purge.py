@@ -1,13 +1,13 @@
 """Delete rows that are past their retention, alongside live traffic."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine, Select, Table
 from sqlalchemy.exc import DBAPIError
 
 from inbox._status_mode.stores import Status
@@ -29,6 +29,8 @@ from .keeping import Keeping
 
 T = TypeVar("T")
 _TRIES = 8
+_LOADS = 10_000
+"""The most loads that are purged together: for each such group the table is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def purge(
 
     The age of a message of status-table mode counts from its last change of status; while it is being
     consumed, from the end of its lease. If the handler of a deleted message still ends, it gets `LeaseLost`.
-    Ledger rows as old as the retention are deleted last and not counted.
+    Rows written in bulk are as old as their load, which the ledger tells: as long as no load is old enough,
+    only the ledger is read for them. A load leaves the ledger after its last row, and is not counted.
 
     Args:
         engine: the database.
@@ -113,8 +116,7 @@ def purge(
     for each, aging, until in run.shelves(consumer):
         if not run.empty(each, aging, until):
             return run.state(finished=False)
-    run.forget_partitions(consumer)
-    return run.state(finished=True)
+    return run.state(finished=run.forget_loads(consumer))
 
 
 class _Run:
@@ -187,45 +189,69 @@ class _Run:
 
     def empty(self, consumer: str, aging: Aging, horizon: datetime) -> bool:
         """Delete batch after batch; False if the budget ran out first."""
-        after = datetime(1970, 1, 1, tzinfo=UTC)
+
+        def step(after: datetime, connection: Connection) -> tuple[int, datetime | None]:
+            given = {"consumer_": consumer, "horizon": horizon, "after": after, "batch": self.batch}
+            deleted = self.database.delete_oldest(connection, aging, given)
+            # Fewer than asked for: the rest is too young, or locked by somebody, and left to the next purge.
+            return len(deleted), max(deleted) if len(deleted) == self.batch else None
+
+        return self._repeat(consumer, aging.table, step, datetime(1970, 1, 1, tzinfo=UTC))
+
+    def forget_loads(self, consumer: str | None) -> bool:
+        """Delete the rows of old loads, and then the loads; False if the budget ran out first."""
+        ledger = self.tables.ledger
+        for each in self._consumers(ledger, consumer):
+            old = {"consumer_": each, "horizon": self.kept.since(each)}
+            due = self._transact(ledger, partial(self._scalars, taking_statements.due_loads, old))
+            for start in range(0, len(due), _LOADS):
+                if not self._forget(each, due[start : start + _LOADS]):
+                    return False
+        return True
+
+    def _forget(self, consumer: str, loads: Sequence[int]) -> bool:
+        message, given = self.tables.message, {"consumer_": consumer, "loads": loads}
+
+        def step(after: Any, connection: Connection) -> tuple[int, Any]:
+            return self.database.delete_loads(connection, self.tables, given | {"batch": self.batch}, after)
+
+        if not self._repeat(consumer, message, step, None):
+            return False
+        # Rows may be left: locked, or moved by VACUUM FULL meanwhile. New ones no longer come.
+        left = self._transact(message, partial(self._scalars, taking_statements.loads_left, given))
+        gone = {"loads": sorted({*loads}.difference(left))}
+        forget = taking_statements.forget_loads(self.tables)
+        self._transact(self.tables.ledger, lambda connection: connection.execute(forget, gone))
+        return True
+
+    def _scalars(
+        self, statement: Callable[[Tables], Select[Any]], parameters: dict[str, Any], connection: Connection
+    ) -> Sequence[int]:
+        return connection.scalars(statement(self.tables), parameters).all()
+
+    def _repeat(
+        self, consumer: str, table: Table, step: Callable[[Any, Connection], tuple[int, Any]], place: Any
+    ) -> bool:
+        """Run batch after batch, each from where the last one ended, so that nothing is read twice; False if
+        the budget ran out first."""
         while True:
             began = time.monotonic()
             if self.limit is not None and began - self.began >= self.limit:
                 return False
-            parameters = {"consumer_": consumer, "horizon": horizon, "after": after, "batch": self.batch}
-            deleted = self._transact(aging.table, partial(self._delete, aging, parameters))
+            deleted, place = self._transact(table, partial(step, place))
             if deleted:
-                # The next batch begins here, so index entries of deleted rows are not read again.
-                after = max(deleted)
-                self.rows += len(deleted)
-                self.batches += 1
-                self.hooks(
-                    Event(
-                        kind=EventKind.PURGED,
-                        consumer=consumer,
-                        count=len(deleted),
-                        seconds=time.monotonic() - began,
-                    )
-                )
-                if self.progress is not None:
-                    self.progress(self.state(finished=False))
-            # Fewer than asked for: the rest is too young, or locked by somebody, and left to the next purge.
-            if len(deleted) < self.batch:
+                self._tell(consumer, deleted, time.monotonic() - began)
+            if place is None:
                 return True
             # As long as the batch took: live traffic keeps at least half of the database.
             self.sleep(time.monotonic() - began)
 
-    def forget_partitions(self, consumer: str | None) -> None:
-        """Delete ledger rows of the same age; there are few, one for each partition."""
-        statement = taking_statements.forget_partitions(self.tables)
-        for each in self._consumers(self.tables.ledger, consumer):
-            old = {"consumer_": each, "horizon": self.kept.since(each)}
-            self._transact(
-                self.tables.ledger, partial(Connection.execute, statement=statement, parameters=old)
-            )
-
-    def _delete(self, aging: Aging, parameters: dict[str, Any], connection: Connection) -> list[datetime]:
-        return self.database.delete_oldest(connection, aging, parameters)
+    def _tell(self, consumer: str, deleted: int, seconds: float) -> None:
+        self.rows += deleted
+        self.batches += 1
+        self.hooks(Event(kind=EventKind.PURGED, consumer=consumer, count=deleted, seconds=seconds))
+        if self.progress is not None:
+            self.progress(self.state(finished=False))
 
     def _transact(self, table: Table, work: Callable[[Connection], T]) -> T:
         def transaction(connection: Connection) -> T:

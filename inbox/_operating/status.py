@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, case, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, case, func, select
 from sqlalchemy.exc import DBAPIError
 
 from inbox._status_mode.stores import Status
@@ -36,6 +36,9 @@ class ConsumerStatus:
     """How many messages are in each status; a status without messages is left out."""
     policy: Policy | None = None
     """Its stored policy; None if nothing is stored."""
+    rows_without_load: int = 0
+    """Of its rows, those written in bulk whose load is no longer in the ledger: their age is unknown, so no
+    purge deletes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,16 @@ class Message:
 
     consumer: str
     key: str
-    accepted_at: datetime
-    claim: str
-    """Hexadecimal: drawn by the attempt that wrote the row."""
+    accepted_at: datetime | None
+    """None if the row was written in bulk and its load is no longer in the ledger."""
+    claim: str | None
+    """Hexadecimal: drawn by the attempt that wrote the row; None if it was written in bulk."""
     digest: str | None
     """Hexadecimal digest of the payload, if one was given."""
     result: str | None
     """JSON."""
+    load: int | None = None
+    """The row of `inbox_ledger` that tells who wrote this one in bulk, and when."""
 
 
 def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]:
@@ -68,22 +74,9 @@ def status(engine: Engine, *, schema: str | None = None) -> list[ConsumerStatus]
 
 
 def _status(connection: Connection, database: Taking, all_tables: Tables) -> list[ConsumerStatus]:
-    c = all_tables.message.c
-    recently = database.now(connection) - RATE_WINDOW
-    counts = (
-        select(
-            c.consumer,
-            func.count().label("rows"),
-            func.count(case((c.accepted_at >= recently, 1))).label("rows_last_hour"),
-            func.min(c.accepted_at, type_=c.accepted_at.type).label("oldest"),
-            func.max(c.accepted_at, type_=c.accepted_at.type).label("newest"),
-        )
-        .group_by(c.consumer)
-        .order_by(c.consumer)
-    )
-    found = {row["consumer"]: dict(row) for row in connection.execute(counts).mappings()}
-    size, total = database.size(connection, all_tables), sum(row["rows"] for row in found.values())
     messages, policies = _messages(connection, all_tables), _policies(connection, all_tables)
+    found = _counts(connection, all_tables, database.now(connection) - RATE_WINDOW)
+    size, total = database.size(connection, all_tables), sum(row["rows"] for row in found.values())
     return [
         ConsumerStatus(
             **found.get(consumer, _NONE | {"consumer": consumer}),
@@ -93,6 +86,43 @@ def _status(connection: Connection, database: Taking, all_tables: Tables) -> lis
         )
         # By bytes, as the database sorts them.
         for consumer in sorted({*found, *messages, *policies}, key=str.encode)
+    ]
+
+
+def _counts(connection: Connection, all_tables: Tables, recently: datetime) -> dict[str, dict[str, Any]]:
+    """Each consumer's rows."""
+    c, ledger = all_tables.message.c, all_tables.ledger.c
+    counts = select(
+        c.consumer,
+        func.count().label("rows"),
+        func.count(c.load).label("loaded"),
+        *_ages(c.accepted_at, recently),
+    )
+    grouped = connection.execute(counts.group_by(c.consumer)).mappings()
+    found = {row["consumer"]: dict(row) for row in grouped}
+    # The ledger is only asked if it is needed: an inbox without Spark may lack it.
+    if sum(row.pop("loaded") for row in found.values()):
+        lost = func.count(case((ledger.id.is_(None), 1)))
+        loaded = (
+            select(c.consumer, lost.label("rows_without_load"), *_ages(ledger.committed_at, recently))
+            .select_from(all_tables.message.outerjoin(all_tables.ledger, ledger.id == c.load))
+            .where(c.load.is_not(None))
+            .group_by(c.consumer)
+        )
+        for row in connection.execute(loaded).mappings():
+            mine = found[row["consumer"]]
+            mine["rows_without_load"] = row["rows_without_load"]
+            mine["rows_last_hour"] += row["rows_last_hour"]
+            for name, choose in (("oldest", min), ("newest", max)):
+                mine[name] = choose((each for each in (mine[name], row[name]) if each), default=None)
+    return found
+
+
+def _ages(time: ColumnElement[datetime], recently: datetime) -> list[ColumnElement[Any]]:
+    return [
+        func.count(case((time >= recently, 1))).label("rows_last_hour"),
+        func.min(time, type_=time.type).label("oldest"),
+        func.max(time, type_=time.type).label("newest"),
     ]
 
 
@@ -127,14 +157,18 @@ def show(engine: Engine, consumer: str, key: Key, *, schema: str | None = None) 
     """
     all_tables = tables(schema)
     taking(engine.dialect.name)
-    c = all_tables.message.c
+    c, ledger = all_tables.message.c, all_tables.ledger.c
     this = (c.consumer == options.consumer(consumer)) & (c.key == encode_key(key))
     with engine.connect() as connection:
         try:
             row = connection.execute(select(all_tables.message).where(this)).one_or_none()
+            if row is None:
+                return None
+            time = row.accepted_at
+            if row.load is not None:
+                its_time = select(ledger.committed_at).where(ledger.id == row.load)
+                time = connection.execute(its_time).scalar_one_or_none()
         except DBAPIError as error:
             raise_clearer(connection, all_tables.message, error)
-    if row is None:
-        return None
-    digest = None if row.digest is None else row.digest.hex()
-    return Message(row.consumer, row.key, row.accepted_at, row.claim.hex(), digest, row.result)
+    claim, digest = (None if each is None else each.hex() for each in (row.claim, row.digest))
+    return Message(row.consumer, row.key, time, claim, digest, row.result, row.load)

@@ -95,6 +95,10 @@ class Column:
     """The conversion to the form that is sent, if it is not Arrow's own."""
 
 
+Owner = bytes | int
+"""Who has a key: the claim of its row or, if it was written in bulk, the id of its load in the ledger."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriterClaim:
     """Who takes keys: 6 bytes shared by the whole job, 4 for the partition, 6 for the attempt."""
@@ -104,12 +108,16 @@ class WriterClaim:
     job: bytes
     part: int
     attempt: bytes
+    load: int | None
+    """The attempt's row in the ledger, if it has one."""
 
     @classmethod
-    def of(cls, tables: Tables, consumer: str, run: str, batch: int, part: int) -> Self:
+    def of(
+        cls, tables: Tables, consumer: str, run: str, batch: int, part: int, load: int | None = None
+    ) -> Self:
         """A new attempt's claim."""
         job = blake2b("\0".join([consumer, run, str(batch)]).encode(), digest_size=6).digest()
-        return cls(tables, consumer, job, part, os.urandom(6))
+        return cls(tables, consumer, job, part, os.urandom(6), load)
 
     @property
     def partition(self) -> bytes:
@@ -128,8 +136,8 @@ class TakenKeys:
 
     fresh: pa.BooleanArray
     """One value for each key: whether it is ours."""
-    others: list[bytes]
-    """The claims of the keys taken before, in any order."""
+    others: list[Owner]
+    """Who has the keys taken before, in any order."""
 
 
 def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -181,9 +189,9 @@ class Loading(ABC):
         """
 
     @abstractmethod
-    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
-        """Begin a row of the ledger. Waits for another transaction that is writing it; False if that one
-        committed."""
+    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
+        """Begin a row of the ledger, and return its id. Waits for another transaction that is writing it;
+        None if that one committed."""
 
     @abstractmethod
     def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
@@ -191,7 +199,7 @@ class Loading(ABC):
 
     @abstractmethod
     def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> Any:
-        """The keys that are in the inbox, as key -> claim."""
+        """The keys that are in the inbox, as key -> owner."""
 
     @abstractmethod
     def load(

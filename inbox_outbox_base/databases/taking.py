@@ -67,7 +67,8 @@ class KeyBatch:
 class Stored:
     """The committed row of a key that was taken before (or earlier in this transaction)."""
 
-    claim: bytes
+    claim: bytes | None
+    """None if the row was written in bulk."""
     digest: bytes | None
     result: str | None
 
@@ -75,7 +76,7 @@ class Stored:
 class KeyRow(NamedTuple):
     """The row of a key of a batch."""
 
-    claim: bytes
+    claim: bytes | None
     digest: bytes | None
 
 
@@ -116,6 +117,19 @@ class Taking(ABC):
         self, connection: Connection, aging: Aging, parameters: dict[str, Any]
     ) -> list[datetime]:
         """Delete one batch of old rows that nobody has locked; return their times."""
+
+    def delete_loads(
+        self, connection: Connection, tables: Tables, parameters: dict[str, Any], after: Any
+    ) -> tuple[int, Any]:
+        """Delete one batch of a consumer's rows that were written with these loads, and that nobody has
+        locked. Return how many, and where the next batch begins; None if this was the last.
+
+        Args:
+            parameters: consumer_, loads and batch.
+            after: where this batch begins; None at first.
+        """
+        # Where an index holds every row, rows written in bulk have a time of their own.
+        return 0, None
 
     @abstractmethod
     def size(self, connection: Connection, tables: Tables) -> int:

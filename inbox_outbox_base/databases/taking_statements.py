@@ -139,11 +139,25 @@ def oldest(aging: Aging) -> Select[Any]:
 
 
 @cache
-def forget_partitions(tables: Tables) -> Delete:
-    """Delete what one consumer's bulk writers committed before the horizon."""
+def due_loads(tables: Tables) -> Select[Any]:
+    """What one consumer's bulk writers committed before the horizon."""
     c = tables.ledger.c
     its = c.consumer == bindparam("consumer_")
-    return delete(tables.ledger).where(its, c.committed_at < bindparam("horizon"))
+    return select(c.id).where(its, c.committed_at < bindparam("horizon")).order_by(c.id)
+
+
+@cache
+def loads_left(tables: Tables) -> Select[Any]:
+    """Which of some loads still have rows."""
+    c = tables.message.c
+    its = c.consumer == bindparam("consumer_")
+    return select(c.load).where(its, c.load.in_(bindparam("loads", expanding=True))).distinct()
+
+
+@cache
+def forget_loads(tables: Tables) -> Delete:
+    """Delete loads from the ledger."""
+    return delete(tables.ledger).where(tables.ledger.c.id.in_(bindparam("loads", expanding=True)))
 
 
 @cache

@@ -153,6 +153,13 @@ def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
     return plain_time() if isinstance(column, UtcDateTime) else column
 
 
+def prefix(schema: str | None) -> str:
+    """What stands before a table's name in the text of a statement."""
+    # SQLAlchemy's own quoting doubles percent signs, which it doubles again when it compiles a text.
+    quoted = (schema or "").replace('"', '""').replace(":", "\\:")
+    return "" if schema is None else f'"{quoted}".'
+
+
 def begin_with(table: Table, rows: str) -> None:
     """Insert rows when the table is made; `rows` is the SQL after the table's name in an INSERT."""
     table.info[ROWS] = rows

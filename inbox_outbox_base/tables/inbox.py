@@ -16,6 +16,8 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    UniqueConstraint,
+    and_,
 )
 
 from inbox_outbox_base.errors.inbox import InvalidOption
@@ -28,11 +30,12 @@ from .columns import (
     binary,
     long_binary,
     long_text,
+    number,
     plain,
     utcnow,
 )
 from .outbox import OUTBOX, OutboxTables, outbox_tables
-from .storing import options
+from .storing import options, where
 
 __all__ = [
     "CONSUMER_RULES",
@@ -49,7 +52,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0009"
+REVISION = "0011"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"
@@ -87,16 +90,22 @@ def _tables(schema: str | None) -> Tables:
         metadata,
         Column("consumer", Bytewise(128), nullable=False),
         Column("key", Bytewise(512), nullable=False),
-        Column("accepted_at", UtcDateTime, nullable=False, server_default=utcnow()),
-        Column("claim", binary(16), nullable=False),
+        Column("accepted_at", UtcDateTime, server_default=utcnow()),
+        Column("claim", binary(16)),
         Column("digest", binary(16)),
         Column("result", long_text()),
+        Column("load", BigInteger),
         PrimaryKeyConstraint("consumer", "key", name="inbox_message_pkey"),
         **options(),
     )
     _named(message, "consumer", "key")
-    # A purge finds each consumer's oldest rows by it, and reads no others.
-    Index("inbox_message_accepted_at", message.c.consumer, message.c.accepted_at)
+    c = message.c
+    # A message has its own time and claim, or those of a load: a row of the ledger.
+    is_single = c.load.is_(None)
+    own = and_(is_single == c.accepted_at.is_not(None), is_single == c.claim.is_not(None))
+    message.append_constraint(CheckConstraint(own, name="inbox_message_load"))
+    # A purge finds each consumer's oldest rows by it, and reads no others. Loads are purged by the ledger.
+    Index("inbox_message_accepted_at", c.consumer, c.accepted_at, **where(c.accepted_at.is_not(None)))
     consumer, ledger = _consumer(metadata), _ledger(metadata)
     status, outbox = _status(metadata), outbox_tables(metadata)
     version = Table(
@@ -132,17 +141,13 @@ def _ledger(metadata: MetaData) -> Table:
         Column("rows_read", BigInteger, nullable=False),
         *(Column(name, BigInteger, nullable=False) for name in counts),
         Column("committed_at", UtcDateTime, nullable=False, server_default=utcnow()),
-        PrimaryKeyConstraint(
-            # With the fingerprint: the same batch may come again in other partitions.
-            "consumer",
-            "run",
-            "batch",
-            "part",
-            "parts",
-            "fingerprint",
-            name="inbox_ledger_pkey",
+        Column("id", number(), autoincrement=True, nullable=False),
+        PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
+        # With the fingerprint: the same batch may come again in other partitions.
+        UniqueConstraint(
+            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_entry"
         ),
-        **options(),
+        **options(numbered=True),
     )
     total = sum((ledger.c[name] for name in counts[1:]), start=ledger.c[counts[0]])
     ledger.append_constraint(CheckConstraint(ledger.c.rows_read == total, name="inbox_ledger_adds_up"))

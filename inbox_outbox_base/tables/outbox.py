@@ -8,7 +8,6 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    ColumnElement,
     Index,
     Integer,
     MetaData,
@@ -16,16 +15,13 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
-    TextClause,
     literal_column,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from inbox_outbox_base.supported import FOLDERS
-
 from .columns import Bytewise, UtcDateTime, begin_with, long_binary, long_text, number, utcnow
-from .storing import options, storing, varied
+from .storing import options, storing, varied, where
 
 BUCKETS = 64
 """The number of buckets in new tables."""
@@ -80,11 +76,6 @@ def _bucket_first(constraint: _BucketFirst, compiler: DDLCompiler, **kw: Any) ->
     if storing(compiler.dialect.name).numbers_any_column:
         return f"CONSTRAINT {constraint.name} PRIMARY KEY (bucket, sequence)"
     return compiler.visit_primary_key_constraint(constraint, **kw)
-
-
-def where_sent(condition: ColumnElement[bool] | TextClause) -> dict[str, Any]:
-    """The options of an index that leaves out other rows, where it can."""
-    return {f"{dialect}_where": condition for dialect in FOLDERS if storing(dialect).numbers_any_column}
 
 
 def outbox_tables(metadata: MetaData) -> OutboxTables:
@@ -147,7 +138,7 @@ def _message(metadata: MetaData) -> Table:
         message.append_constraint(CheckConstraint(rule, name=f"outbox_message_{name}"))
     # Where the primary key begins with the bucket, it holds only the few messages that have been sent.
     was_sent = message.c.state != literal_column("'pending'")
-    Index("outbox_message_bucket", message.c.bucket, message.c.sequence, **where_sent(was_sent))
+    Index("outbox_message_bucket", message.c.bucket, message.c.sequence, **where(was_sent))
     return message
 
 

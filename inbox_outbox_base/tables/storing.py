@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
+from sqlalchemy import ColumnElement, TextClause
 from sqlalchemy.types import TypeEngine
 
 from inbox_outbox_base.supported import FOLDERS, part
@@ -98,3 +99,8 @@ def options(*, numbered: bool = False) -> dict[str, Any]:
         given = {**known.options, **known.numbered_options} if numbered else known.options
         found |= {f"{dialect}_{name}": value for name, value in given.items()}
     return found
+
+
+def where(condition: ColumnElement[bool] | TextClause) -> dict[str, Any]:
+    """The options of an index that leaves out other rows, where it can."""
+    return {f"{dialect}_where": condition for dialect in FOLDERS if storing(dialect).numbers_any_column}

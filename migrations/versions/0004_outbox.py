@@ -6,8 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from inbox_outbox_base.tables.columns import long_binary, long_text, number, plain_now, plain_text, plain_time
-from inbox_outbox_base.tables.outbox import where_sent
-from inbox_outbox_base.tables.storing import options, storing
+from inbox_outbox_base.tables.storing import options, storing, where
 
 revision = "0004"
 down_revision = "0003"
@@ -79,7 +78,7 @@ def upgrade() -> None:
         "outbox_message",
         ["bucket", "sequence"],
         schema=schema,
-        **where_sent(sa.text("state <> 'pending'")),
+        **where(sa.text("state <> 'pending'")),
     )
     op.create_table(
         "outbox_delayed",

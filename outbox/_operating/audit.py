@@ -1,12 +1,14 @@
 """Compares the messages that were committed, sent and taken, and names those that are missing."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Select
 
 from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.errors.outbox import TablesMissing
 from inbox_outbox_base.tables import inbox as inbox_schemas
 from outbox.schema import tables
 
@@ -110,11 +112,6 @@ def audit(
     else:
         unsent = parts.unsent_apart(engine, inbox_engine, question)
         sent = parts.sent_apart(engine, inbox_engine, question)
-    taken_since = transact(
-        inbox_engine or engine,
-        question.outbox,
-        lambda each: each.execute(statements.oldest_taken(question.inbox), given).scalar_one(),
-    )
     return Audit(
         topic=topic,
         consumer=consumer,
@@ -127,5 +124,18 @@ def audit(
         taken=unsent.taken + sent.messages - sent.untaken,
         missing=(*unsent.missing, *sent.missing),
         sent_since=sent.oldest,
-        taken_since=taken_since,
+        taken_since=_taken_since(inbox_engine or engine, question),
     )
+
+
+def _taken_since(engine: Engine, question: Question) -> datetime | None:
+    def oldest(statement: Select[Any]) -> datetime | None:
+        found: datetime | None = transact(
+            engine, question.outbox, lambda each: each.execute(statement, question.given).scalar_one()
+        )
+        return found
+
+    times = [oldest(statements.oldest_taken(question.inbox))]
+    with suppress(TablesMissing):  # an inbox without Spark may lack the ledger
+        times.append(oldest(statements.oldest_load(question.inbox)))
+    return min((time for time in times if time is not None), default=None)

@@ -233,6 +233,15 @@ def _these_keys(table: Table) -> ColumnElement[bool]:
 @cache
 def oldest_taken(inbox: Tables) -> Select[Any]:
     """When the consumer took the oldest message in its inbox, on the exactly-once path."""
-    c = inbox.message.c
-    mine = c.consumer == bindparam("consumer_", type_=c.consumer.type)
-    return select(func.min(c.accepted_at, type_=c.accepted_at.type)).where(mine)
+    return _oldest(inbox.message.c.consumer, inbox.message.c.accepted_at)
+
+
+@cache
+def oldest_load(inbox: Tables) -> Select[Any]:
+    """When a job took the oldest messages that it wrote in bulk."""
+    return _oldest(inbox.ledger.c.consumer, inbox.ledger.c.committed_at)
+
+
+def _oldest(consumer: ColumnElement[str], time: ColumnElement[Any]) -> Select[Any]:
+    mine = consumer == bindparam("consumer_", type_=consumer.type)
+    return select(func.min(time, type_=time.type)).where(mine)

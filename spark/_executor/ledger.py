@@ -91,6 +91,13 @@ def entries(
     }
 
 
+def parts(connection: Connection, tables: Tables, entry: Entry) -> dict[int, int]:
+    """The partition of each load of the entry's batch, by the load's id."""
+    c = tables.ledger.c
+    its = (c.consumer == entry.consumer, c.run == entry.run, c.batch == entry.batch)
+    return {row.id: row.part for row in connection.execute(select(c.id, c.part).where(*its))}
+
+
 def _counts(row: Row[Any]) -> Counts:
     if row.rows_read == 0:  # a transaction's last statement writes this, and every partition has rows
         raise TransactionEnded(

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
 
-from inbox_outbox_base.databases.loading import Loading, WriterClaim
+from inbox_outbox_base.databases.loading import Loading, Owner, WriterClaim
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.databases.results import Append, Statements, Upsert
 from inbox_outbox_base.errors.inbox import TransientError
@@ -144,13 +144,15 @@ class _Partition:
 
     def _write(self, connection: Connection) -> Counts:
         tables, settings = self._task.tables, self._task.settings
+        load = None
         if settings.ledger != "off":
             # First of all: another attempt waits for this one row, and then finds the counts.
             row = self._entry.values() | ledger.columns(Counts())
-            if not self._database.note(connection, tables, row):
+            load = self._database.note(connection, tables, row)
+            if load is None:
                 return self._found_before(connection)
         with intact(connection):
-            counts = self._apply(connection)
+            counts = self._apply(connection, load)
         if settings.ledger != "off":
             ledger.settle(connection, tables, self._entry, counts)
         return counts
@@ -161,15 +163,15 @@ class _Partition:
             raise TransientError("the ledger's row was written after this transaction's snapshot")
         return counts
 
-    def _apply(self, connection: Connection) -> Counts:
+    def _apply(self, connection: Connection, load: int | None) -> Counts:
         """Take the keys, and apply the rows with new ones."""
-        task, settings = self._task, self._task.settings
+        task, settings, part = self._task, self._task.settings, self._entry.part
         if settings.inbox == "table":
             return self._apply_to_table(connection)
-        claim = WriterClaim.of(task.tables, settings.consumer, task.run, settings.batch, self._entry.part)
+        claim = WriterClaim.of(task.tables, settings.consumer, task.run, settings.batch, part, load)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
-        taking = _Taking(self._database, connection, claim, self._spool, settings.ledger == "off")
+        taking = _Taking(self._database, connection, claim, self._spool, self._entry)
         results = settings.results
         if isinstance(results, Append | Upsert | Statements):
             _fill(taking.fresh(), connection, self._database, settings)
@@ -219,13 +221,13 @@ class _Taking:
     """Takes a partition's keys, table by table."""
 
     def __init__(
-        self, database: Loading, connection: Connection, claim: WriterClaim, spool: Spool, no_ledger: bool
+        self, database: Loading, connection: Connection, claim: WriterClaim, spool: Spool, entry: Entry
     ) -> None:
         self._database = database
         self._connection = connection
         self._claim = claim
         self._spool = spool
-        self._no_ledger = no_ledger
+        self._entry = entry
         self.counts = Counts()
 
     def fresh(self) -> Iterator[pa.Table]:
@@ -239,11 +241,15 @@ class _Taking:
                 kept = rows if new == len(keys) else rows.filter(taken.fresh)
                 yield kept.drop_columns([KEY])
 
-    def _count(self, new: int, others: list[bytes]) -> None:
+    def _count(self, new: int, others: list[Owner]) -> None:
         """Count the keys; those this job took before are not duplicates: they repeat within the job, or an
         earlier attempt at this partition took them (without a ledger, only the keys show that)."""
+        claims = [owner for owner in others if isinstance(owner, bytes)]
+        loads = [owner for owner in others if isinstance(owner, int)]
+        parts = ledger.parts(self._connection, self._claim.tables, self._entry) if loads else {}
+        own = sum(load in parts for load in loads) + sum(each.startswith(self._claim.job) for each in claims)
         earlier = 0
-        if self._no_ledger:
-            earlier = sum(claim.startswith(self._claim.partition) for claim in others)
-        foreign = sum(not claim.startswith(self._claim.job) for claim in others)
-        self.counts += Counts(new=new + earlier, duplicate=foreign)
+        if self._claim.load is None:
+            earlier = sum(parts.get(load) == self._claim.part for load in loads)
+            earlier += sum(each.startswith(self._claim.partition) for each in claims)
+        self.counts += Counts(new=new + earlier, duplicate=len(others) - own)

@@ -92,9 +92,12 @@ def operators_of_the_inbox(owner: Engine, app: Database) -> None:
     for key, body, error in (("a", gives_up, GiveUp), ("b", gives_up, GiveUp), ("c", halts, TimeoutError)):
         with pytest.raises(error), orders.claim(key) as claim:
             body(claim)
+    with owner.begin() as connection:
+        of_a_load = {"consumer": "flights", "key": "a", "accepted_at": None, "claim": None, "load": 1}
+        connection.execute(insert(TABLES.message), of_a_load)
     engine = app.engine()
     store = SqlStore(engine)
-    assert [each.consumer for each in inbox.status(engine)] == ["orders"]
+    assert [each.consumer for each in inbox.status(engine)] == ["flights", "orders"]
     assert inbox.show(engine, "orders", "a") is None
     assert len(inbox.list_messages(store)) == 3
     inbox.retry(store, "orders", "a")

@@ -25,7 +25,7 @@ def kind(table: Table) -> None:
 
 def nullability(table: Table) -> None:
     """A column that may be empty."""
-    table.c.claim.nullable = True
+    table.metadata.tables["inbox_status"].c.claim.nullable = True
 
 
 def default(table: Table) -> None:

@@ -107,12 +107,19 @@ class World:
         assert report.new == owned == self.claimed(*owner) if exact and report.partitions else True
 
     def claimed(self, run: str, batch_number: int) -> int:
-        """How many keys the inbox has under a job's claim."""
-        message = tables().message
+        """How many keys the inbox has under a job's claim, or under its loads."""
+        message, ledger = tables().message, tables().ledger
         job = WriterClaim.of(tables(), self.consumer, run, batch_number, 0).job
+        rows = (
+            select(message.c.claim, ledger.c.run, ledger.c.batch)
+            .select_from(message.outerjoin(ledger, ledger.c.id == message.c.load))
+            .where(message.c.consumer == self.consumer)
+        )
         with self.engine.connect() as connection:
-            claims = connection.scalars(select(message.c.claim).where(message.c.consumer == self.consumer))
-            return sum(bytes(claim).startswith(job) for claim in claims)
+            return sum(
+                (row.run, row.batch) == (run, batch_number) or bytes(row.claim or b"").startswith(job)
+                for row in connection.execute(rows)
+            )
 
 
 def batches(rows: list[Row]) -> list[pa.RecordBatch]:

@@ -118,8 +118,8 @@ class MySQLLoading(Loading):
         assert target is None or isinstance(target, types.MySQLTarget)  # noqa: S101 - from targets()
         return types.column(field, target, self._server)
 
-    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
-        return _went_in(connection.execute(sql.begin(tables), row).lastrowid)
+    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
+        return connection.execute(sql.begin(tables), row).lastrowid or None
 
     def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
         known = self._known(connection, claim, keys)

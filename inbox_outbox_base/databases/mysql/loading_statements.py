@@ -76,9 +76,10 @@ def _unchanged(column: Column[Any]) -> Any:
 
 @cache
 def begin(tables: Tables) -> Insert:
-    """Insert the ledger's row, unless it exists."""
-    c = tables.ledger.c
-    return Insert(tables.ledger).on_duplicate_key_update(rows_read=_unchanged(c.rows_read))
+    """Insert the ledger's row, unless it exists. The insert id is the row's id, or 0 if it existed."""
+    rows_read = tables.ledger.c.rows_read
+    unchanged = getattr(func, "if")(func.last_insert_id(literal_column("0")), rows_read, rows_read)
+    return Insert(tables.ledger).on_duplicate_key_update(rows_read=unchanged)
 
 
 @cache

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from sqlalchemy import (
     ARRAY,
     Connection,
-    LargeBinary,
     Select,
     Table,
     Text,
@@ -36,6 +35,7 @@ from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import (
     Column,
     Loading,
+    Owner,
     TakenKeys,
     Target,
     UniqueKey,
@@ -58,6 +58,13 @@ try:
 except ImportError:  # the extra is not fully installed: psycopg's own COPY works, more slowly
     pgpq = None  # type: ignore[assignment]
 
+_SHARED = {
+    "consumer": pa.string(),
+    "accepted_at": pa.timestamp("us", "UTC"),
+    "claim": pa.binary(),
+    "load": pa.int64(),
+}
+"""The columns that are the same in all rows of an attempt."""
 _OTHER_SCANS = ("enable_seqscan", "enable_bitmapscan")
 _GUARD = text("""
     SELECT set_config('lock_timeout', :lock_timeout, true),
@@ -118,9 +125,9 @@ class PostgreSQLLoading(Loading):
         # COPY ignores views' rules and row-level security.
         return bool(connection.execute(_PLAIN, {"name": relation(write.table_schema, write.table)}).scalar())
 
-    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
-        added = insert(tables.ledger).on_conflict_do_nothing()
-        return connection.execute(added.execution_options(preserve_rowcount=True), row).rowcount == 1
+    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
+        added = insert(tables.ledger).on_conflict_do_nothing().returning(tables.ledger.c.id)
+        return connection.execute(added, row).scalar()
 
     def announce(self, connection: Connection, claim: WriterClaim) -> None:
         held = func.pg_advisory_xact_lock_shared(batch_lock(claim.tables))
@@ -132,7 +139,7 @@ class PostgreSQLLoading(Loading):
         left = keys.filter(fresh) if known else keys
         if not self._copy_keys(connection, claim, left):
             raced = _add_unless_there(claim.tables)
-            parameters = {"consumer": claim.consumer, "claim": claim.id, "keys": _literal(left)}
+            parameters = _row(connection, claim) | {"keys": _literal(left)}
             fresh = _among(keys, connection.execute(raced, parameters).scalars())
             known = self.found(connection, claim.tables, claim.consumer, keys.filter(pc.invert(fresh)))
         return TakenKeys(fresh, list(known.values()))
@@ -141,15 +148,9 @@ class PostgreSQLLoading(Loading):
         """Copy the keys; False if somebody else was faster."""
         if len(keys) == 0:
             return True
-        now: datetime = connection.execute(select(utcnow())).scalar_one()
-        rows = pa.table(
-            {
-                "consumer": pa.repeat(claim.consumer, len(keys)),
-                "key": keys,
-                "accepted_at": pa.repeat(pa.scalar(now, pa.timestamp("us", "UTC")), len(keys)),
-                "claim": pa.repeat(pa.scalar(claim.id), len(keys)),
-            }
-        )
+        values = _row(connection, claim)
+        shared = {name: pa.repeat(pa.scalar(values[name], _SHARED[name]), len(keys)) for name in _SHARED}
+        rows = pa.table({"key": keys, **shared})
         message = claim.tables.message
         try:
             # A key that somebody else has inserted aborts everything since the last savepoint.
@@ -163,12 +164,13 @@ class PostgreSQLLoading(Loading):
 
     def found(
         self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
-    ) -> dict[str, bytes]:
+    ) -> dict[str, Owner]:
         if len(keys) == 0:
             return {}
         parameters = {"consumer": consumer, "keys": _literal(keys)}
         with _only_by_index(connection):
-            return {row.key: bytes(row.claim) for row in connection.execute(_probe(tables), parameters)}
+            found = connection.execute(_probe(tables), parameters)
+            return {key: load if claim is None else bytes(claim) for key, claim, load in found}
 
     def load(
         self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int
@@ -207,6 +209,15 @@ class PostgreSQLLoading(Loading):
         scope = f"inbox-outbox connections {write.consumer}"
         slots = range(write.max_connections or 0)
         return any(connection.execute(_SLOT, {"scope": scope, "slot": slot}).scalar() for slot in slots)
+
+
+def _row(connection: Connection, claim: WriterClaim) -> dict[str, Any]:
+    """What all rows of an attempt share. A row of a load has neither time nor claim, which are in the ledger,
+    and is in no index but the primary key."""
+    if claim.load is not None:
+        return {"consumer": claim.consumer, "accepted_at": None, "claim": None, "load": claim.load}
+    now: datetime = connection.execute(select(utcnow())).scalar_one()
+    return {"consumer": claim.consumer, "accepted_at": now, "claim": claim.id, "load": None}
 
 
 @contextmanager
@@ -257,7 +268,7 @@ def _probe(tables: Tables) -> Select[Any]:
     c = tables.message.c
     given = select(cast(bindparam("keys", type_=Text), ARRAY(Text))).scalar_subquery()
     keys = cast(given, ARRAY(Text))  # without it, ANY would take the subquery for a list of rows
-    return select(c.key, c.claim).where(
+    return select(c.key, c.claim, c.load).where(
         c.consumer == bindparam("consumer", type_=c.consumer.type), c.key == any_(keys)
     )
 
@@ -272,8 +283,7 @@ def _add_unless_there(tables: Tables) -> ReturningInsert[Any]:
         .render_derived(name="given")
     )
     # In byte order, as every batch takes its keys, so that two of them cannot deadlock.
-    rows = select(
-        bindparam("consumer", type_=c.consumer.type), given.c.key, bindparam("claim", type_=LargeBinary)
-    ).order_by(given.c.key.collate("C"))
-    added = insert(tables.message).from_select(["consumer", "key", "claim"], rows)
+    shared = (bindparam(name, type_=c[name].type) for name in _SHARED)
+    rows = select(given.c.key, *shared).order_by(given.c.key.collate("C"))
+    added = insert(tables.message).from_select(["key", *_SHARED], rows)
     return added.on_conflict_do_nothing().returning(c.key)

@@ -22,7 +22,15 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
 
-from .taking_statements import add_at_once, add_in_order, delete_batch, find_many, wait_for_key
+from .taking_statements import (
+    add_at_once,
+    add_in_order,
+    delete_batch,
+    delete_loads,
+    find_loads,
+    find_many,
+    wait_for_key,
+)
 
 # From psycopg.pq.TransactionStatus: importing that fails without libpq, which other databases do not need.
 _IDLE, _INERROR = 0, 3
@@ -41,6 +49,8 @@ _RISKS = text("""
     ORDER BY name
 """)
 _NO_TIME_LIMIT = text("SET LOCAL statement_timeout = 0")
+_BLOCKS = 1_000
+"""How many of the table's blocks a batch of a load reads, at most: a few milliseconds."""
 _PURGE_GUARD = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
 
 
@@ -112,6 +122,23 @@ class PostgreSQLTaking(Taking):
         connection.execute(_PURGE_GUARD)
         return list(connection.execute(delete_batch(aging), parameters).scalars())
 
+    def delete_loads(
+        self, connection: Connection, tables: Tables, parameters: dict[str, Any], after: Any
+    ) -> tuple[int, Any]:
+        if after is None:
+            first, last = connection.execute(find_loads(tables), parameters).one()
+            if first is None:
+                return 0, None
+            after = first, _block(first), _block(last)
+        first, block, last = after
+        until = block + _BLOCKS
+        connection.execute(_PURGE_GUARD)
+        window = parameters | {"first": first, "until": f"({until},0)"}
+        deleted, end = connection.execute(delete_loads(tables), window).one()
+        if deleted == parameters["batch"]:
+            return deleted, (end, _block(end), last)
+        return deleted, None if until > last else (f"({until},0)", until, last)
+
     def size(self, connection: Connection, tables: Tables) -> int:
         name = connection.dialect.identifier_preparer.format_table(tables.message)
         size = func.pg_total_relation_size(cast(name, REGCLASS))
@@ -157,6 +184,10 @@ def _driver(connection: Connection) -> Any:
         )
     given = connection.connection.dbapi_connection
     return given.driver_connection if connection.dialect.is_async else given  # type: ignore[union-attr]
+
+
+def _block(place: str) -> int:
+    return int(place[1:].partition(",")[0])
 
 
 def _milliseconds(wait: float) -> str:

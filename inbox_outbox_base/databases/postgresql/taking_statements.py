@@ -7,6 +7,7 @@ from sqlalchemy import (
     BigInteger,
     BindParameter,
     Executable,
+    Integer,
     LargeBinary,
     Select,
     Subquery,
@@ -30,6 +31,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.sql.visitors import InternalTraversal
+from sqlalchemy.types import UserDefinedType
 
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking_statements import Aging
@@ -142,6 +144,47 @@ def delete_batch(aging: Aging) -> Executable:
     chosen = taking_statements.oldest(aging).with_only_columns(place).with_for_update(skip_locked=True)
     places = func.array(chosen.scalar_subquery())
     return delete(aging.table).where(place == any_(places)).returning(aging.table.c[aging.time])
+
+
+class _Tid(UserDefinedType[str]):
+    """A row's place in the table: its block, and its number there."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **kw: Any) -> str:
+        return "TID"
+
+
+_PLACE: ColumnElement[str] = literal_column("ctid", _Tid())
+
+
+@cache
+def find_loads(tables: Tables) -> Select[str, str]:
+    """The first and the last place of one consumer's rows that were written with these loads. No index holds
+    them, so the table is read once. A place is never stored: VACUUM FULL, CLUSTER or a restore changes it."""
+    its = tables.message.c.consumer == bindparam("consumer_"), _is_of_loads(tables)
+    first, last = (cast(end(_PLACE), Text) for end in (func.min, func.max))
+    return select(first, last).select_from(tables.message).where(*its)
+
+
+@cache
+def delete_loads(tables: Tables) -> Select[int, str]:
+    """Delete the first of these loads' rows between two places, and return how many, and the last place."""
+    first, until = (cast(bindparam(name, type_=Text), _Tid()) for name in ("first", "until"))
+    chosen = (
+        select(_PLACE)
+        .select_from(tables.message)
+        .where(first <= _PLACE, until > _PLACE, _is_of_loads(tables))
+        .limit(bindparam("batch", type_=Integer))
+        .with_for_update(skip_locked=True)
+    )
+    places = func.array(chosen.scalar_subquery())
+    gone = delete(tables.message).where(any_(places) == _PLACE).returning(_PLACE.label("place")).cte("gone")
+    return select(func.count(), cast(func.max(gone.c.place), Text)).select_from(gone)
+
+
+def _is_of_loads(tables: Tables) -> ColumnElement[bool]:
+    return tables.message.c.load == any_(bindparam("loads", type_=ARRAY(BigInteger)))
 
 
 @cache

@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.schema import CreateTable
+from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases.loading import (
     Column,
@@ -112,11 +113,11 @@ class SQLiteLoading(Loading):
         assert target is None or isinstance(target, types.SQLiteTarget)  # noqa: S101 - from targets()
         return types.column(field, target, is_version=field.name == self._version)
 
-    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> bool:
+    def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
         # This transaction has only read so far: begin again, and wait.
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        return connection.execute(_begin(tables), row).rowcount == 1
+        return connection.execute(_begin(tables), row).scalar()
 
     def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
         self._give(connection, keys)
@@ -187,10 +188,9 @@ def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 @cache
-def _begin(tables: Tables) -> Insert:
+def _begin(tables: Tables) -> ReturningInsert[Any]:
     """Insert the ledger's row, unless it exists."""
-    added = insert(tables.ledger).on_conflict_do_nothing()
-    return added.execution_options(preserve_rowcount=True)
+    return insert(tables.ledger).on_conflict_do_nothing().returning(tables.ledger.c.id)
 
 
 @cache
