@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
+from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import Tables
@@ -145,6 +146,10 @@ def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnEle
     return (stored < given) | (stored.is_(None) & given.is_not(None))
 
 
+_RACES = 10
+"""How often an INSERT may meet other writers' keys; after that, a key of its own is taken for the cause."""
+
+
 class Loading(ABC):
     """One subclass for each database; this class holds the portable defaults."""
 
@@ -229,6 +234,26 @@ class Loading(ABC):
     ) -> int:
         """The same; always return how many."""
         return self.upsert(connection, target, names, rows, how)
+
+    def beside_others(self, connection: Connection, insert: Callable[[], int]) -> int:
+        """The result of an INSERT; it is repeated if it meets keys that other writers commit meanwhile."""
+
+        def is_taken(error: Exception, _: int = 0) -> bool:
+            return isinstance(error, DBAPIError) and codes.code_of(error) in self.taken
+
+        def once() -> int:
+            savepoint = connection.begin_nested()
+            try:
+                rows = insert()
+            except DBAPIError as error:
+                if is_taken(error):
+                    savepoint.rollback()
+                raise
+            savepoint.commit()
+            return rows
+
+        # Without pauses: the others have committed.
+        return retry(once, _RACES, is_taken, sleep=lambda _: None)
 
     def announce(self, connection: Connection, claim: WriterClaim) -> None:  # noqa: B027 - optional
         """Announce that keys of this consumer are about to be taken in bulk."""

@@ -14,7 +14,7 @@ from spark.errors import ColumnMismatch
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.spark_writes import attempt, counts, prepared, taken, write
-from tests.support.together import together
+from tests.support.together import Task, together, wait_until_blocked
 
 METADATA = MetaData()
 EVENT = Table(
@@ -172,6 +172,42 @@ def test_another_unique_key_is_an_error(migrated: Database, engine: Engine) -> N
         with pytest.raises(Exception, match=r"(?i)duplicate|unique"):
             write(migrated, rows, **APPEND)
     assert stored(engine) == [1]
+
+
+WAIT = (
+    "$$ BEGIN PERFORM pg_advisory_lock_shared(7); PERFORM pg_advisory_unlock_shared(7); RETURN amount; END $$"
+)
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+@pytest.mark.parametrize("results", [Append(), Upsert("id", "amount")], ids=["append", "upsert"])
+def test_another_writer_is_faster_in_both_of_two_keys(
+    migrated: Database, engine: Engine, results: Append | Upsert
+) -> None:
+    """Between ON CONFLICT's look at its key and its insertion, another transaction commits the row; the error
+    of the table's other unique key reaches nobody."""
+    with engine.begin() as connection:
+        for statement in (
+            "CREATE TABLE target (id text, amount bigint)",
+            f"CREATE FUNCTION wait(amount bigint) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS {WAIT}",
+            # The server fills the indexes in the order in which they were created.
+            "CREATE INDEX ON target (wait(amount))",
+            "ALTER TABLE target ADD PRIMARY KEY (id)",
+            "ALTER TABLE target ADD UNIQUE (amount)",
+        ):
+            connection.exec_driver_sql(statement)
+    # As an int, the amount needs a cast, so that no COPY comes first.
+    rows = pa.record_batch({"id": ["a"], "amount": pa.array([1], pa.int32())})
+    key = ["id"] if isinstance(results, Append) else ["id", "amount"]
+    options = {**APPEND, "table": "target", "key": key, "results": results}
+    with engine.connect() as other:
+        other.exec_driver_sql("SELECT pg_advisory_lock(7)")
+        writing = Task(lambda: write(migrated, [rows], **options))
+        wait_until_blocked(engine)
+        other.exec_driver_sql("INSERT INTO target VALUES ('a', 1)")
+        other.commit()
+        other.exec_driver_sql("SELECT pg_advisory_unlock(7)")
+    assert counts(writing.result()) == {"duplicate": 1}
 
 
 KEYS: dict[str, tuple[dict[str, str], str]] = {

@@ -17,10 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Select, Table, case
 from sqlalchemy.dialects.mysql import Insert
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 
-from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import (
     Column,
@@ -33,7 +31,6 @@ from inbox_outbox_base.databases.loading import (
     is_newer,
 )
 from inbox_outbox_base.databases.results import Upsert
-from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from inbox_outbox_base.tables.inbox import Tables
 
@@ -45,10 +42,6 @@ _LOCAL_FILES = 128
 
 _SAMPLE = 500
 """Keys to look up first: if none of them exists, hardly any of the others does."""
-
-
-_RACES = 10
-"""How often an INSERT may meet a key that another writer commits meanwhile."""
 
 
 class MySQLLoading(Loading):
@@ -188,17 +181,9 @@ class MySQLLoading(Loading):
         # ON DUPLICATE KEY cannot say which key it means, and IGNORE turns errors into warnings.
         missing = sql.add_missing(target, names, rows, key)
         again = sql.add_missing(target, names, sql.one_of_each(rows, names, key), key)
+        # The second time: the table may take two of the keys for the same.
         attempts = chain([missing], repeat(again))
-
-        def may_retry(error: Exception, _: int) -> bool:
-            # Another writer was faster, or the table takes two of the keys for the same.
-            return isinstance(error, DBAPIError) and codes.code_of(error) in self.taken
-
-        def insert() -> int:
-            return connection.execute(next(attempts)).rowcount
-
-        # Without pauses: the other writer has committed.
-        return retry(insert, _RACES, may_retry, sleep=lambda _: None)
+        return self.beside_others(connection, lambda: connection.execute(next(attempts)).rowcount)
 
     def upsert(
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert

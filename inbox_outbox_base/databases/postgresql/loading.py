@@ -27,7 +27,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningInsert
 
@@ -194,7 +194,7 @@ class PostgreSQLLoading(Loading):
         key: Sequence[str],
     ) -> int:
         added = insert(target).from_select(list(names), rows).on_conflict_do_nothing(index_elements=list(key))
-        return connection.execute(added.execution_options(preserve_rowcount=True)).rowcount
+        return self._inserted(connection, added)
 
     def upsert(
         self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
@@ -203,7 +203,16 @@ class PostgreSQLLoading(Loading):
         values = {name: added.excluded[name] for name in names if name not in how.key}
         older = is_newer(added.excluded[how.version], target.c[how.version])
         merged = added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
-        return connection.execute(merged.execution_options(preserve_rowcount=True)).rowcount
+        return self._inserted(connection, merged)
+
+    def _inserted(self, connection: Connection, added: Insert) -> int:
+        """How many rows were inserted or updated.
+
+        ON CONFLICT looks at its key first. If another writer commits the row after that look, the table's
+        other unique keys raise an error.
+        """
+        counted = added.execution_options(preserve_rowcount=True)
+        return self.beside_others(connection, lambda: connection.execute(counted).rowcount)
 
     def slot(self, connection: Connection, write: Write) -> bool:
         scope = f"inbox-outbox connections {write.consumer}"
