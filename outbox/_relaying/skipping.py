@@ -15,7 +15,7 @@ _FEW = 50
 _SHARE = 20
 """Counting all buckets takes at most one part in this many of the time."""
 _EVERY = 60.0
-"""Seconds after which everything is read again: different messages may have the same tally."""
+"""Seconds in which each bucket is read again: different messages may have the same tally."""
 
 _NOTHING = Tally(0, 0)
 
@@ -41,21 +41,26 @@ class Skips:
         self._unchecked: set[int] = set()
         """Buckets that were read from above their beginning since they were counted."""
         self._next_count = 0.0
-        self._next_reading = time.monotonic() + _EVERY
+        self._reread_at = time.monotonic()
+        """When buckets were last read again."""
         self._is_behind = False
         """Whether a scan has skipped messages since all buckets were counted."""
         self._counted: Mapping[int, Tally] = {}
 
     def begin(self) -> None:
-        """Prepare a look at the buckets."""
-        if time.monotonic() >= self._next_reading:
-            self.clear()
+        """Prepare a look: the buckets whose turn it is are read again."""
+        now = time.monotonic()
+        turns = int(len(self._ends) * (now - self._reread_at) / _EVERY)
+        if turns:
+            self._reread_at = now
+        for bucket in list(self._ends)[:turns]:
+            del self._ends[bucket]  # it comes back as the last one
+            self._differences.pop(bucket, None)
 
     def clear(self) -> None:
         """Read everything again."""
         self._ends, self._differences, self._unchecked = {}, {}, set()
         self._is_behind = False
-        self._next_reading = time.monotonic() + _EVERY
 
     def keep(self, buckets: Iterable[int]) -> None:
         """Forget all other buckets: another relay may own them now."""
@@ -85,7 +90,7 @@ class Skips:
             self._ends[bucket] = max(end, last)
 
     def is_due(self) -> bool:
-        """Whether to count all buckets in this look."""
+        """Whether to count all buckets in this look; called once in each."""
         self._is_behind = any(map(self.start, self._ends))
         return self._is_behind and time.monotonic() >= self._next_count
 
