@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 import inbox
 from inbox import Inbox, Purged, Verdict, purge, show
 from inbox.schema import tables
+from inbox_outbox_base.databases.postgresql import taking as postgresql
 from outbox import Outbox, audit
 from tests.support.cli import in_this_process, succeeded
 from tests.support.database import Database
@@ -158,6 +159,20 @@ def test_old_loads_are_purged(postgres: Database, engine: Engine) -> None:
     assert runs(engine) == ["c", "d"]
     assert purge(engine).rows == 20
     assert runs(engine) == ["c"]
+
+
+def test_loads_that_are_far_apart(
+    postgres: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old rows on both sides of young ones are found, block by block, in one purge."""
+    monkeypatch.setattr(postgresql, "_BLOCKS", 3)
+    load(postgres, "a", 700)
+    young = load(postgres, "b", 700)
+    load(postgres, "c", 700)
+    for run in ("a", "c"):
+        age(engine, run)
+    assert purge(engine, batch=100, sleep=lambda _: None).rows == 1_400
+    assert (taken(engine), runs(engine)) == (young, ["b"])
 
 
 def test_a_budget_ends_it(postgres: Database, engine: Engine) -> None:
