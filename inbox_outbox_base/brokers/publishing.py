@@ -14,10 +14,11 @@ class Publisher(Protocol):
     """Hands messages to a broker; you can write your own.
 
     A batch has one topic, and at most one message of each key, so a publisher can send all of them before it
-    waits for the answers. `send` may be called from several threads at the same time, for different topics
-    and keys. An answer is as strong as the broker's promise: `Accepted` once the message can no longer be
-    lost, `Unavailable` and `Refused` only if it was certainly not taken, `Unknown` for everything in between.
-    A message without an answer, because `send` raised, counts as `Unknown`.
+    waits for the answers. `send` may be called from several threads at the same time, for different topics or
+    the same one, but never for the same key. An answer is as strong as the broker's promise: `Accepted` once
+    the message can no longer be lost, `Unavailable` and `Refused` only if it was certainly not taken,
+    `Unknown` for everything in between. A message without an answer, because `send` raised, counts as
+    `Unknown`.
 
     A publisher can also have
 

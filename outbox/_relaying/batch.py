@@ -10,7 +10,7 @@ class Choice:
     """The next batches, and the messages to give up."""
 
     batches: list[list[Letter]] = field(default_factory=list)
-    """Messages to send, in this order: each batch has one topic, and no topic has two batches."""
+    """Messages to send, in this order: each batch has one topic, and there is at most one of each topic."""
     exhausted: list[Letter] = field(default_factory=list)
     """Messages that become dead letters: they cannot be read, or used up their attempts without an answer."""
     has_more: bool = False

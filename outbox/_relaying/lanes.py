@@ -15,7 +15,12 @@ from .flight import Flight
 _log = logging.getLogger("outbox.relay")
 
 MOST_FLIGHTS = 32
-"""How many batches are sent at the same time, each of another topic."""
+"""How many batches are sent at the same time."""
+_MOST_OF_TOPIC = 3
+"""How many of them have the same topic."""
+_FEW, _FEW_BYTES, _FEW_MESSAGES = 8, 16_000_000, 2_500
+"""While fewer batches, bytes and messages are being sent, a topic can have more than one batch: slow topics
+leave room for others."""
 
 _PROBES = Backoff(first=0.25, longest=120)
 """The delays between the single messages that try a topic the broker rejects; once it accepts again, a new
@@ -38,20 +43,22 @@ class Lane:
 
     def __init__(self, topic: str, most: int) -> None:
         self.topic = topic
-        self.flight: Flight | None = None
-        """The batch that is being sent."""
+        self.flights: list[Flight] = []
+        """The batches that are being sent, without a key in common."""
         self.begun = 0.0
         """When its last batch began."""
         self._most = most
         self._size = min(_FIRST_BATCH, most)
         self._rejections = 0
         self._until = 0.0
+        self._rejected = self._shrunk = -math.inf
+        """When that was last noted: what began before is no news."""
         self._urged = self._said = -math.inf
 
     @property
     def is_unused(self) -> bool:
         """Whether it can be forgotten: nothing was sent for a while, though it might have been."""
-        return self.flight is None and time.monotonic() > max(self.begun, self._until) + _UNUSED
+        return not self.flights and time.monotonic() > max(self.begun, self._until) + _UNUSED
 
     @property
     def is_rejected(self) -> bool:
@@ -60,13 +67,18 @@ class Lane:
 
     def room(self) -> int:
         """How many messages may be sent now."""
-        if self.flight is not None or time.monotonic() < self._until:
+        if self._is_full or time.monotonic() < self._until:
             return 0
         return 1 if self._rejections else self._size
 
     def seconds(self) -> float:
-        """Seconds until the topic is tried again; infinite while a batch is being sent."""
-        return max(0.0, self._until - time.monotonic()) if self.flight is None else math.inf
+        """Seconds until the topic is tried again; infinite if a batch has to end first."""
+        return math.inf if self._is_full else max(0.0, self._until - time.monotonic())
+
+    @property
+    def _is_full(self) -> bool:
+        is_alone = self.is_rejected or any(flight.is_alone for flight in self.flights)
+        return len(self.flights) >= (1 if is_alone else _MOST_OF_TOPIC)
 
     def wake(self) -> None:
         """Let the topic be tried immediately."""
@@ -80,16 +92,17 @@ class Lane:
 
     def land(self, flight: Flight) -> bool:
         """Adapt to the outcomes of a batch; return whether the broker takes the topic again."""
-        self.flight = None
-        if len(flight.unanswered()) == len(flight.letters):
-            return False  # nothing was sent
+        self.flights.remove(flight)
+        if len(flight.unanswered()) == len(flight.letters) or flight.begun < self._rejected:
+            return False  # nothing was sent, or before the topic was rejected
         if flight.rejected_for is not None:
             if flight.is_alone and not self._rejections:
                 return False  # it may fail for its own reasons: others go on
             self._reject(flight.rejected_for, flight.reason)
             return False
         if flight.seconds > _SLOW:
-            self._size = max(1, self._size // 2)
+            if flight.begun > self._shrunk:
+                self._size, self._shrunk = max(1, self._size // 2), time.monotonic()
         elif len(flight.letters) >= self._size and flight.seconds < _QUICK:
             self._size = min(self._most, self._size * 2)
         was_rejected, self._rejections = self._rejections > 0, 0
@@ -98,6 +111,7 @@ class Lane:
     def _reject(self, asked: float, reason: str) -> None:
         now = time.monotonic()
         self._rejections += 1
+        self._rejected = now
         self._until = now + max(_PROBES.delay(self._rejections), min(asked, _PROBES.longest))
         if now >= self._said + _SAID_EVERY:
             self._said = now
@@ -140,21 +154,32 @@ class Lanes:
     def launch(self, flight: Flight) -> None:
         """Note that a batch is being sent."""
         lane = self.of(flight.topic)
-        lane.flight, lane.begun = flight, flight.begun
+        lane.flights.append(flight)
+        lane.begun = flight.begun
 
     def drop_flights(self) -> None:
         """Note that no batch is being sent."""
         for lane in self._lanes.values():
-            lane.flight = None
+            lane.flights.clear()
 
     @property
     def flights(self) -> list[Flight]:
         """The batches that are being sent, or whose outcomes are still to be collected."""
-        return [lane.flight for lane in self._lanes.values() if lane.flight is not None]
+        return [flight for lane in self._lanes.values() for flight in lane.flights]
 
     def open(self, topics: Iterable[str]) -> list[Lane]:
         """The lanes of these topics that can take messages, as many as may be sent at the same time; first
-        those that have not had a turn for the longest time."""
-        free = self._flights - len(self.flights)
-        lanes = [lane for topic in topics if (lane := self.of(topic)).room()] if free > 0 else []
-        return sorted(lanes, key=attrgetter("begun"))[:free]
+        those that have not had a turn for the longest time. At most the last one has a batch already."""
+        flights = self.flights
+        free = self._flights - len(flights)
+        if free <= 0:
+            return []
+        able = sorted((lane for topic in topics if (lane := self.of(topic)).room()), key=attrgetter("begun"))
+        idle = [lane for lane in able if not lane.flights]
+        are_few = (
+            len(flights) + len(idle) < _FEW
+            and sum(flight.size for flight in flights) < _FEW_BYTES
+            and sum(len(flight.letters) for flight in flights) < _FEW_MESSAGES
+        )
+        busy = [lane for lane in able if lane.flights] if are_few else []
+        return [*idle, *busy[:1]][:free]

@@ -45,7 +45,7 @@ class Sifter:
         found = {lane: _found(backlog, entries, letters) for lane, entries in picked.items()}
         now = _now(connection, chain.from_iterable(found.values()))
         choice = Choice()
-        suspects: list[Letter] = []
+        suspects, crowded = list[Letter](), list[Letter]()
         for lane, its_letters in found.items():
             batch: list[Letter] = []
             ahead, behind = set[str | None](), set[str | None]()
@@ -59,17 +59,23 @@ class Sifter:
                 elif letter.unanswered >= SOLO_AFTER:
                     behind.add(letter.key)
                     if letter.key is None or letter.key not in ahead:
-                        suspects.append(letter)
+                        (crowded if lane.flights else suspects).append(letter)
                 else:
                     batch.append(letter)
                     ahead.add(letter.key)
             if batch:
                 choice.batches.append(sorted(batch[: lane.room()], key=attrgetter("sequence")))
-        if suspects and not self._is_suspect_away() and (self._solo_turn or not choice.batches):
+        if self._is_suspect_away() or not (self._solo_turn or not choice.batches):
+            return choice
+        if suspects:
             # Those with the fewest unanswered sends first, so that each suspect gets its turn. Nothing else
             # begins with it; and no two are ever on their way together, so that each death has one suspect.
             choice.has_more = bool(choice.batches)  # they follow in a moment
             choice.batches = [[min(suspects, key=attrgetter("unanswered"))]]
+        else:
+            # The batches that are being sent end before a suspect of their topic begins.
+            topics = {letter.topic for letter in crowded}
+            choice.batches = [batch for batch in choice.batches if batch[0].topic not in topics]
         return choice
 
     def _is_given_up(self, letter: Letter, choice: Choice) -> bool:

@@ -3,13 +3,15 @@
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from outbox import Accepted, Publisher, Refused, Unavailable
+from outbox import Accepted, Outcome, Publisher, Refused, Unavailable
 from outbox.errors import UnsafeBroker
 from tests.support.answers import published
 from tests.support.publisher_places import PLACES, Place, closing, envelope, payloads
+from tests.support.together import together
 
 pytest_plugins = ["tests.support.rabbit_fixtures", "tests.support.kafka_fixtures"]
 
@@ -72,6 +74,26 @@ def test_the_order_of_a_key(place: Place) -> None:
         for each in numbers:
             assert published(publisher, [envelope(topic, each, key="k")]) == [Accepted()]
     assert payloads(place.receive(topic, 30)) == numbers
+
+
+def test_sends_to_one_topic_at_the_same_time(place: Place) -> None:
+    """Without a key in common they do not disturb each other, also if one has a message that is refused."""
+    topic = place.topic()
+
+    def send(key: str) -> list[Outcome]:
+        batches = [[envelope(topic, f"{key}{number}".encode(), key=key)] for number in range(10)]
+        if key == "a":
+            batches[5].append(replace(place.never_taken(topic), key="bad"))
+        return [outcome for batch in batches for outcome in published(publisher, batch)]
+
+    with closing(place.publisher()) as publisher:
+        outcomes = together([partial(send, key) for key in "abc"])
+    assert isinstance(outcomes[0].pop(6), Refused)
+    assert outcomes == [[Accepted()] * 10] * 3
+    taken = payloads(place.receive(topic, 30))
+    for key in "abc":
+        own = [each for each in taken if each[:1] == key.encode()]
+        assert own == [f"{key}{number}".encode() for number in range(10)]
 
 
 def test_a_batch_with_many_messages_of_a_key(place: Place) -> None:

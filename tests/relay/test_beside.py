@@ -1,0 +1,277 @@
+"""Several batches of one topic at the same time: never with a key in common."""
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain
+from threading import Event, Lock
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, update
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from inbox import Backoff
+from inbox_outbox_base.databases.letter import Letter
+from inbox_outbox_base.words.outgoing import Failed
+from outbox import AsyncRelay, Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
+from outbox._relaying.flight import Flight
+from outbox._relaying.lanes import Lanes
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    AsyncRecorder,
+    Recorder,
+    name_of,
+    names_of,
+    publish,
+    waiting,
+)
+from tests.support.relay_crashes import running
+from tests.support.relay_servers import server  # noqa: F401 - where its databases are
+from tests.support.status_workers import wait_until
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return migrated.engine()
+
+
+class Held(Recorder):
+    """A publisher whose sends do not return while they have messages with these names."""
+
+    def __init__(self, *names: str, ordered: bool = False) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.names_held = {*names}
+        self.may_end = Event()
+        self.begun: list[list[str]] = []
+        self.lock = Lock()
+        self.running = 0
+
+    def send(self, batch: Sequence[Envelope]) -> Any:
+        with self.lock:
+            self.begun.append(names_of(batch))
+            self.running += 1
+        if not self.names_held.isdisjoint(names_of(batch)):
+            assert self.may_end.wait(60)
+        with self.lock:
+            self.running -= 1
+            return super().send(batch)
+
+    def has_begun(self, name: str) -> bool:
+        """Whether a message has been passed to it."""
+        return any(name in names for names in self.begun)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_batch_that_hangs_holds_up_its_own_keys_only(engine: Engine, ordered: bool) -> None:
+    """Messages of other keys, and without a key, leave meanwhile; those of its keys follow it."""
+    publish(engine, "a1", "b1")
+    publisher = Held("a1", ordered=ordered)
+    with running(Relay(engine, publisher, poll=0.05)):
+        try:
+            wait_until(lambda: publisher.has_begun("a1"))
+            publish(engine, "a2", "b2", "c1", "-1")
+            wait_until(lambda: sorted(publisher.names) == ["-1", "c1"])
+            publish(engine, "a3", "c2")
+            wait_until(lambda: "c2" in publisher.names)
+            assert not publisher.has_begun("a2")
+            assert not publisher.has_begun("b2")
+        finally:
+            publisher.may_end.set()
+        wait_until(lambda: not waiting(engine))
+    assert (publisher.of("a"), publisher.of("b")) == (["a1", "a2", "a3"], ["b1", "b2"])
+
+
+def test_tasks(migrated: Database) -> None:
+    """The same with an AsyncRelay."""
+    publish(migrated.engine(), "a1")
+
+    relays: list[AsyncRelay] = []
+    has_sent = asyncio.Event()
+
+    class AsyncHeld(AsyncRecorder):
+        async def send(self, batch: Sequence[Envelope]) -> Any:  # type: ignore[override]
+            if "a1" in names_of(batch):
+                publish(migrated.engine(), "a2", "b1")
+                await asyncio.wait_for(has_sent.wait(), 60)
+            answers = await super().send(batch)
+            has_sent.set()
+            if len(self.accepted) == 3:
+                relays[0].stop()
+            return answers
+
+    async def scenario() -> None:
+        engine = create_async_engine(migrated.async_url)
+        relays.append(AsyncRelay(engine, publisher, poll=0.05))
+        await relays[0].run()
+        await engine.dispose()
+
+    publisher = AsyncHeld()
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert publisher.names == ["b1", "a1", "a2"]
+
+
+def test_one_send_at_a_time(engine: Engine) -> None:
+    """For a publisher that is not concurrent: each batch begins when the one before it has ended."""
+    names = [f"-{number}" for number in range(6)]
+    publish(engine, *names)
+    publisher = Held(*names)
+    publisher.concurrent = False  # type: ignore[attr-defined]
+    publisher.may_end.set()
+    most: list[int] = []
+    publisher.answer = lambda _: most.append(publisher.running) or ACCEPTED  # type: ignore[func-returns-value]
+    assert Relay(engine, publisher, batch=2).run_once() == 6
+    assert most == [0] * 6
+
+
+def test_a_topic_has_three_at_most(engine: Engine) -> None:
+    """Others leave beside them."""
+    publish(engine, *(f"-{number}" for number in range(20)))
+    publisher = Held(*(f"-{number}" for number in range(20)))
+    with running(Relay(engine, publisher, batch=2, poll=0.05)):
+        try:
+            wait_until(lambda: publisher.running == 3)
+            publish(engine, "a1", topic="another")
+            wait_until(lambda: publisher.names == ["a1"])
+            assert publisher.running == 3
+        finally:
+            publisher.may_end.set()
+        wait_until(lambda: not waiting(engine))
+
+
+def test_slow_topics_leave_room(engine: Engine) -> None:
+    """With eight batches on their way, no topic gets another one beside its own; a new topic has its turn."""
+    slow = [f"-{number}" for number in range(20)]
+    publisher = Held(*slow)
+    for number in range(5):
+        publish(engine, *slow, topic=f"slow {number}")
+    with running(Relay(engine, publisher, batch=2, poll=0.05)):
+        try:
+            wait_until(lambda: publisher.running == 8)
+            publish(engine, "a1", topic="another")
+            wait_until(lambda: publisher.names == ["a1"])
+            assert publisher.running == 8
+        finally:
+            publisher.may_end.set()
+        wait_until(lambda: not waiting(engine))
+
+
+def test_a_suspect_is_alone_in_its_topic(engine: Engine) -> None:
+    """A message that may kill relays begins when the batches of its topic have ended, and no other one of its
+    topic begins beside it."""
+    publish(engine, "a1")
+    publisher = Held("a1")
+    with running(Relay(engine, publisher, poll=0.05)):
+        try:
+            wait_until(lambda: publisher.has_begun("a1"))
+            silent = {"state": "unknown", "unanswered": 3, "attempts": 3, "error": "silence"}
+            with engine.begin() as connection:
+                Outbox().publish(connection, "orders", b"s1", key="s", id="s1")
+                connection.execute(update(TABLES.message).where(TABLES.message.c.id == "s1").values(silent))
+                Outbox().publish(connection, "orders", b"b1", key="b")
+                Outbox().publish(connection, "quick", b"q1", key="q")
+            wait_until(lambda: "q1" in publisher.names)
+            assert not publisher.has_begun("s1")
+            first, publisher.may_end = publisher.may_end, Event()
+            publisher.names_held = {"s1"}
+            first.set()
+            wait_until(lambda: publisher.has_begun("s1"))
+            publish(engine, "c1")
+            publish(engine, "q2", topic="quick")
+            wait_until(lambda: "q2" in publisher.names)
+            assert publisher.begun == [["a1"], ["q1"], ["s1"], ["q2"]]
+        finally:
+            publisher.may_end.set()
+        wait_until(lambda: not waiting(engine))
+
+
+def test_batches_that_fail_together_are_one_failure() -> None:
+    """Their topic is tried as soon as after one; and what began before is no sign that it is taken again."""
+    lanes = Lanes(1_000, 32)
+    lane = lanes.of("orders")
+    flights = [_flight(number) for number in range(3)]
+    for flight in flights:
+        lanes.launch(flight)
+    assert lane.room() == 0
+    answers: list[Outcome] = [Unavailable("away"), Unknown("silence"), ACCEPTED]
+    for flight, answer in zip(flights, answers, strict=True):
+        flight.fly(lambda _, answer=answer: [answer], lambda: True)  # type: ignore[misc]
+        lanes.land(flight)
+    assert lane.is_rejected
+    assert lane.seconds() <= 0.25
+
+
+def _flight(number: int) -> Flight:
+    now: Any = None
+    letter = Letter(
+        str(number), 1, "orders", None, "", None, now, b"", 0, number, 0, 0, "pending", None, None, None
+    )
+    return Flight([letter], ordered=False, give_up_after=None, arrived=lambda: None)
+
+
+class Unreliable:
+    """A publisher that answers at random, and looks at what it is given."""
+
+    def __init__(self, seed: int, *, ordered: bool) -> None:
+        self.ordered = ordered
+        self.random = random.Random(seed)
+        self.accepted: dict[str | None, list[int]] = defaultdict(list)
+        self.away: dict[str, list[set[str]]] = defaultdict(list)
+        """By topic, the keys in each send that has not returned."""
+        self.second = {"one": Event(), "two": Event()}
+        """Set when a topic has two sends."""
+        self.lock = Lock()
+        self.errors: list[str] = []
+
+    def send(self, batch: Sequence[Envelope]) -> Any:
+        topic, keys = batch[0].topic, [message.key for message in batch if message.key is not None]
+        with self.lock:
+            if any(not each.isdisjoint(keys) for sends in self.away.values() for each in sends):
+                self.errors.append(f"a key of {keys} is being sent already")
+            if not self.ordered and len(set(keys)) < len(keys):
+                self.errors.append(f"a key is in {keys} twice")
+            if self.away[topic]:
+                self.second[topic].set()
+            self.away[topic].append({*keys})
+        if not self.second[topic].wait(60):
+            self.errors.append(f"{topic} had one batch at a time")
+        time.sleep(self.random.choice([0, 0.001, 0.01]))
+        with self.lock:
+            self.away[topic].remove({*keys})
+            failed = set[str | None]()
+            return [self._answer(message, failed) for message in batch]
+
+    def _answer(self, message: Envelope, failed: set[str | None]) -> Outcome:
+        if message.key is not None and message.key in failed:
+            return ACCEPTED  # it counts as not sent
+        outcome = self.random.choice([ACCEPTED] * 8 + [Failed("busy", 0.0)] * 2 + [Unknown("silence")])
+        if outcome is ACCEPTED:
+            self.accepted[message.key].append(int(name_of(message)))
+        else:
+            failed.add(message.key)
+        return outcome
+
+
+@pytest.mark.quick("postgresql")
+@pytest.mark.parametrize("ordered", [False, True])
+def test_at_random(engine: Engine, ordered: bool) -> None:
+    """Whatever is answered: each message leaves once, in the order of its key, and no key is in two sends."""
+    seed = random.randrange(1_000_000)
+    draw = random.Random(seed)
+    topics, keys = ["one", "two"], [None, *"abcdefghijkl"]
+    drafts = [Message(draw.choice(topics), str(number).encode(), draw.choice(keys)) for number in range(120)]
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, drafts)
+    publisher = Unreliable(seed, ordered=ordered)
+    often: dict[str, Any] = {"max_attempts": 1_000, "backoff": Backoff(first=0.001, longest=0.002)}
+    with running(Relay(engine, publisher, batch=4, poll=0.05, **often)):
+        wait_until(lambda: not waiting(engine))
+    assert publisher.errors == [], seed
+    assert sorted(chain.from_iterable(publisher.accepted.values())) == list(range(120)), seed
+    publisher.accepted.pop(None, None)
+    assert all(numbers == sorted(numbers) for numbers in publisher.accepted.values()), seed
