@@ -30,6 +30,7 @@ POOR = {
     "postgresql": [
         "CREATE ROLE {user} LOGIN PASSWORD '{user}' CONNECTION LIMIT {limit}",
         "GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}",
+        "GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {user}",
     ],
     "mariadb": [
         "CREATE USER {user} IDENTIFIED BY '{user}' WITH MAX_USER_CONNECTIONS {limit}",
