@@ -33,8 +33,8 @@ class Copy:
     message: str
 
 
-@pytest.mark.long(but_on="40")
-@pytest.mark.parametrize("faults", [40, 500])
+@pytest.mark.long(but_on="15")
+@pytest.mark.parametrize("faults", [15, 500])
 def test_faults(run: Run, faults: int) -> None:
     """Producers, relays and the consumer are killed, or frozen past the lease and continued; connections are
     ended, and PostgreSQL is killed. Every committed message is taken exactly once, those of a key first
@@ -53,8 +53,8 @@ def test_faults(run: Run, faults: int) -> None:
     assert len(copies) >= count(run.engine, MADE) > faults
 
 
-@pytest.mark.long(but_on="12")
-@pytest.mark.parametrize("faults", [12, 300])
+@pytest.mark.long(but_on="6")
+@pytest.mark.parametrize("faults", [6, 300])
 def test_faults_of_many_lanes(run: Run, faults: int) -> None:
     """The same while each relay sends dozens of slow batches, each to another topic, with several messages of
     a key together; relays are stopped as well. The order of a key holds across topics."""

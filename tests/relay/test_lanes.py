@@ -45,6 +45,8 @@ from tests.support.relay_servers import server  # noqa: F401 - where its databas
 from tests.support.status_workers import wait_until
 from tests.support.together import Task
 
+pytestmark = pytest.mark.quick("postgresql", "sqlite")
+
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:

@@ -19,7 +19,9 @@ pytestmark = [
     pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
     pytest.mark.long(but_on="postgresql"),
 ]
-points = pytest.mark.parametrize("point", ["before commit", "after commit"])
+points = pytest.mark.parametrize(
+    "point", [pytest.param("before commit", marks=pytest.mark.long), "after commit"]
+)
 
 ROWS, PARTITIONS = 2_000, 4
 PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}

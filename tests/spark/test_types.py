@@ -77,6 +77,7 @@ def test_all_types_together(
     assert _changed(migrated, engine, transport, "varchar(20)", _cases(migrated), results=results) == {}
 
 
+@pytest.mark.long(but_on="as it is")
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 @pytest.mark.parametrize("key", ["text", "varchar(20)"])
 def test_each_type_by_itself(migrated: Database, engine: Engine, transport: str, key: str) -> None:
