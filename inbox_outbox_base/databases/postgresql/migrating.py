@@ -9,7 +9,7 @@ from inbox_outbox_base.databases.migrating import Migrating
 
 _LOCK = 112_589_990_684  # an arbitrary number, the same in every migration
 _LARGE = 2_000
-"""Pages; the index on so many rows takes about a quarter of a second."""
+"""Pages. An index on this many rows takes about a quarter of a second."""
 _PLACE = text("""
     SELECT nspname AS schema, pg_relation_size(pg_class.oid) / current_setting('block_size')::integer AS pages
     FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
