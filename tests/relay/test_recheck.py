@@ -37,7 +37,8 @@ Marks = dict[int, int]
 
 @contextmanager
 def running(engine: Engine, publisher: Recorder, **options: Any) -> Iterator[Marks]:
-    """Let a relay run; the marks below which it looked last for what it had overlooked."""
+    """Let a relay run; the marks below which it looked last for what it had overlooked. The engine is the
+    relay's own: on a new connection it forgets its marks."""
     marks: Marks = {}
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -97,7 +98,7 @@ def test_a_message_with_a_low_number(postgres: Database, caplog: pytest.LogCaptu
     their numbers, and are reported and counted."""
     engine = postgres.engine()
     publisher = Recorder()
-    with caplog.at_level(logging.WARNING, "outbox.relay"), running(engine, publisher) as marks:
+    with caplog.at_level(logging.WARNING, "outbox.relay"), running(postgres.engine(), publisher) as marks:
         let_numbers_grow(engine, publisher, marks)
         copy(engine, {2: "a2", 1: "a1", 3: "b1"})
         wait_until(lambda: not waiting(engine))
@@ -116,7 +117,7 @@ def test_numbers_that_a_session_has_left(postgres: Database) -> None:
     publish(other, "a1")
     draw_many_at_a_time(engine, 1)
     publisher = Recorder()
-    with running(engine, publisher) as marks:
+    with running(postgres.engine(), publisher) as marks:
         let_numbers_grow(engine, publisher, marks)
         publish(other, "a2", "b1")
         wait_until(lambda: not waiting(engine))
@@ -132,7 +133,7 @@ def test_behind_a_message_that_is_held(postgres: Database) -> None:
     hold(engine)
     publisher = Recorder()
     bucket = waiting(engine)["a1"].bucket
-    with running(engine, publisher, after_dead="hold") as marks:
+    with running(postgres.engine(), publisher, after_dead="hold") as marks:
         let_numbers_grow(engine, publisher, marks, held=bucket)
         copy(engine, {5: "z1", 6: "a2"}, bucket)
         wait_until(lambda: publisher.of("z") == ["z1"])
@@ -149,10 +150,10 @@ def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pyt
     page about once, in several steps."""
     monkeypatch.setattr(recheck, "_LEAST_PAGES", 50)
     monkeypatch.setattr(recheck, "_STEPS", 4)
-    engine = postgres.engine()
+    engine, relays = postgres.engine(), postgres.engine()
     asked: dict[str, tuple[str, Any]] = {}
 
-    @event.listens_for(engine, "before_cursor_execute")
+    @event.listens_for(relays, "before_cursor_execute")
     def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
         if "ctid" in statement:
             asked[parameters["first"]] = (statement, parameters)
@@ -160,7 +161,7 @@ def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pyt
     with postgres.engine().connect().execution_options(isolation_level="REPEATABLE READ") as old:
         old.execute(select(func.count()).select_from(TABLES.message))
         publisher = Recorder()
-        with running(engine, publisher) as marks:
+        with running(relays, publisher) as marks:
             publish(engine, *(f"-{number}" for number in range(DEAD_ROWS)))
             wait_until(lambda: not waiting(engine))
             let_numbers_grow(engine, publisher, marks)
@@ -235,10 +236,10 @@ def buffers(plan: Any) -> int:
 @pytest.mark.usefixtures("often")
 def test_a_look_that_always_fails(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
     """It is said once a minute; the relay goes on, and goes on trying."""
-    engine = postgres.engine()
+    engine, relays = postgres.engine(), postgres.engine()
     failed: list[str] = []
 
-    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    @event.listens_for(relays, "before_cursor_execute", retval=True)
     def fail(*args: Any) -> tuple[str, Any]:
         if "message.ctid" not in args[2]:
             return args[2], args[3]
@@ -246,7 +247,7 @@ def test_a_look_that_always_fails(postgres: Database, caplog: pytest.LogCaptureF
         return "SELECT 1 / 0", None
 
     publisher = Recorder()
-    with caplog.at_level(logging.WARNING, "outbox.relay"), running(engine, publisher):
+    with caplog.at_level(logging.WARNING, "outbox.relay"), running(relays, publisher):
         publish(engine, "a1")
         wait_until(lambda: len(failed) >= 3)
         publish(engine, "a2")
