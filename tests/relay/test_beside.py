@@ -34,6 +34,9 @@ from tests.support.relay_crashes import running
 from tests.support.relay_servers import server  # noqa: F401 - where its databases are
 from tests.support.status_workers import wait_until
 
+SLOW = [f"-{number}" for number in range(20)]
+"""Messages that are held back."""
+
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
@@ -131,31 +134,26 @@ def test_one_send_at_a_time(engine: Engine) -> None:
 
 def test_a_topic_has_three_at_most(engine: Engine) -> None:
     """Others leave beside them."""
-    publish(engine, *(f"-{number}" for number in range(20)))
-    publisher = Held(*(f"-{number}" for number in range(20)))
-    with running(Relay(engine, publisher, batch=2, poll=0.05)):
-        try:
-            wait_until(lambda: publisher.running == 3)
-            publish(engine, "a1", topic="another")
-            wait_until(lambda: publisher.names == ["a1"])
-            assert publisher.running == 3
-        finally:
-            publisher.may_end.set()
-        wait_until(lambda: not waiting(engine))
+    publish(engine, *SLOW)
+    another_leaves_beside(engine, 3)
 
 
 def test_slow_topics_leave_room(engine: Engine) -> None:
     """With eight batches on their way, no topic gets another one beside its own; a new topic has its turn."""
-    slow = [f"-{number}" for number in range(20)]
-    publisher = Held(*slow)
     for number in range(5):
-        publish(engine, *slow, topic=f"slow {number}")
+        publish(engine, *SLOW, topic=f"slow {number}")
+    another_leaves_beside(engine, 8)
+
+
+def another_leaves_beside(engine: Engine, sends: int) -> None:
+    """Of batches that hang, this many are sent at the same time, and a message of another topic leaves."""
+    publisher = Held(*SLOW)
     with running(Relay(engine, publisher, batch=2, poll=0.05)):
         try:
-            wait_until(lambda: publisher.running == 8)
+            wait_until(lambda: publisher.running == sends)
             publish(engine, "a1", topic="another")
             wait_until(lambda: publisher.names == ["a1"])
-            assert publisher.running == 8
+            assert publisher.running == sends
         finally:
             publisher.may_end.set()
         wait_until(lambda: not waiting(engine))

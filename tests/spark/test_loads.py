@@ -1,7 +1,7 @@
 """Rows that Spark writes in bulk name their load, a row of the ledger, which says when and by whom."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -217,9 +217,8 @@ def killed_after(engine: Engine, count: int) -> Iterator[None]:
     event.listen(engine, "before_cursor_execute", visit)
     event.listen(engine, "commit", visit)
     try:
-        yield
-    except Killed:
-        pass
+        with suppress(Killed):  # as a killed process would end
+            yield
     finally:
         event.remove(engine, "before_cursor_execute", visit)
         event.remove(engine, "commit", visit)
