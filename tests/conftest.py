@@ -34,6 +34,7 @@ GROUPS = {
         "project/test_documented_code",
     ),
     "rabbitmq": ("brokers/test_rabbit", "examples/test_order_chain"),
+    "rocketmq": ("brokers/test_rocketmq",),
     "spark session": (
         "spark/test_dataframes",
         "spark/test_documented_code",

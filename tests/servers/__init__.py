@@ -12,6 +12,7 @@ from tests.servers.catalogue import (
     find_pooler,
     find_rabbit,
     find_redis,
+    find_rocket,
     is_required,
     stop_all,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "find_pooler",
     "find_rabbit",
     "find_redis",
+    "find_rocket",
     "is_required",
     "stop_all",
 ]

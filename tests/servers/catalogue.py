@@ -5,11 +5,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-from tests.servers import kafka, mariadb, mysql, pgbouncer, postgresql, rabbitmq, redis, sqlite
+from tests.servers import kafka, mariadb, mysql, pgbouncer, postgresql, rabbitmq, redis, rocketmq, sqlite
 from tests.servers.kafka import KafkaServer
 from tests.servers.pgbouncer import Pooler
 from tests.servers.rabbitmq import RabbitServer
 from tests.servers.redis import RedisServer
+from tests.servers.rocketmq import RocketServer
 from tests.servers.server import Missing, Server
 
 FINDERS = {
@@ -25,10 +26,10 @@ ASYNC_DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
 }
 """The asynchronous driver, by the name of the database in a URL."""
-OTHERS = ("kafka", "pgbouncer", "rabbitmq", "redis", "spark")
+OTHERS = ("kafka", "pgbouncer", "rabbitmq", "redis", "rocketmq", "spark")
 """What else can be required: they are no SQL databases, and have fixtures of their own."""
 
-S = TypeVar("S", Server, RedisServer, KafkaServer, RabbitServer, Pooler)
+S = TypeVar("S", Server, RedisServer, KafkaServer, RabbitServer, RocketServer, Pooler)
 _stops: list[Callable[[], None]] = []
 
 
@@ -57,6 +58,12 @@ def find_rabbit() -> RabbitServer | Missing:
 
 
 @cache
+def find_rocket() -> RocketServer | Missing:
+    """RocketMQ, started if need be, or why there is none."""
+    return _kept(rocketmq.find())
+
+
+@cache
 def find_pooler() -> Pooler | Missing:
     """PgBouncer before the PostgreSQL of the tests, started if need be, or why there is none."""
     return _kept(pgbouncer.find(find("postgresql")))
@@ -77,6 +84,7 @@ def stop_all() -> None:
     find_redis.cache_clear()
     find_kafka.cache_clear()
     find_rabbit.cache_clear()
+    find_rocket.cache_clear()
     find_pooler.cache_clear()
 
 

@@ -1,0 +1,31 @@
+"""RocketMQ's client, rocketmq-python-client, imported without what its import does to an application.
+
+By itself its import makes a folder in the user's home for a log of its own, which fails where the home cannot
+be written to, and closes the handlers of logging that the application has opened. Both are done by one of its
+modules, which is replaced here unless the application has imported the client before.
+"""
+
+import logging
+import sys
+from types import ModuleType
+
+LOGGER = "rocketmq-python-client"
+"""The name of the client's logger. What it says goes where the application's logging sends it."""
+
+
+def _keep_logging_as_it_is() -> None:
+    module = ModuleType("rocketmq.v5.log.log_config")
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(logging.NullHandler())  # without any handler, Python would write to stderr
+    vars(module)["logger"] = logger
+    sys.modules.setdefault(module.__name__, module)
+
+
+_keep_logging_as_it_is()
+
+import grpc  # noqa: E402 - after that
+import rocketmq  # noqa: E402
+from rocketmq import grpc_protocol as protocol  # noqa: E402
+from rocketmq.v5.util import Signature  # noqa: E402
+
+__all__ = ["LOGGER", "Signature", "grpc", "protocol", "rocketmq"]

@@ -1,0 +1,169 @@
+"""RocketMQ: name server, broker and proxy in one process; tests make topics and groups of their own in it."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from examples.embedded_postgres import ServerProcess, free_port, private_folder
+from tests.servers import environment, freezing
+from tests.servers.server import Missing, first_of
+
+PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_ROCKETMQ"
+# -Xrs leaves signals to the system: the one that ends a server whose test run is gone would print threads.
+# The broker refuses messages on a disk that is nearly full, however small they are.
+JAVA_OPTIONS = "-Xmx256m -Xrs -XX:-UsePerfData -Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RocketServer:
+    """A running RocketMQ: clients connect to the proxy at `address`; topics and groups are made at
+    `broker`."""
+
+    origin: str
+    address: str
+    broker: str
+    stop: Callable[[], None]
+
+
+class LocalRocket:
+    """A RocketMQ on free ports of 127.0.0.1, its data in a temporary folder.
+
+    It answers once the system has a message in memory: what it has accepted outlives its process, though not
+    the machine. It needs no login.
+
+    Args:
+        program: runs it.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._folder = private_folder("rocketmq-", None)
+        self._port = free_port()
+        broker = _free_broker_port()
+        self.address = f"127.0.0.1:{self._port}"
+        """What its clients connect to."""
+        self.broker = f"127.0.0.1:{broker}"
+        """Where topics and groups are made."""
+        try:
+            self._configure(broker)
+            self.start()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def restart(self) -> None:
+        """Crash the server and start it again on the same port, with all that it had answered."""
+        self.crash()
+        self.start()
+
+    def crash(self) -> None:
+        """kill -9."""
+        self._process.stop(signal.SIGKILL)
+
+    def start(self) -> None:
+        """Start it again after `crash`, on the same port."""
+        command = ["env", f"JAVA_OPTIONS={JAVA_OPTIONS}", self._program, str(self._folder)]
+        self._process = ServerProcess(
+            command, self._folder, user=None, is_ready=lambda: answers(self.address)
+        )
+
+    def freeze(self) -> None:
+        """Let it do nothing until `thaw`; its connections stay."""
+        freezing.freeze(self._process.pid)
+
+    def thaw(self) -> None:
+        """Let it go on after `freeze`."""
+        freezing.thaw(self._process.pid)
+
+    def close(self) -> None:
+        """Stop the server and remove everything it wrote."""
+        self._process.stop(signal.SIGKILL)
+        shutil.rmtree(self._folder)
+
+    def _configure(self, broker: int) -> None:
+        conf = self._folder / "conf"
+        conf.mkdir()
+        names = free_port()
+        proxy = {
+            "rocketMQClusterName": "DefaultCluster",
+            "proxyMode": "LOCAL",
+            "namesrvAddr": f"127.0.0.1:{names}",
+            "grpcServerPort": self._port,
+            "remotingListenPort": free_port(),
+            # Clients that come through a proxy of the test's own stay there.
+            "useEndpointPortFromRequest": True,
+        }
+        settings = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": "broker-a",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": broker,
+            "haListenPort": free_port(),
+            "namesrvAddr": f"127.0.0.1:{names}",
+            "storePathRootDir": self._folder / "store",
+            "storePathCommitLog": self._folder / "store" / "commitlog",
+            "autoCreateTopicEnable": "false",
+            "mappedFileSizeCommitLog": 16_777_216,
+            "mappedFileSizeConsumeQueue": 600_000,
+            # Each time it walks through a week of timers: by default that keeps a quarter of a core busy.
+            "timerFlushIntervalMs": 60_000,
+        }
+        (conf / "namesrv.conf").write_text(f"listenPort={names}\n")
+        (conf / "proxy.json").write_text(json.dumps(proxy))
+        (conf / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+
+def find() -> RocketServer | Missing:
+    """RocketMQ from the environment or its program on this machine."""
+    return first_of([_from_environment, _from_program])
+
+
+def program() -> str | Missing:
+    """What runs RocketMQ here."""
+    found = os.environ.get(PROGRAM_VARIABLE)
+    if not found:
+        return Missing(f"{PROGRAM_VARIABLE} is not set")
+    return found if shutil.which("java") else Missing("java is not installed")
+
+
+def answers(address: str) -> bool:
+    """Whether something listens there; of the server's ports, the proxy's opens last."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def _free_broker_port() -> int:
+    """The broker also takes the port two below its own."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port - 2)) != 0:
+                return port
+
+
+def _from_environment() -> RocketServer | Missing:
+    url = environment.address("rocketmq")
+    if isinstance(url, Missing):
+        return url
+    broker = f"{url.host}:{url.query['broker']}"
+    return _server(f"{url.host}:{url.port}", broker, "environment", lambda: None)
+
+
+def _from_program() -> RocketServer | Missing:
+    found = program()
+    if isinstance(found, Missing):
+        return found
+    local = LocalRocket(found)
+    return _server(local.address, local.broker, "local program", local.close)
+
+
+def _server(address: str, broker: str, origin: str, stop: Callable[[], None]) -> RocketServer:
+    if not answers(address):
+        stop()
+        raise RuntimeError(f"no RocketMQ answers at {address}")
+    return RocketServer(origin=origin, address=address, broker=broker, stop=stop)

@@ -1,0 +1,92 @@
+"""RocketMQ's topics and groups that belong to one test, and what is in them."""
+
+import time
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from inbox_outbox_base.brokers.rocketmq.client import grpc, rocketmq
+from tests.support.rocketmq_remoting import Remoting, Stored
+
+WAIT = 60
+"""Seconds, for what takes one on a machine that is not busy."""
+INVISIBLE = 60
+"""Seconds for which nobody else gets a message that was received."""
+
+
+class Topics:
+    """Makes topics and groups, and removes them on leaving the ``with`` block.
+
+    Args:
+        address: what clients connect to.
+        broker: where topics and groups are made.
+    """
+
+    def __init__(self, address: str, broker: str) -> None:
+        self.address = address
+        self._remoting = Remoting(broker)
+        self._topics: dict[str, int] = {}
+        self._groups: list[str] = []
+
+    def new(self, kind: str = "NORMAL", *, queues: int = 2, name: str | None = None) -> str:
+        """A topic of that kind: NORMAL, FIFO, DELAY or TRANSACTION."""
+        name = name or f"test-{uuid4().hex}"
+        self._remoting.make_topic(name, kind, queues)
+        self._topics[name] = queues
+        return name
+
+    def group(self, *, in_order: bool = False, retries: int = 16) -> str:
+        """A group of consumers; `in_order` for FIFO topics. A message is delivered 1 + `retries` times at
+        most."""
+        name = f"test-{uuid4().hex}"
+        self._remoting.make_group(name, in_order=in_order, retries=retries)
+        self._groups.append(name)
+        return name
+
+    def stored(self, topic: str) -> list[Stored]:
+        """All messages that the broker has stored for a topic of ours, in order queue by queue."""
+        return [
+            message for queue in range(self._topics[topic]) for message in self._remoting.stored(topic, queue)
+        ]
+
+    def received(self, topic: str, group: str, count: int) -> list[bytes]:
+        """The payloads of so many messages, as a consumer of that group gets and acknowledges them."""
+        configuration = rocketmq.ClientConfiguration(self.address, rocketmq.Credentials(), request_timeout=10)
+        consumer = rocketmq.SimpleConsumer(configuration, group, {topic: rocketmq.FilterExpression()}, 1)
+        consumer.startup()
+        found: list[bytes] = []
+        give_up = time.monotonic() + WAIT
+        try:
+            while len(found) < count and time.monotonic() < give_up:
+                try:
+                    messages = consumer.receive(count - len(found), INVISIBLE)
+                except (rocketmq.v5.exception.ClientException, grpc.RpcError):
+                    time.sleep(0.1)  # the server does not know the consumer before it has its settings
+                    continue
+                for message in messages:
+                    consumer.ack(message)
+                    found.append(message.body)
+        finally:
+            consumer.shutdown()
+        return found
+
+    def dead(self, group: str) -> list[Stored]:
+        """What the broker itself has buried after too many deliveries to this group."""
+        try:
+            return self._remoting.stored(f"%DLQ%{group}", 0)
+        except RuntimeError:
+            return []  # it makes that topic for the first dead message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for topic in self._topics:
+            self._remoting.delete_topic(topic)
+        for group in self._groups:
+            self._remoting.delete_group(group)
