@@ -33,8 +33,10 @@ from outbox._operating.status import OutboxStatus, RelayStatus, is_drained, stat
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._publishing.outbox import Outbox
 from outbox._relaying.async_relay import AsyncRelay
+from outbox._relaying.async_router import AsyncRouter
 from outbox._relaying.direct import AsyncDirectDelivery, DirectDelivery
 from outbox._relaying.relay import Relay
+from outbox._relaying.router import Router
 
 from . import errors, schema
 
@@ -43,6 +45,7 @@ __all__ = [
     "AsyncDirectDelivery",
     "AsyncPublisher",
     "AsyncRelay",
+    "AsyncRouter",
     "Audit",
     "DirectDelivery",
     "Envelope",
@@ -56,6 +59,7 @@ __all__ = [
     "Refused",
     "Relay",
     "RelayStatus",
+    "Router",
     "StoredMessage",
     "Unavailable",
     "Unknown",

@@ -32,6 +32,7 @@ GROUPS = {
         "cli/test_cli_relay",
         "outbox/test_publisher_contract",
         "project/test_documented_code",
+        "relay/test_router",
     ),
     "rabbitmq": ("brokers/test_rabbit", "examples/test_order_chain"),
     "rocketmq": ("brokers/test_rocketmq",),

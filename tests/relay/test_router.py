@@ -1,0 +1,381 @@
+"""Routers: which publisher gets a message, and messages that go to several."""
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from outbox import (
+    AsyncPublisher,
+    AsyncRelay,
+    AsyncRouter,
+    Envelope,
+    Outbox,
+    Outcome,
+    Publisher,
+    Refused,
+    Relay,
+    Router,
+    Unavailable,
+    Unknown,
+    drop,
+    retry,
+)
+from outbox.errors import InvalidOption
+from outbox.kafka import KafkaPublisher
+from outbox.rabbitmq import RabbitPublisher
+from tests.relay.test_async import in_loop
+from tests.support.database import Database
+from tests.support.kafka_topics import Topics, envelope, id_of, values, wait_until
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    AsyncRecorder,
+    Recorder,
+    dead,
+    let_backoffs_end,
+    let_leases_end,
+    name_of,
+    publish,
+    relay,
+    waiting,
+)
+from tests.support.rabbit_queues import Queues
+from tests.support.relay_worker import die
+from tests.support.status_workers import workers
+
+pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
+
+AWAY = Unavailable("away")
+
+
+@pytest.fixture
+def engine(postgres: Database) -> Engine:
+    return postgres.engine()
+
+
+def turn(engine: Engine, publisher: Any, **options: Any) -> None:
+    """Relay once more, after all backoffs."""
+    let_backoffs_end(engine)
+    relay(engine, publisher, **options)
+
+
+@pytest.mark.parametrize(
+    ("topic", "pattern"),
+    [
+        ("orders", "orders"),
+        ("orders.paid", "orders.*"),
+        ("orders.paid.late", "orders.*"),
+        ("orders.", "orders.*"),
+        ("orders.eu.paid", "orders.eu.*"),
+        ("orders.x.paid", "*.paid"),
+        ("a[b]", "a[b]"),
+        ("ab", "*"),
+        ("mail\nx", "*"),
+        ("a*c", "a*c"),
+        ("abc", "a*c"),
+    ],
+)
+def test_which_pattern_counts(topic: str, pattern: str) -> None:
+    """The exact name; else the pattern with most characters besides `*`. No other character is special."""
+    names = ["*", "*.paid", "orders.*", "orders", "orders.eu.*", "a[b]", "a*c"]
+    if topic == "orders.x.paid":
+        names[2:3] = []
+    publishers = {name: Recorder() for name in names}
+    Router(publishers).send([envelope(topic, "1")])
+    assert [name for name, each in publishers.items() if each.sent] == [pattern]
+
+
+def test_of_two_as_long_the_first_counts() -> None:
+    """The order of the routes decides between patterns of the same length."""
+    for names in (["ab*", "*bc"], ["*bc", "ab*"]):
+        publishers = {name: Recorder() for name in names}
+        Router(publishers).send([envelope("abc", "1")])
+        assert [len(each.sent) for each in publishers.values()] == [1, 0]
+
+
+def test_a_topic_without_a_route_waits(engine: Engine) -> None:
+    """Its message stays in the outbox, with the reason, and delays no other topic; a relay that has a route
+    sends it."""
+    first, second = Recorder(), Recorder()
+    publish(engine, "a1", topic="mail")
+    publish(engine, "b1", topic="order")
+    assert relay(engine, Router({"mail": first, "orders.*": second})) == 1
+    assert waiting(engine)["b1"].error == "no route for topic 'order'; there are 'mail', 'orders.*'"
+    turn(engine, Router({"mail": first, "order*": second}))
+    assert (first.names, second.names) == (["a1"], ["b1"])
+    assert not waiting(engine)
+
+
+class Declaring(Recorder):
+    """A publisher that has everything a publisher can have, and notes what is called."""
+
+    def __init__(self, timeout: float | None = 2, *, ordered: bool = True, concurrent: bool = True) -> None:
+        super().__init__()
+        self.timeout, self.ordered, self.concurrent = timeout, ordered, concurrent
+        self.calls: list[Any] = []
+
+    def check(self, lease: float) -> None:
+        self.calls.append(lease)
+
+    def begin_no_more(self) -> None:
+        self.calls.append("begin no more")
+
+    def close(self) -> None:
+        self.calls.append("close")
+        raise ZeroDivisionError
+
+
+def test_what_its_publishers_declare() -> None:
+    """It is ordered, concurrent and has a time limit if all of them are and have; sends of one route follow
+    each other. Each publisher is checked, stopped and closed once, also if another one raises."""
+    one, two, three = Declaring(2), Declaring(3), Declaring(4)
+    router = Router({"a": [one, two], "b": three, "c": one})
+    assert (router.ordered, router.concurrent, router.timeout) == (True, True, 5)
+    router.check(30)
+    router.begin_no_more()
+    with pytest.raises(ZeroDivisionError):
+        router.close()
+    for each in (one, two, three):
+        assert each.calls == [30, "begin no more", "close"]
+    assert Router({"a": one, "b": Declaring(None)}).timeout is None
+    assert not Router({"a": one, "b": Declaring(ordered=False)}).ordered
+    assert not Router({"a": one, "b": Declaring(concurrent=False)}).concurrent
+    plain = Router({"a": Recorder()})
+    assert (plain.ordered, plain.concurrent, plain.timeout) == (False, True, None)
+    plain.check(30)
+    plain.begin_no_more()
+    plain.close()
+    assert repr(router) == "Router('a', 'b', 'c')"
+    assert isinstance(router, Publisher)
+    assert isinstance(AsyncRouter({"a": AsyncRecorder()}), AsyncPublisher)
+
+
+def test_routes_that_cannot_be_used() -> None:
+    """Each is named where the router is made."""
+    one = Recorder()
+    wrong: list[tuple[Any, str]] = [
+        ({}, "routes={}: expected a mapping"),
+        (one, "routes=<"),
+        ({"a": []}, r"routes\['a'\]: expected at least one"),
+        ({"a": "b"}, r"routes\['a'\]=str: expected an object with send"),
+        ({"a": [one, one]}, r"routes\['a'\]: the same publisher twice"),
+        ({"a": AsyncRecorder()}, r"routes\['a'\]=AsyncRecorder: Router needs a synchronous"),
+    ]
+    for routes, message in wrong:
+        with pytest.raises(InvalidOption, match=message):
+            Router(routes)
+    with pytest.raises(InvalidOption, match=r"routes\['a'\]=Recorder: AsyncRouter needs an asynchronous"):
+        AsyncRouter({"a": one})  # type: ignore[dict-item]
+
+
+def test_one_of_two_is_away(engine: Engine) -> None:
+    """What one publisher has accepted is sent again only to the other one, until that accepts it as well. The
+    row names both."""
+    first, second = Recorder(), Recorder({"a1": [AWAY, Unknown("no answer")]})
+    router = Router({"orders": (first, second)})
+    publish(engine, "a1", "b1")
+    relay(engine, router)
+    assert list(waiting(engine)) == ["a1"]
+    assert waiting(engine)["a1"].state == "pending"
+    assert waiting(engine)["a1"].error == (
+        "publisher 1 (Recorder): accepted; publisher 2 (Recorder): unavailable: away"
+    )
+    turn(engine, router)
+    assert waiting(engine)["a1"].state == "unknown"
+    turn(engine, router)
+    assert not waiting(engine)
+    assert Counter(first.names) == {"a1": 1, "b1": 1}
+    assert Counter(second.names) == {"a1": 3, "b1": 1}
+    assert len({each.id for each in (*first.sent, *second.sent)}) == 2
+
+
+def test_one_of_two_refuses(engine: Engine) -> None:
+    """A refusal becomes a dead letter once the other delivery has ended as well; sent again by an operator,
+    it goes only to the publisher that refused it."""
+    first, second = Recorder({"a1": [Refused("no")]}), Recorder({"a1": [AWAY]})
+    router = Router({"orders": [first, second]})
+    [message] = publish(engine, "a1")
+    relay(engine, router)
+    assert not dead(engine)
+    turn(engine, router)
+    assert dead(engine)["a1"].error == (
+        "publisher 1 (Recorder): refused: no; publisher 2 (Recorder): accepted"
+    )
+    retry(engine, message)
+    turn(engine, router)
+    assert not dead(engine)
+    assert not waiting(engine)
+    assert (len(first.sent), len(second.sent)) == (2, 2)
+
+
+def test_an_id_that_is_used_again(engine: Engine) -> None:
+    """What was accepted of a message that an operator has dropped says nothing of another with its id."""
+    first, second = Recorder(), Recorder({"a1": [AWAY]})
+    router = Router({"orders": [first, second]})
+    for _ in range(2):
+        with engine.begin() as connection:
+            Outbox().publish(connection, "orders", b"a1", key="a", id="mine")
+        turn(engine, router)
+        if waiting(engine):
+            drop(engine, "mine")
+    assert (len(first.sent), len(second.sent)) == (2, 2)
+
+
+class Mumbling(Recorder):
+    """A publisher that raises, or does not answer as it should."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        yield from self.answers
+        raise ZeroDivisionError("broken")
+
+
+@pytest.mark.parametrize(
+    ("answers", "known"),
+    [((), []), ((ACCEPTED,), [0]), (((1, ACCEPTED),), [1]), (((7, ACCEPTED),), []), (("yes",), [])],
+)
+def test_a_publisher_that_raises(answers: tuple[Any, ...], known: list[int]) -> None:
+    """What it has not answered is unknown; the other publisher has been sent everything."""
+    good = Recorder()
+    batch = [envelope("a", "1"), envelope("a", "2")]
+    outcomes = list(Router({"a": [Mumbling(*answers), good]}).send(batch))
+    assert [place for place, each in enumerate(outcomes) if each == ACCEPTED] == known
+    assert {type(each) for each in outcomes if each != ACCEPTED} <= {Unknown}
+    assert len(good.sent) == 2
+
+
+class Careful(Recorder):
+    """An ordered publisher that takes what chance says, and nothing of a key behind what it did not take."""
+
+    ordered = True
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        failed, outcomes = set[str | None](), list[Outcome]()
+        for message in batch:
+            is_taken = message.key not in failed and self._chance.random() < 0.7
+            outcomes.append(ACCEPTED if is_taken else AWAY)
+            if is_taken:
+                self.accepted.append(message)
+            else:
+                failed.add(message.key)
+        return outcomes
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_each_of_two_gets_the_order_of_a_key(engine: Engine, forgets: bool) -> None:
+    """However the outcomes of two publishers differ, each gets the messages of a key in their order, and
+    once; after a crash of the router's process it may get some again, and loses none."""
+    chance = random.Random(7)
+    names = [f"{key}{number}" for number in range(12) for key in "abc"]
+    publishers = [Careful(chance), Careful(chance)]
+    router = Router({"orders": publishers})
+    publish(engine, *names)
+    turns = 0
+    while waiting(engine):
+        turn(engine, router)
+        turns += 1
+        if forgets and turns % 3 == 0:
+            router = Router({"orders": publishers})
+    for each in publishers:
+        first_times = list(dict.fromkeys(name_of(message) for message in each.accepted))
+        for key in "abc":
+            assert [name for name in first_times if name[0] == key] == [
+                name for name in names if name[0] == key
+            ]
+        assert (len(each.accepted) == len(names)) is not forgets
+
+
+def test_behind_a_refused_message_nothing_is_sent_early() -> None:
+    """While a message that one publisher refused waits for the other one, those behind it in its key wait at
+    both."""
+    first, second = Declaring(), Declaring()
+    first.answer = lambda message: Refused("no") if message.payload == b"1" else ACCEPTED
+    second.answer = lambda _: AWAY
+    router = Router({"a": [first, second]})
+    batch = [envelope("a", "1", "k"), envelope("a", "2", "k")]
+    router.send(batch[:1])
+    router.send(batch)
+    assert [each.payload for each in first.sent] == [b"1"]
+
+
+def test_asynchronous_publishers(postgres: Database) -> None:
+    """The same with an asynchronous relay: by topic, to several, and each finishes by itself."""
+    engine = postgres.engine()
+    first, second, third = (
+        AsyncRecorder(),
+        AsyncRecorder({"a1": [AWAY]}),
+        AsyncRecorder({"b1": [Refused("no")]}),
+    )
+    router = AsyncRouter({"orders": [first, second], "mail.*": third})
+    publish(engine, "a1")
+    publish(engine, "b1", topic="mail.out")
+    publish(engine, "c1", topic="nowhere")
+
+    async def scenario(own: AsyncEngine) -> None:
+        await router.check(30)
+        for _ in range(2):
+            let_backoffs_end(engine)
+            await AsyncRelay(own, router).run_once()
+        await router.close()
+
+    in_loop(postgres, scenario)
+    assert (first.names, second.names, third.names) == (["a1"], ["a1", "a1"], ["b1"])
+    assert list(dead(engine)) == ["b1"]
+    assert list(waiting(engine)) == ["c1"]
+
+
+class Deadly(Recorder):
+    """The process dies when it is to send."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        die()
+        return []
+
+
+def dying_router(pipe: Pipe, url: URL, address: str, topic: str) -> None:
+    """Relay to RabbitMQ, and die before the same messages go to another broker."""
+    router = Router({topic: [RabbitPublisher(address), Deadly()]})
+    Relay(create_engine(url), router).run_once()
+
+
+def test_two_brokers(postgres: Database, queues: Queues, topics: Topics) -> None:
+    """One message to RabbitMQ and Kafka: while the topic is missing it waits, and RabbitMQ has it once. After
+    a kill -9 between the two sends it goes to both, so RabbitMQ has it twice, under one id."""
+    engine, name = postgres.engine(), queues.new()
+    publish(engine, "a1", topic=name)
+    kafka = {"bootstrap.servers": topics.address, "topic.metadata.propagation.max.ms": 500}
+    router = Router({name: [RabbitPublisher(queues.url), KafkaPublisher(kafka)]})
+    turn(engine, router)
+    assert queues.count(name) == 1
+    assert "publisher 1 (RabbitPublisher): accepted" in waiting(engine)["a1"].error
+    topics.make(name)
+
+    def is_sent() -> bool:
+        turn(engine, router)
+        return not waiting(engine)
+
+    wait_until(is_sent)
+    publish(engine, "b1", topic=name)
+    with workers((dying_router, postgres.url, queues.url, name)) as (killed,):
+        assert killed.exit_code() == -signal.SIGKILL
+    let_leases_end(engine)
+    turn(engine, router)
+    router.close()
+    assert not waiting(engine)
+    records = topics.log(name)
+    assert values(records) == ["a1", "b1"]
+    ids = [id_of(record) for record in records]
+    assert [message.header.properties.message_id for message in queues.take(name)] == [ids[0], ids[1], ids[1]]
