@@ -18,7 +18,8 @@ random, and restarted. Some orders are sent twice, with one key; some are rolled
 are refused downstream. In the end stock, orders and calls are counted.
 
 It runs without a broker: the relays pass the messages to the inboxes themselves. With --broker it also runs
-over that RabbitMQ, in queues whose names begin with "order-chain" and which are deleted afterwards.
+over a broker, in queues or topics whose names begin with "order-chain" and which are deleted afterwards. If
+the broker is given by its name (rabbitmq, kafka), a server is started for the trial, and killed as well.
 
-    python -m examples.order_chain [--url URL] [--broker AMQP_URL] [--orders N] [--kills N] [--seed N]
+    python -m examples.order_chain [--url URL] [--broker NAME_OR_URL]... [--orders N] [--kills N] [--seed N]
 """

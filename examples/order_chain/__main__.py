@@ -1,7 +1,6 @@
 """The order chain's command line: ``python -m examples.order_chain``."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from examples._common import add_url, database, url_of
 from examples.order_chain import __doc__ as about
 from examples.order_chain import report, trial
+from examples.order_chain.brokers import EXPECTED, transport_over
 from examples.order_chain.plan import Plan
 from examples.order_chain.transport import Direct, Transport
 from examples.order_chain.trial import Result
@@ -31,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = url_of(parser, options)
     console = Console()
     try:
-        with database(given) as url:
+        with database(given) as url, ExitStack() as stack:
             plan = Plan(options.orders, options.kills, options.seed)
-            return compare(console, url, plan, _transports(options.broker))
+            brokers = [stack.enter_context(transport_over(each)) for each in options.broker]
+            return compare(console, url, plan, [Direct(), *brokers])
     except KeyboardInterrupt:
         console.print("interrupted")
         return INTERRUPTED
@@ -78,17 +79,6 @@ def one(engine: Engine, transport: Transport, plan: Plan, bars: Progress) -> Res
     return trial.run(engine, transport, plan, lambda done: bars.update(task, completed=done))
 
 
-def _transports(broker: str | None) -> list[Transport]:
-    if broker is None:
-        return [Direct()]
-    from examples.order_chain.rabbit import Rabbit  # needs the extra `rabbitmq`
-    from outbox.rabbitmq import RabbitPublisher
-
-    RabbitPublisher(broker)  # rejects an invalid URL
-    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # its exceptions say the same
-    return [Direct(), Rabbit(broker)]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.order_chain",
@@ -97,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_url(parser)
     parser.add_argument(
-        "--broker", metavar="AMQP_URL", help="a RabbitMQ (default: run without a broker only)"
+        "--broker",
+        action="append",
+        default=[],
+        help=f"also run over {EXPECTED}; a name starts a server, and kills it as well; may be repeated",
     )
     parser.add_argument("--orders", type=_positive, default=40, metavar="N", help="how many (default: 40)")
     parser.add_argument(

@@ -12,6 +12,8 @@ from examples.order_flow.processes import CONTEXT, PATIENCE, Child
 
 CONTEXT.set_forkserver_preload(["examples.order_flow.services", "examples.order_chain.__main__"])
 
+TAKEN = {"new", "duplicate"}
+
 
 @dataclass(slots=True)
 class Heard:
@@ -22,6 +24,8 @@ class Heard:
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each message was delivered to a step, by topic and id."""
     verdicts: Counter[str] = field(default_factory=Counter)
+    taken: set[tuple[str, str]] = field(default_factory=set)
+    """The messages that have taken effect, by topic and id."""
 
     def take(self, kind: str, *what: str) -> None:
         """Record one report."""
@@ -30,8 +34,10 @@ class Heard:
                 self.sent.add(number)
             case "delivered", (topic, message):
                 self.deliveries[topic, message] += 1
-            case "verdict", (_, verdict):
+            case "verdict", (topic, message, verdict):
                 self.verdicts[verdict] += 1
+                if verdict in TAKEN:
+                    self.taken.add((topic, message))
 
     @property
     def redelivered(self) -> int:

@@ -1,21 +1,19 @@
-"""The transport over RabbitMQ: relays publish, consumers take."""
+"""RabbitMQ: one durable queue for each topic, on the default exchange."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import aiormq
 from aiormq.abc import AbstractConnection
 from aiormq.exceptions import AMQPConnectionError, ChannelNotFoundEntity
-from sqlalchemy import URL
 
 from examples.order_chain import worker
-from examples.order_chain.crew import Role
 from examples.order_chain.shop import TOPICS
-from examples.order_chain.transport import EACH
-from examples.order_flow.remote import Remote
+from examples.order_chain.steps import Step
+from inbox.rabbitmq import RabbitConsumer
+from outbox.rabbitmq import RabbitPublisher
 
 T = TypeVar("T")
 COMPANIONS = ("dead", "retry.1s", "retry.2s")
@@ -24,36 +22,37 @@ COMPANIONS = ("dead", "retry.1s", "retry.2s")
 
 @dataclass(frozen=True, slots=True)
 class Rabbit:
-    """One durable queue for each topic, on the default exchange."""
+    """The RabbitMQ at this URL."""
 
-    url: str
-    name: str = "RabbitMQ"
+    url: str = field(repr=False)
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Create the queues, and delete them with their contents at the end.
+    def publisher(self) -> RabbitPublisher:
+        """A publisher to its default exchange."""
+        return RabbitPublisher(self.url, timeout=worker.TIMEOUT)
 
-        Raises:
-            RuntimeError: RabbitMQ does not answer.
-        """
+    def consumer(self, topic: str, handler: Step) -> RabbitConsumer:
+        """A consumer of the topic's queue."""
+        return RabbitConsumer(self.url, topic, handler, concurrency=worker.AT_ONCE, backoff=worker.BACKOFF)
+
+    def create(self) -> None:
+        """Declare the queues."""
 
         async def declare(connection: AbstractConnection) -> None:
             channel = await connection.channel()
             for topic in TOPICS:
                 await channel.queue_declare(topic, durable=True)
 
-        self._delete_all()
         self._do(declare)
-        try:
-            yield
-        finally:
-            self._delete_all()
 
-    def roles(self, url: URL, downstream: Remote) -> list[Role]:
-        """Relays, and consumers of all queues."""
-        relay = Role("relay", worker.rabbit_relay, lambda: (url, self.url))
-        consumer = Role("consumer", worker.rabbit_consumer, lambda: (url, downstream, self.url))
-        return [relay, consumer] * EACH
+    def delete(self) -> None:
+        """Delete the queues, and those the consumer has created beside them."""
+
+        async def delete(connection: AbstractConnection) -> None:
+            channel = await connection.channel()
+            for name in _names():
+                await channel.queue_delete(name)
+
+        self._do(delete)
 
     def waiting(self) -> int:
         """Messages in the queues that no consumer holds, without dead letters."""
@@ -70,14 +69,6 @@ class Rabbit:
             return sum([await _length(connection, name) for name in _names() if name.endswith(".dead")])
 
         return self._do(count)
-
-    def _delete_all(self) -> None:
-        async def delete(connection: AbstractConnection) -> None:
-            channel = await connection.channel()
-            for name in _names():
-                await channel.queue_delete(name)
-
-        self._do(delete)
 
     def _do(self, work: Callable[[AbstractConnection], Awaitable[T]]) -> T:
         async def connected() -> T:

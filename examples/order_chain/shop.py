@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, insert, update
 
 INVENTORY, ORDER, DOWNSTREAM, DONE, RELEASE = TOPICS = (
-    "order-chain.inventory",
-    "order-chain.order",
-    "order-chain.downstream",
-    "order-chain.done",
-    "order-chain.release",
+    "order-chain-inventory",
+    "order-chain-order",
+    "order-chain-downstream",
+    "order-chain-done",
+    "order-chain-release",
 )
 """The topics of the messages; each topic's consumer has the topic's name."""
 

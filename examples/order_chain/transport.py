@@ -1,6 +1,7 @@
-"""The interface of the transports between steps, and the transport without a broker."""
+"""The transports between steps: no broker at all, or any broker."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,11 @@ class Transport(Protocol):
         """The name in the table's heading."""
         ...
 
+    @property
+    def restart(self) -> Callable[[], object] | None:
+        """Kill the broker with kill -9 and start it again; None if there is none, or it serves others too."""
+        ...
+
     def opened(self) -> AbstractContextManager[object]:
         """Create what the transport needs, and remove it at the end."""
         ...
@@ -31,7 +37,7 @@ class Transport(Protocol):
         ...
 
     def waiting(self) -> int:
-        """Messages that are neither in the outbox nor with a worker."""
+        """Messages in the broker that no consumer has acknowledged, as far as the broker tells."""
         ...
 
     def dead(self) -> int:
@@ -44,6 +50,7 @@ class Direct:
     """The relays run the steps themselves."""
 
     name: str = "no broker"
+    restart: None = None
 
     def opened(self) -> AbstractContextManager[object]:
         """Nothing to create."""
@@ -60,3 +67,64 @@ class Direct:
     def dead(self) -> int:
         """None: dead letters are in the outbox."""
         return 0
+
+
+class Broker(worker.Client, Protocol):
+    """A broker, and what the chain has in it."""
+
+    def create(self) -> None:
+        """Create the topics.
+
+        Raises:
+            RuntimeError: the broker does not answer.
+        """
+        ...
+
+    def delete(self) -> None:
+        """Delete the topics with their messages, if they exist.
+
+        Raises:
+            RuntimeError: the broker does not answer.
+        """
+        ...
+
+    def waiting(self) -> int:
+        """As `Transport.waiting`."""
+        ...
+
+    def dead(self) -> int:
+        """The number of dead letters."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Brokered:
+    """Relays publish to a broker, and consumers take from it."""
+
+    name: str
+    broker: Broker
+    restart: Callable[[], object] | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Create the topics, and delete them at the end."""
+        self.broker.delete()
+        self.broker.create()
+        try:
+            yield
+        finally:
+            self.broker.delete()
+
+    def roles(self, url: URL, downstream: Remote) -> list[Role]:
+        """Relays, and consumers of all topics."""
+        relay = Role("relay", worker.relay, lambda: (url, self.broker))
+        consumer = Role("consumer", worker.consumer, lambda: (url, downstream, self.broker))
+        return [relay, consumer] * EACH
+
+    def waiting(self) -> int:
+        """As the broker says."""
+        return self.broker.waiting()
+
+    def dead(self) -> int:
+        """As the broker says."""
+        return self.broker.dead()

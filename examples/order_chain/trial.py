@@ -21,7 +21,7 @@ from outbox.schema import tables as outbox_tables
 
 IN_STOCK = 1_000_000
 """The initial quantity of each item."""
-CUSTOMER = "customer"
+CUSTOMER, BROKER = "customer", "broker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,17 @@ class Trial:
         if self._moments and self._moments[0] <= len(self.heard.sent):
             self._moments.popleft()
             time.sleep(self._chance.uniform(0, 0.1))
-            crew.kill_one(*([] if self._unsent() else [CUSTOMER]))
+            restart = self._transport.restart
+            if restart and self._chance.randrange(1 + len(self._roles)) == 0:
+                restart()
+                crew.killed[BROKER] += 1
+            else:
+                crew.kill_one(*([] if self._unsent() else [CUSTOMER]))
 
     def _is_done(self) -> bool:
-        if self._unsent() or self._moments:
+        if self._unsent() or self._moments or waiting(self._engine):
             return False
-        return waiting(self._engine) == 0 and self._transport.waiting() == 0
+        return sent(self._engine) <= self.heard.taken and self._transport.waiting() == 0
 
     def _unsent(self) -> list[Request]:
         return [each for each in self._requests if each.order.number not in self.heard.sent]
@@ -153,6 +158,13 @@ def sold(engine: Engine) -> dict[str, int]:
     with engine.connect() as connection:
         found = connection.execute(select(shop.stock.c.item, shop.stock.c.quantity))
         return {item: IN_STOCK - quantity for item, quantity in found}
+
+
+def sent(engine: Engine) -> set[tuple[str, str]]:
+    """The messages that have left the outbox, by topic and id."""
+    message = outbox_tables().sent
+    with engine.connect() as connection:
+        return {(topic, name) for topic, name in connection.execute(select(message.c.topic, message.c.id))}
 
 
 def dead(engine: Engine) -> int:

@@ -2,9 +2,11 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import URL, create_engine
 
@@ -13,16 +15,50 @@ from examples.order_chain.shop import INVENTORY
 from examples.order_chain.steps import Message, Step, publish, steps
 from examples.order_flow.remote import Remote
 from inbox import Backoff, Outcome
-from outbox import DirectDelivery, Relay
+from outbox import DirectDelivery, Publisher, Relay
 
 LEASE = 2
 """Seconds after which another relay takes over the messages of a killed relay."""
 BACKOFF = Backoff(first=0.1, longest=2)
 TIMEOUT = 1.5
-"""The most seconds for RabbitMQ to accept a batch: a send must not outlast the lease."""
+"""The most seconds for a broker to accept a batch: a send must not outlast the lease."""
+KEPT = 3_600
+"""Seconds for which the ids of sent messages are known: longer than a trial takes."""
 AT_ONCE = 4
 PAUSE = 0.1
 """Seconds between two orders."""
+
+
+class Closable(Publisher, Protocol):
+    """A publisher with connections."""
+
+    def close(self) -> None:
+        """Close them."""
+        ...
+
+
+class Consumer(Protocol):
+    """Takes messages until it is told to stop."""
+
+    def run(self) -> None:
+        """Take messages."""
+        ...
+
+    def stop(self) -> None:
+        """Let `run` end."""
+        ...
+
+
+class Client(Protocol):
+    """What a process needs of a broker; it can be pickled."""
+
+    def publisher(self) -> Closable:
+        """A publisher to the topics."""
+        ...
+
+    def consumer(self, topic: str, handler: Step) -> Consumer:
+        """A consumer of a topic."""
+        ...
 
 
 class Line:
@@ -57,7 +93,7 @@ class Line:
         def tell(message: Message) -> Outcome:
             self.say("delivered", topic, message.id)
             outcome = run(message)
-            self.say("verdict", topic, str(outcome.verdict))
+            self.say("verdict", topic, message.id, str(outcome.verdict))
             return outcome
 
         return tell
@@ -84,40 +120,58 @@ def direct_relay(pipe: Pipe, url: URL, downstream: Remote) -> None:
     """Pass the outbox's messages to the steps, which run in this process."""
     line, engine = Line(pipe), create_engine(url)
     delivery = DirectDelivery(line.counted(steps(engine, downstream)), concurrency=AT_ONCE)
-    relay = Relay(engine, delivery, lease=LEASE, backoff=BACKOFF)
+    relay = Relay(engine, delivery, lease=LEASE, backoff=BACKOFF, keep_sent=KEPT)
     line.at_the_end(relay.stop)
     relay.run()
     engine.dispose()
 
 
-def rabbit_relay(pipe: Pipe, url: URL, broker: str) -> None:
-    """Send the outbox's messages to RabbitMQ."""
-    from outbox.rabbitmq import RabbitPublisher
-
-    line, engine, publisher = Line(pipe), create_engine(url), RabbitPublisher(broker, timeout=TIMEOUT)
-    relay = Relay(engine, publisher, lease=LEASE, backoff=BACKOFF)
-    line.at_the_end(relay.stop)
-    relay.run()
+def relay(pipe: Pipe, url: URL, client: Client) -> None:
+    """Send the outbox's messages to the broker."""
+    line, engine, publisher = Line(pipe), create_engine(url), client.publisher()
+    sending = Relay(engine, publisher, lease=LEASE, backoff=BACKOFF, keep_sent=KEPT)
+    line.at_the_end(sending.stop)
+    sending.run()
     publisher.close()
     engine.dispose()
 
 
-def rabbit_consumer(pipe: Pipe, url: URL, downstream: Remote, broker: str) -> None:
-    """Pass RabbitMQ's messages to the steps: a consumer for each queue, each in its own thread."""
-    from inbox.rabbitmq import RabbitConsumer
-
+def consumer(pipe: Pipe, url: URL, downstream: Remote, client: Client) -> None:
+    """Pass the broker's messages to the steps: a consumer for each topic, each in its own thread."""
     line, engine = Line(pipe), create_engine(url, pool_size=20)
     handlers = line.counted(steps(engine, downstream))
-    consumers = [
-        RabbitConsumer(broker, topic, handler, concurrency=AT_ONCE, backoff=BACKOFF)
-        for topic, handler in handlers.items()
-    ]
-    threads = [threading.Thread(target=consumer.run) for consumer in consumers]
+    consumers = [_Member(client, topic, handler) for topic, handler in handlers.items()]
+    threads = [threading.Thread(target=each.run) for each in consumers]
     for thread in threads:
         thread.start()
     pipe.poll(None)
-    for consumer in consumers:
-        consumer.stop()
+    for each in consumers:
+        each.stop()
     for thread in threads:
         thread.join()
     engine.dispose()
+
+
+class _Member:
+    """A consumer that waits for its broker: one that begins while the broker is down gives up."""
+
+    def __init__(self, client: Client, topic: str, handler: Step) -> None:
+        self._new = partial(client.consumer, topic, handler)
+        self._consumer = self._new()
+        self._is_over = False
+
+    def run(self) -> None:
+        """Take messages until `stop`."""
+        while not self._is_over:
+            try:
+                self._consumer.run()
+            except ConnectionError:
+                time.sleep(PAUSE)
+                self._consumer = self._new()
+            else:
+                break
+
+    def stop(self) -> None:
+        """Let `run` end."""
+        self._is_over = True
+        self._consumer.stop()

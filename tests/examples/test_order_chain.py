@@ -1,4 +1,4 @@
-"""The order chain keeps its promises whoever is killed, over no broker and over RabbitMQ."""
+"""The order chain keeps its promises whoever is killed, over no broker and over each one."""
 
 import os
 import signal
@@ -18,11 +18,12 @@ from examples._outbox import waiting
 from examples.embedded_postgres import free_port
 from examples.order_chain import report, trial
 from examples.order_chain.crew import Heard
+from examples.order_chain.kafka import Kafka
 from examples.order_chain.plan import Plan
 from examples.order_chain.rabbit import Rabbit
 from examples.order_chain.shop import INVENTORY, Order
 from examples.order_chain.steps import publish, steps
-from examples.order_chain.transport import Direct, Transport
+from examples.order_chain.transport import Brokered, Direct, Transport
 from examples.order_chain.trial import Result
 from examples.order_flow.processes import PATIENCE, Child, service
 from examples.order_flow.remote import Remote
@@ -32,12 +33,13 @@ from inbox.schema import tables
 from outbox import DirectDelivery, Relay
 from outbox.schema import tables as outbox_tables
 from tests.examples.test_demo import table, until
-from tests.servers.rabbitmq import RabbitServer
+from tests.servers.kafka import LocalKafka
+from tests.servers.rabbitmq import LocalRabbit, RabbitServer
 from tests.support import order_chain_crash
 from tests.support.database import Database
 from tests.support.program import ROOT, command, complaints, run
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.rabbit_fixtures", "tests.support.kafka_fixtures"]
 
 PLAN = Plan(orders=12, kills=6)
 ONE = Plan(orders=1, kills=1)
@@ -66,13 +68,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(params=["direct", "rabbitmq"])
+@pytest.fixture(params=["direct", "rabbitmq", pytest.param("kafka", marks=pytest.mark.long)])
 def transport(request: pytest.FixtureRequest) -> Transport:
-    """Each way from step to step in turn."""
+    """Each way from step to step in turn; a broker is killed like the others."""
     if request.param == "direct":
         return Direct()
-    server: RabbitServer = request.getfixturevalue("rabbitmq")
-    return Rabbit(server.url)
+    server = request.getfixturevalue(f"private_{request.param}")
+    if request.param == "kafka":
+        return Brokered("Kafka", Kafka(server.address), server.restart)
+    return Brokered("RabbitMQ", Rabbit(server.url), server.restart)
 
 
 @pytest.fixture
@@ -184,6 +188,18 @@ def test_it_runs_as_a_program(postgres: Database, rabbitmq: RabbitServer) -> Non
     assert min(rows["duplicates rejected"]) >= 2
     assert_nothing_left(postgres.engine())
     assert Rabbit(rabbitmq.url).waiting() == 0
+
+
+@pytest.mark.long
+def test_it_starts_and_kills_brokers(
+    postgres: Database, private_rabbitmq: LocalRabbit, private_kafka: LocalKafka
+) -> None:
+    """Given by their names, brokers are started, killed with the other processes, and removed."""
+    arguments = ["--orders", "10", "--kills", "24", "--broker", "kafka", "--broker", "rabbitmq"]
+    done = run(command("examples.order_chain", *arguments, url=postgres.url))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "Every promise was kept." in done.stdout
+    assert min(table(done.stdout)["brokers killed"]) >= 1
 
 
 def test_it_can_be_interrupted(postgres: Database) -> None:

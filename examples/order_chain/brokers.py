@@ -1,0 +1,82 @@
+"""The brokers that the chain can run over: one that is there, or one of this program's own."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from examples.order_chain.transport import Brokered
+from tests.servers.server import Missing
+
+T = TypeVar("T")
+
+EXPECTED = "rabbitmq, kafka, amqp://user:password@host/vhost or kafka://host:9092"
+
+
+@contextmanager
+def transport_over(given: str) -> Iterator[Brokered]:
+    """The transport over a broker: its URL, or the name of one that is started here, killed with the others,
+    and removed at the end.
+
+    Raises:
+        RuntimeError: there is no such broker, or it is not installed.
+        InboxError: the URL is invalid.
+        ModuleNotFoundError: its client is not installed.
+    """
+    scheme, separator, address = given.partition("://")
+    if given == "rabbitmq":
+        with _own_rabbit() as transport:
+            yield transport
+    elif given == "kafka":
+        with _own_kafka() as transport:
+            yield transport
+    elif scheme in ("amqp", "amqps") and separator:
+        yield _over_rabbit(given)
+    elif scheme == "kafka" and address:
+        yield _over_kafka(address.rstrip("/"))
+    else:
+        raise RuntimeError(f"--broker: expected {EXPECTED}")
+
+
+@contextmanager
+def _own_rabbit() -> Iterator[Brokered]:
+    from tests.servers import rabbitmq
+
+    _installed(rabbitmq.program())
+    server = rabbitmq.start_local()
+    try:
+        yield _over_rabbit(server.url, server.restart)
+    finally:
+        server.close()
+
+
+@contextmanager
+def _own_kafka() -> Iterator[Brokered]:
+    from tests.servers import kafka
+
+    server = kafka.LocalKafka(_installed(kafka.program()))
+    try:
+        yield _over_kafka(server.address, server.restart)
+    finally:
+        server.close()
+
+
+def _installed(found: T | Missing) -> T:
+    if isinstance(found, Missing):
+        raise RuntimeError(found.reason)  # noqa: TRY004 - not a wrong type
+    return found
+
+
+def _over_rabbit(url: str, restart: Callable[[], object] | None = None) -> Brokered:
+    from examples.order_chain.rabbit import Rabbit  # needs the extra `rabbitmq`
+
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # its exceptions say the same
+    broker = Rabbit(url)
+    broker.publisher()  # rejects an invalid URL
+    return Brokered("RabbitMQ", broker, restart)
+
+
+def _over_kafka(address: str, restart: Callable[[], object] | None = None) -> Brokered:
+    from examples.order_chain.kafka import Kafka  # needs the extra `kafka`
+
+    return Brokered("Kafka", Kafka(address), restart)
