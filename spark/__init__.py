@@ -17,12 +17,15 @@ with brought_by("spark"):
     from inbox_outbox_base.databases.results import Append, Statements, Upsert
     from spark._driver.source import InboxDataSource
     from spark._driver.writer import InboxWriter
+    from spark._executor.reconciliation import Difference, Reconciliation
     from spark._executor.report import WriteReport
 
 __all__ = [
     "Append",
+    "Difference",
     "InboxDataSource",
     "InboxWriter",
+    "Reconciliation",
     "Statements",
     "Upsert",
     "WriteReport",

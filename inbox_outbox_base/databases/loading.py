@@ -258,6 +258,11 @@ class Loading(ABC):
     def announce(self, connection: Connection, claim: WriterClaim) -> None:  # noqa: B027 - optional
         """Announce that keys of this consumer are about to be taken in bulk."""
 
+    @contextmanager
+    def by_index(self, connection: Connection) -> Iterator[None]:
+        """Statements in the body walk through an index, in its order."""
+        yield
+
     def can_load_into(self, connection: Connection, write: Write) -> bool:
         """Whether `load` can write to the target itself when every column is the same there."""
         return False

@@ -24,7 +24,7 @@ from spark._options.settings import Settings
 
 DISTRIBUTION = "inbox-outbox"
 _NOTHING = b"\0" * 16
-_PATIENCE = 15.0
+PATIENCE = 15.0
 """Seconds to wait for a connection before the job: the URL or the password may be wrong."""
 
 
@@ -65,8 +65,8 @@ class Job:
             PolicyConflict: the consumer uses status-table mode.
         """
         check_key(self.settings, schema)
-        with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
-            self._check_tables(connection)
+        with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
+            check_tables(connection, self.tables)
             fitted(connection, self._database, self.settings, schema)
             # A generated name is new, so nothing can have been committed under it.
             if self._is_named and self.settings.ledger != "off":
@@ -83,8 +83,8 @@ class Job:
         Raises: the errors of `prepare`.
         """
         check_key(self.settings, schema)
-        with transaction(self._engine, self._database, self.settings, _PATIENCE) as connection:
-            self._check_tables(connection)
+        with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
+            check_tables(connection, self.tables)
 
     def finished(self) -> Counts | None:
         """The counts of the whole batch if it was finished before."""
@@ -134,11 +134,17 @@ class Job:
         s = self.settings
         return ledger.entries(connection, self.tables, s.consumer, self.run, s.batch)
 
-    def _check_tables(self, connection: Connection) -> None:
-        there = inspect(connection)
-        for table in (self.tables.message, self.tables.ledger):
-            if not there.has_table(table.name, schema=table.schema):
-                raise TablesMissing(missing_table(table))
+
+def check_tables(connection: Connection, tables: Tables) -> None:
+    """Check that the inbox's tables exist.
+
+    Raises:
+        TablesMissing: they do not.
+    """
+    there = inspect(connection)
+    for table in (tables.message, tables.ledger):
+        if not there.has_table(table.name, schema=table.schema):
+            raise TablesMissing(missing_table(table))
 
 
 def _reconciled(read: Counts, entries: dict[Entry, Counts], inbox: str) -> Counts:

@@ -1,4 +1,4 @@
-"""``format("inbox")``, for `df.write` and `df.writeStream`."""
+"""``format("inbox")``, for `spark.read`, `df.write` and `df.writeStream`."""
 
 import logging
 import time
@@ -12,6 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
@@ -21,10 +22,12 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.errors.inbox import InvalidOption, TablesMissing
 from spark._executor.task import Done, run_task
 from spark._options.names import from_strings, plain
+from spark._options.reading import reading
 from spark._options.session import arrow_schema, defaults
 from spark._options.settings import Settings, checked
 
 from .job import Job
+from .reader import columns, reader
 from .ship import sent
 
 _log = logging.getLogger("spark.inbox")
@@ -36,12 +39,26 @@ class InboxDataSource(DataSource):
 
     Each partition's inbox rows and results commit in one transaction, as with `InboxWriter`. Options have the
     names of Spark's JDBC source. Defaults come from the session's ``spark.inbox.*``.
+
+    ``spark.read.format("inbox")`` reads keys and the ledger; its options must be given.
     """
 
     @classmethod
     def name(cls) -> str:
         """The name for ``format(...)``."""
         return "inbox"
+
+    def schema(self) -> StructType:
+        """The columns of ``spark.read``.
+
+        Raises:
+            InvalidOption: an option is missing or invalid.
+        """
+        return columns(reading(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader for ``spark.read``; raises the errors of `schema`."""
+        return reader(reading(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The writer for ``df.write``.

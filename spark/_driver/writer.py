@@ -13,11 +13,13 @@ from sqlalchemy import URL
 from inbox_outbox_base.databases.results import Results
 from inbox_outbox_base.errors.inbox import InvalidOption
 from spark._executor.probe import unseen_rows
+from spark._executor.reconciliation import Reconciliation
 from spark._executor.report import Counts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
-from spark._options.session import arrow_schema, known_parts, query_id, session_options
+from spark._options.session import arrow_schema, known_parts, only, query_id, session_options
 from spark._options.settings import Settings, check_given, checked
 
+from .comparison import reconcile
 from .job import Job
 from .ship import shipped
 
@@ -176,6 +178,20 @@ class InboxWriter:
         Job(settings, None).check_keys(arrow_schema(df.schema))
         return df.mapInArrow(shipped(unseen_rows, settings), df.schema)
 
+    def reconcile(self, df: "DataFrame") -> Reconciliation:
+        """Compare the rows of a DataFrame with the inbox and the table, and name what is missing.
+
+        Nothing is written. Only the keys are read (with `Upsert`, also its key and version), and each
+        partition is compared by its own task. Rows that are written at the same time are found or missing.
+
+        Raises:
+            InvalidOption: an option is missing or invalid.
+            ColumnMismatch: the DataFrame does not fit the key or the table.
+            TablesMissing: the inbox's tables have not been created.
+            PySparkException: a task has failed as often as Spark allows.
+        """
+        return reconcile(df, self._settings(df))
+
     def _settings(self, df: "DataFrame") -> Settings:
         options = session_options(df) | self._given
         for name in ("url", "key", "consumer"):
@@ -199,7 +215,7 @@ def _write(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
         return job.report_finished(finished, time.monotonic() - began)
     if finished is not None:
         # Most likely all rows are there: the keys suffice to tell, so the other columns are not sent.
-        done = _run(df.select(*settings.key), recognise, task)
+        done = _run(only(df, settings.key), recognise, task)
         if all(each.replayed for each in done):
             return job.report(done, time.monotonic() - began)
     return job.report(_run(df, run_task, task), time.monotonic() - began)

@@ -22,6 +22,19 @@ RANK = "inbox_rank"
 Rows = Select[tuple[object, ...]]
 
 
+def create_new_rows(connection: Connection, database: Loading, columns: Sequence[Column]) -> None:
+    """Create the temporary table ``new_rows``."""
+    staged = [SqlColumn(each.name, Type(each.staged)) for each in columns]
+    new_rows = Table(NEW_ROWS, MetaData(), *staged, prefixes=["TEMPORARY"], **database.temporary)
+    connection.execute(CreateTable(new_rows))
+
+
+def given_value(new_rows: Any, each: Column) -> Any:
+    """A column of ``new_rows``, with the type of its target."""
+    given = new_rows.c[each.name]
+    return given if each.cast is None else cast(given, Type(each.cast)).label(each.name)
+
+
 class Sink(ABC):
     """Takes tables of new rows; `finish` does the work that needs all of them."""
 
@@ -68,7 +81,7 @@ class Staged(Sink):
 
     def add(self, rows: pa.Table) -> None:
         if self._rows == 0:
-            self._create()
+            create_new_rows(self._connection, self._database, self._columns)
         self._rows += rows.num_rows
         self._database.load(self._connection, NEW_ROWS, None, rows, self._settings.batch_size)
 
@@ -93,11 +106,6 @@ class Staged(Sink):
         elif isinstance(results, Append):
             connection.execute(self._target().insert().from_select(self._names(), self._selected()))
 
-    def _create(self) -> None:
-        columns = [SqlColumn(each.name, Type(each.staged)) for each in self._columns]
-        new_rows = Table(NEW_ROWS, MetaData(), *columns, prefixes=["TEMPORARY"], **self._database.temporary)
-        self._connection.execute(CreateTable(new_rows))
-
     def _target(self) -> Table:
         s = self._settings
         assert s.table is not None  # noqa: S101 - checked with the options
@@ -109,12 +117,7 @@ class Staged(Sink):
 
     def _selected(self) -> Rows:
         new_rows = table(NEW_ROWS, *(column(each.name) for each in self._columns))
-        picked = [
-            new_rows.c[each.name]
-            if each.cast is None
-            else cast(new_rows.c[each.name], Type(each.cast)).label(each.name)
-            for each in self._columns
-        ]
+        picked = [given_value(new_rows, each) for each in self._columns]
         results = self._settings.results
         if not isinstance(results, Upsert):
             return select(*picked)

@@ -78,7 +78,7 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
     if believed is not None:
         return Done(part, believed[0].fingerprint, believed[1], replayed=True, transport="none")
     with Spool(task.settings.memory) as spool:
-        fingerprint, dropped = _read(task.settings, batches, spool)
+        fingerprint, dropped = read(task.settings, batches, spool)
         # No entry either: one that counts no rows marks a transaction that was ended too early.
         if spool.rows + dropped == 0:
             return None
@@ -94,18 +94,22 @@ def run_task(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done |
 def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done | None:
     """What an earlier submission has committed of this partition, recognised by its keys alone; without
     counts if nothing; None if the partition has no rows."""
-    fingerprint, dropped = _read(task.settings, batches, None)
+    fingerprint, dropped = read(task.settings, batches, None)
     counts = task.done.get(task.entry(part, fingerprint.digest()))
     if fingerprint.count + dropped == 0:
         return None
     return Done(part, fingerprint.digest(), counts or Counts(), replayed=counts is not None, transport="none")
 
 
-def _read(
+def read(
     settings: Settings, batches: Iterable[pa.RecordBatch], spool: Spool | None
 ) -> tuple[Fingerprint, int]:
     """Read all rows into the spool, with no connection open; return their fingerprint, and how many had no
-    key."""
+    key.
+
+    Raises:
+        InvalidRow: a row's key is invalid, or there is none.
+    """
     fingerprint, dropped = Fingerprint(), 0
     for batch in batches:
         keys = encode([batch.column(name) for name in settings.key])

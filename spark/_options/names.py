@@ -59,9 +59,9 @@ def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
         if lower in _TEXTS:
             found[_TEXTS[lower]] = value
         elif lower in _NUMBERS:
-            found[_NUMBERS[lower]] = _number(name, value)
+            found[_NUMBERS[lower]] = number(name, value)
         elif lower == "key":
-            found["key"] = _names(value)
+            found["key"] = names(value)
         elif lower in _REFUSED:
             raise InvalidOption(f"{name}={value!r}: {_REFUSED[lower]}")
         elif lower not in _RESULTS and lower not in _SPARKS_OWN:
@@ -74,7 +74,7 @@ def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
 def _results(given: dict[str, str]) -> Append | Upsert:
     how = given.get("results", "append").lower()
     if how == "upsert" and {"upsertkey", "version"} <= given.keys():
-        return Upsert(_names(given["upsertkey"]), given["version"])
+        return Upsert(names(given["upsertkey"]), given["version"])
     if how == "upsert":
         raise InvalidOption("results='upsert': needs upsertKey and version")
     if how != "append":
@@ -84,11 +84,17 @@ def _results(given: dict[str, str]) -> Append | Upsert:
     return Append()
 
 
-def _names(value: str) -> tuple[str, ...]:
+def names(value: str) -> tuple[str, ...]:
+    """Names that are separated by commas."""
     return tuple(name.strip() for name in value.split(","))
 
 
-def _number(name: str, value: str) -> int:
+def number(name: str, value: str) -> int:
+    """An option's whole number.
+
+    Raises:
+        InvalidOption: it is not a whole number.
+    """
     try:
         return int(value)
     except ValueError:

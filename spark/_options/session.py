@@ -1,5 +1,6 @@
 """The Spark session's defaults, and facts that only a classic session (not Connect) provides."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -45,6 +46,11 @@ def _arrow_field(field: StructField) -> pa.Field:
         raise ColumnMismatch(
             f"column {field.name!r}: the type {field.dataType.simpleString()} cannot be written; cast it"
         ) from error
+
+
+def only(df: "DataFrame", names: Sequence[str]) -> "DataFrame":
+    """These columns; a dot or a backtick in a name is part of the name."""
+    return df.select(*("`" + name.replace("`", "``") + "`" for name in names))
 
 
 def known_parts(df: "DataFrame") -> int:

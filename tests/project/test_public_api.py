@@ -128,8 +128,10 @@ def test_the_names_of_the_spark_writer_are_fixed() -> None:
     """`spark` offers these names, and no others."""
     assert sorted(spark.__all__) == [
         "Append",
+        "Difference",
         "InboxDataSource",
         "InboxWriter",
+        "Reconciliation",
         "Statements",
         "Upsert",
         "WriteReport",

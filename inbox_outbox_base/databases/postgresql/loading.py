@@ -168,9 +168,18 @@ class PostgreSQLLoading(Loading):
         if len(keys) == 0:
             return {}
         parameters = {"consumer": consumer, "keys": _literal(keys)}
-        with _only_by_index(connection):
+        with self.by_index(connection):
             found = connection.execute(_probe(tables), parameters)
             return {key: load if claim is None else bytes(claim) for key, claim, load in found}
+
+    @contextmanager
+    def by_index(self, connection: Connection) -> Iterator[None]:
+        # For a probe, the planner assumes a short array; for a range of keys, it overestimates random reads.
+        for setting in _OTHER_SCANS:
+            connection.execute(text(f"SET LOCAL {setting} = off"))
+        yield
+        for setting in _OTHER_SCANS:
+            connection.execute(text(f"SET LOCAL {setting} = DEFAULT"))
 
     def load(
         self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int
@@ -227,17 +236,6 @@ def _row(connection: Connection, claim: WriterClaim) -> dict[str, Any]:
         return {"consumer": claim.consumer, "accepted_at": None, "claim": None, "load": claim.load}
     now: datetime = connection.execute(select(utcnow())).scalar_one()
     return {"consumer": claim.consumer, "accepted_at": now, "claim": claim.id, "load": None}
-
-
-@contextmanager
-def _only_by_index(connection: Connection) -> Iterator[None]:
-    """The probe is only worthwhile as a walk through the index beside the sorted keys; the planner assumes a
-    short array."""
-    for setting in _OTHER_SCANS:
-        connection.execute(text(f"SET LOCAL {setting} = off"))
-    yield
-    for setting in _OTHER_SCANS:
-        connection.execute(text(f"SET LOCAL {setting} = DEFAULT"))
 
 
 @contextmanager

@@ -1,0 +1,170 @@
+"""Compares a partition's keys with the inbox and the table, on an executor."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Column as SqlColumn
+from sqlalchemy import Connection, MetaData, Table, case, exists, select
+from sqlalchemy.sql.expression import column, table
+
+from inbox_outbox_base.databases.loading import Column, Loading, Owner, is_newer
+from inbox_outbox_base.databases.registry import loading
+from inbox_outbox_base.databases.results import NEW_ROWS, Append, Upsert
+from inbox_outbox_base.errors.spark import ColumnMismatch
+from inbox_outbox_base.tables.inbox import tables
+from spark._options.settings import Settings
+
+from .connect import committed, engine_of
+from .loads import Loads
+from .reconciliation import SAMPLE, Difference, What
+from .sinks import converted, create_new_rows, given_value
+from .spool import KEY, Spool
+from .task import read
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a task sends to the driver."""
+
+    rows: int
+    dropped: int
+    keys: int
+    differences: list[Difference]
+
+
+def needed(settings: Settings) -> tuple[str, ...]:
+    """The columns of the DataFrame that are read."""
+    how = settings.results
+    others = (*how.key, how.version) if isinstance(how, Upsert) else ()
+    return tuple(dict.fromkeys((*settings.key, *others)))
+
+
+def compared_columns(
+    connection: Connection, database: Loading, settings: Settings, schema: pa.Schema
+) -> list[Column]:
+    """The columns that find a row in the table; none if the table cannot be compared.
+
+    Raises:
+        ColumnMismatch: there is no such table or column, or a column cannot hold the DataFrame's values.
+    """
+    how = settings.results
+    if not isinstance(how, Append | Upsert):
+        return []
+    targets = {each.name: each for each in database.targets(connection, settings)}
+    if not targets:
+        raise ColumnMismatch(f"table={settings.target!r}: there is no such table")
+    names = (*how.key, how.version) if isinstance(how, Upsert) else settings.key
+    lacking = [name for name in names if name not in targets]
+    if lacking and (isinstance(how, Upsert) or settings.inbox == "table"):
+        raise ColumnMismatch(f"column {lacking[0]!r}: table {settings.target} has no such column")
+    return [] if lacking else [database.column(schema.field(name), targets[name]) for name in names]
+
+
+def compared(settings: Settings, part: int, batches: Iterable[pa.RecordBatch]) -> Compared | None:
+    """Compare one partition; None if it has no rows.
+
+    Raises:
+        InvalidRow: a row's key is invalid. Nothing is ever written.
+    """
+    engine, database = engine_of(settings), loading(settings.url.get_backend_name())
+    with Spool(settings.memory) as spool:
+        _, dropped = read(settings, batches, spool)
+        if spool.rows + dropped == 0:
+            return None
+        keys, found = 0, list[Difference]()
+        for rows in spool.tables():
+            keys += rows.num_rows
+            compare = partial(_differences, database, settings, part, rows)
+            found += committed(engine, database, settings, compare)
+        return Compared(spool.rows + dropped, dropped, keys, _merged(found))
+
+
+def _differences(
+    database: Loading, settings: Settings, part: int, rows: pa.Table, connection: Connection
+) -> list[Difference]:
+    keys = rows.column(KEY).combine_chunks()
+    its, is_inbox = tables(settings.inbox_schema), settings.inbox == "rows"
+    # The inbox first: a row of the table is committed together with its key.
+    owners = database.found(connection, its, settings.consumer, keys) if is_inbox else {}
+    columns = compared_columns(connection, database, settings, rows.schema)
+    if not columns:
+        return _grouped(part, "missing", _without(keys, owners), {}, None)
+    absent = _absent(connection, database, settings, columns, rows)
+    if not is_inbox:
+        return _grouped(part, "missing", absent, {}, None)
+    unapplied = [key for key in absent if key in owners]
+    # Again: a key that was not there at first may have been committed before the table was read.
+    there = _without(keys, {*owners, *absent})
+    late = database.found(connection, its, settings.consumer, pa.array(there, pa.string()))
+    loads = Loads(its, settings.consumer)
+    if unapplied:
+        loads.refresh(connection)
+    return [
+        *_grouped(part, "missing", [key for key in absent if key not in owners], {}, None),
+        *_grouped(part, "unapplied", unapplied, owners, loads),
+        *_grouped(part, "untaken", [key for key in there if key not in late], {}, None),
+    ]
+
+
+def _without(keys: pa.StringArray, known: Iterable[str]) -> list[str]:
+    found: list[str] = keys.filter(pc.invert(pc.is_in(keys, pa.array(list(known), pa.string())))).to_pylist()
+    return found
+
+
+def _absent(
+    connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column], rows: pa.Table
+) -> list[str]:
+    """The keys whose row is not in the table, in byte order."""
+    staged = [*columns, database.column(pa.field(KEY, pa.string()), None)]
+    create_new_rows(connection, database, staged)
+    database.load(connection, NEW_ROWS, None, converted(rows, staged), settings.batch_size)
+    given = table(NEW_ROWS, *(column(each.name) for each in staged))
+    there = _target(settings, columns)
+    how = settings.results
+    wanted = how.key if isinstance(how, Upsert) else settings.key
+    values = {each.name: given_value(given, each) for each in columns}
+    same = [there.c[name] == values[name] for name in wanted]
+    if isinstance(how, Upsert):
+        # Not a plain NOT: a version may be NULL.
+        same.append(case((is_newer(values[how.version], there.c[how.version]), 1), else_=0) == 0)
+    absent = select(given.c[KEY]).where(~exists().where(*same))
+    return sorted(connection.scalars(absent), key=str.encode)
+
+
+def _target(settings: Settings, columns: Sequence[Column]) -> Any:
+    assert settings.table is not None  # noqa: S101 - checked with the options
+    named: list[SqlColumn[Any]] = [SqlColumn(each.name) for each in columns]
+    return Table(settings.table, MetaData(), *named, schema=settings.table_schema).alias("there")
+
+
+def _grouped(
+    part: int, what: What, keys: Sequence[str], owners: dict[str, Owner], loads: Loads | None
+) -> list[Difference]:
+    """One difference for each load."""
+    groups: dict[Any, list[str]] = {}
+    for key in keys:
+        load = loads.of(owners[key]) if loads is not None else None
+        groups.setdefault(load, []).append(key)
+    return [
+        Difference(what, part, len(group), tuple(group[:SAMPLE]))
+        if load is None
+        else Difference(
+            what, part, len(group), tuple(group[:SAMPLE]), load.run, load.batch, load.part, load.committed_at
+        )
+        for load, group in groups.items()
+    ]
+
+
+def _merged(found: Sequence[Difference]) -> list[Difference]:
+    """One difference for each load, of all tables of a partition, which come in the order of their keys."""
+    merged: dict[Any, Difference] = {}
+    for each in found:
+        same = replace(each, keys=0, sample=())
+        before = merged.get(same, same)
+        sample = (before.sample + each.sample)[:SAMPLE]
+        merged[same] = replace(each, keys=before.keys + each.keys, sample=sample)
+    return list(merged.values())

@@ -1,0 +1,171 @@
+"""Reads keys and the ledger back, page by page: no transaction is open while Spark computes."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, true
+
+from inbox_outbox_base.databases.registry import loading
+from inbox_outbox_base.errors.spark import InvalidRow
+from inbox_outbox_base.tables.inbox import Tables, tables
+from spark._options.reading import Reading
+
+from .connect import committed, engine_of
+from .loads import Loads
+
+
+@dataclass(frozen=True)
+class Span(InputPartition):
+    """A partition of a read: from `low`, to below `high`; None stands for no limit."""
+
+    consumer: str | None
+    """Whose keys; None for the ledger."""
+    low: Any
+    high: Any
+
+
+Rows = Sequence[Row[Any]]
+
+
+def spans(connection: Connection, reading: Reading) -> list[Span]:
+    """The partitions of a read: ranges of the primary key with the same number of rows, and no limit at both
+    ends, so that rows that are added later have their place."""
+    its = tables(reading.settings.inbox_schema)
+    if reading.what == "ledger":
+        return _divided(connection, None, its.ledger.c.id, true(), reading.rows)
+    c = its.message.c
+    consumers = _all_consumers(connection, its) if reading.consumers is None else reading.consumers
+    return [
+        span
+        for consumer in consumers
+        for span in _divided(connection, consumer, c.key, c.consumer == consumer, reading.rows)
+    ]
+
+
+def _all_consumers(connection: Connection, its: Tables) -> Iterator[str]:
+    """Each is a look into the index, however many keys there are."""
+    column = its.message.c.consumer
+    last = connection.execute(select(func.min(column))).scalar()
+    while last is not None:
+        yield last
+        last = connection.execute(select(func.min(column)).where(column > last)).scalar()
+
+
+def _divided(
+    connection: Connection, consumer: str | None, column: ColumnElement[Any], where: Any, rows: int
+) -> list[Span]:
+    """Walks through the index once, and fetches only the ends of the ranges."""
+    found, low = [], None
+    while True:
+        rest = select(column).where(where, true() if low is None else column >= low)
+        high = connection.execute(rest.order_by(column).offset(rows).limit(1)).scalar()
+        found.append(Span(consumer, low, high))
+        if high is None:
+            return found
+        low = high
+
+
+def stored(reading: Reading, span: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition."""
+    its = tables(reading.settings.inbox_schema)
+    if span.consumer is None:
+        query = _entries(reading, its, span)
+        for rows in _pages(reading, query, its.ledger.c.id, lambda _: None):
+            yield _arrow(rows, schema)
+        return
+    loads = Loads(its, span.consumer)
+    query = _keys(reading, its, span, span.consumer)
+    for rows in _pages(reading, query, its.message.c.key, loads.refresh):
+        yield _arrow([_with_load(span.consumer, row, loads, reading.key) for row in rows], schema)
+
+
+def _pages(
+    reading: Reading, query: Select[Any], column: ColumnElement[Any], then: Callable[[Connection], None]
+) -> Iterator[Rows]:
+    """The rows of a query in the order of a column, each page in its own transaction."""
+    settings = reading.settings
+    engine, database = engine_of(settings), loading(settings.url.get_backend_name())
+    ordered = query.order_by(column).limit(settings.batch_size)
+
+    def page(after: Any, connection: Connection) -> Rows:
+        with database.by_index(connection):
+            rows = connection.execute(ordered if after is None else ordered.where(column > after)).all()
+        then(connection)
+        return rows
+
+    rows = committed(engine, database, settings, partial(page, None))
+    while rows:
+        yield rows
+        if len(rows) < settings.batch_size:
+            return
+        last = rows[-1]._mapping[column]  # noqa: SLF001 - it is public
+        rows = committed(engine, database, settings, partial(page, last))
+
+
+def _keys(reading: Reading, its: Tables, span: Span, consumer: str) -> Select[Any]:
+    c, entry = its.message.c, its.ledger.c
+    found = select(c.key, c.accepted_at, c.claim, c.load).where(c.consumer == consumer, _within(c.key, span))
+    if reading.since is None and reading.before is None:
+        return found
+    # The time of a row of a load is in the ledger.
+    loads = select(entry.id).where(entry.consumer == consumer, _at(entry.committed_at, reading))
+    return found.where(or_(_at(c.accepted_at, reading), c.load.in_(loads)))
+
+
+def _entries(reading: Reading, its: Tables, span: Span) -> Select[Any]:
+    c = its.ledger.c
+    columns = [column for column in c if column is not c.fingerprint]
+    found = select(*columns).where(_within(c.id, span), _at(c.committed_at, reading))
+    return found if reading.consumers is None else found.where(c.consumer.in_(reading.consumers))
+
+
+def _within(column: ColumnElement[Any], span: Span) -> ColumnElement[bool]:
+    low = true() if span.low is None else column >= span.low
+    return low if span.high is None else and_(low, column < span.high)
+
+
+def _at(column: ColumnElement[datetime], reading: Reading) -> ColumnElement[bool]:
+    since = true() if reading.since is None else column >= reading.since
+    return since if reading.before is None else and_(since, column < reading.before)
+
+
+def _with_load(consumer: str, row: Row[Any], loads: Loads, key: Sequence[str]) -> dict[str, Any]:
+    load = loads.of(row.claim if row.load is None else row.load)
+    job = (None, None, None) if load is None else (load.run, load.batch, load.part)
+    at = load.committed_at if row.accepted_at is None and load is not None else row.accepted_at
+    own = dict(zip(("run", "batch", "part"), job, strict=True))
+    return {"consumer": consumer, "key": row.key, "accepted_at": at} | own | _parts(row.key, key)
+
+
+def _parts(stored_key: str, names: Sequence[str]) -> dict[str, str]:
+    """The key's parts, which a key of several columns holds as a JSON array."""
+    if len(names) < 2:
+        return dict.fromkeys(names, stored_key)
+    try:
+        parts = json.loads(stored_key)
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list) or len(parts) != len(names):
+        raise InvalidRow(f"key={','.join(names)!r}: the stored key {stored_key!r} has not {len(names)} parts")
+    return dict(zip(names, map(str, parts), strict=True))
+
+
+def _arrow(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    dicts = [row if isinstance(row, dict) else row._mapping for row in rows]  # noqa: SLF001 - it is public
+    return pa.record_batch(
+        [pa.array([_valid(each[field.name]) for each in dicts], field.type) for field in schema],
+        schema=schema,
+    )
+
+
+def _valid(value: Any) -> Any:
+    """Bytes that are not UTF-8, which only others write, do not prevent reading the rest."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode(errors="surrogateescape").decode(errors="replace")
+    return value

@@ -1,0 +1,144 @@
+"""A DataFrame is compared with the inbox and the table, and what is missing is named."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Engine, delete, insert, update
+
+from inbox import Inbox
+from inbox.schema import tables
+from spark import Reconciliation, Statements, Upsert
+from spark._driver.comparison import check, summary
+from spark._executor.reconcile import compared
+from spark.errors import ColumnMismatch, InvalidRow
+from tests.spark.test_own_key import APPEND, BALANCE, UPSERT, balances, events
+from tests.spark.test_own_key import METADATA as OWN_KEY
+from tests.support.database import Database
+from tests.support.spark_writes import RESULT, batch, make_result, options_of, write
+
+LEDGER, MESSAGE = tables().ledger, tables().message
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the tables for results."""
+    OWN_KEY.create_all(migrated.engine())
+    return make_result(migrated)
+
+
+def reconcile(database: Database, *partitions: list[pa.RecordBatch], **options: Any) -> Reconciliation:
+    """What `InboxWriter.reconcile` does on the driver and in its tasks."""
+    settings = options_of(database, **options)
+    compares_table = check(settings, partitions[0][0].schema)
+    parts = [compared(settings, number, iter(batches)) for number, batches in enumerate(partitions)]
+    return summary(settings, compares_table, [part for part in parts if part is not None])
+
+
+def counts(found: Reconciliation) -> dict[str, int]:
+    """The counts that are not zero, after a look at their sum."""
+    names = ("present", "missing", "unapplied", "untaken")
+    kinds = {name: getattr(found, name) for name in names}
+    assert found.keys == sum(kinds.values()), found
+    differing = {
+        name: sum(each.keys for each in found.differences if each.what == name) for name in names[1:]
+    }
+    assert differing == {name: kinds[name] for name in names[1:]}
+    return {name: count for name, count in kinds.items() if count}
+
+
+def test_what_is_missing_is_named(migrated: Database, engine: Engine) -> None:
+    """Keys that were never written, rows that have been deleted since, with the job that wrote them, and rows
+    that others have written; by partition, with the first keys as a sample."""
+    rows = [batch(*((f"k{number:02}", number) for number in range(part, 40, 2))) for part in range(2)]
+    write(migrated, [rows[0].slice(0, 15)], [rows[1]], run="r", batch=5)
+    assert counts(reconcile(migrated, [rows[1], rows[1]])) == {"present": 20}
+    with engine.begin() as connection:
+        connection.execute(delete(RESULT).where(RESULT.c.id.in_(["k01", "k03", "k00"])))
+        connection.execute(delete(MESSAGE).where(MESSAGE.c.key == "k02"))
+        connection.execute(insert(RESULT), [{"id": "k38", "amount": 1}])
+        Inbox("billing").accept(connection, "k36")
+        Inbox("other").accept(connection, "k34")
+    found = reconcile(migrated, [rows[0]], [rows[1], batch(("k00", 0))])
+    assert counts(found) == {"present": 31, "missing": 3, "unapplied": 5, "untaken": 2}
+    assert (found.rows, found.dropped, found.compares_inbox, found.compares_table) == (41, 0, True, True)
+    assert not found.is_complete
+    named = [(each.what, each.partition, each.sample, each.run, each.part) for each in found.differences]
+    assert sorted(named, key=str) == [
+        ("missing", 0, ("k30", "k32", "k34"), None, None),
+        ("unapplied", 0, ("k00",), "r", 0),
+        ("unapplied", 0, ("k36",), None, None),
+        ("unapplied", 1, ("k00",), "r", 0),
+        ("unapplied", 1, ("k01", "k03"), "r", 1),
+        ("untaken", 0, ("k02", "k38"), None, None),
+    ]
+    by_job = [each for each in found.differences if each.run]
+    assert all(each.batch == 5 and each.committed_at is not None for each in by_job)
+
+
+def test_a_partition_larger_than_memory(migrated: Database, engine: Engine) -> None:
+    """Its differences are those of one partition, with the first keys of all as a sample."""
+    rows = [
+        batch(*((f"k{number:06}" * 9, 1) for number in range(at, at + 4_000))) for at in (0, 4_000, 8_000)
+    ]
+    write(migrated, [rows[1]])
+    found = reconcile(migrated, [*rows], memory=2**20)
+    assert counts(found) == {"present": 4_000, "missing": 8_000}
+    [difference] = found.differences
+    assert difference.sample == tuple(f"k{number:06}" * 9 for number in range(10))
+
+
+def test_rows_without_a_key(migrated: Database, engine: Engine) -> None:
+    """They are an error, or are counted."""
+    rows = [batch(("a", 1), (None, 2), ("a", 3))]
+    with pytest.raises(InvalidRow, match="have no key"):
+        reconcile(migrated, rows)
+    found = reconcile(migrated, rows, null_keys="drop")
+    assert (found.rows, found.dropped, found.keys, found.missing) == (3, 1, 1, 1)
+
+
+def test_an_upsert_compares_versions(migrated: Database, engine: Engine) -> None:
+    """A row is present if the table has this version of it, or a newer one."""
+    options = {**UPSERT, "inbox": "rows"}
+    rows = [balances(("a", 1, 10), ("a", 3, 30), ("b", 2, 20)), balances(("c", 1, 1), ("d", 1, 1))]
+    write(migrated, rows, **options)
+    with engine.begin() as connection:
+        changed = update(BALANCE).where(BALANCE.c.account == "a")
+        connection.execute(changed.values(version=2))
+        connection.execute(update(BALANCE).where(BALANCE.c.account == "b").values(version=5))
+        connection.execute(update(BALANCE).where(BALANCE.c.account == "c").values(version=None))
+    found = reconcile(migrated, [*rows, balances(("e", 1, 1))], **options)
+    assert counts(found) == {"present": 3, "unapplied": 2, "missing": 1}
+    samples = {each.what: each.sample for each in found.differences}
+    assert samples == {"unapplied": ('["a",3]', '["c",1]'), "missing": ('["e",1]',)}
+
+
+def test_with_the_tables_own_key(migrated: Database, engine: Engine) -> None:
+    """Only the table is compared, for rows that are appended and for those that are updated."""
+    write(migrated, [events(1, 2)], **APPEND)
+    found = reconcile(migrated, [events(1, 2, 3)], **APPEND)
+    assert (counts(found), found.compares_inbox) == ({"present": 2, "missing": 1}, False)
+    write(migrated, [balances(("a", 2, 1))], **UPSERT)
+    found = reconcile(migrated, [balances(("a", 1, 1), ("a", 3, 3))], **UPSERT)
+    assert counts(found) == {"present": 1, "missing": 1}
+
+
+def test_only_the_inbox_is_compared(migrated: Database, engine: Engine) -> None:
+    """If rows go to statements, or if the table has no column for the key."""
+    keyed = pa.record_batch({"event": ["e1", "e2"], "id": ["a", "b"]})
+    for options in ({"key": "event"}, {"key": "event", "table": None, "results": Statements("SELECT 1")}):
+        write(migrated, [keyed.slice(0, 1)], consumer=f"c{len(options)}", **options)
+        found = reconcile(migrated, [keyed], consumer=f"c{len(options)}", **options)
+        assert (counts(found), found.compares_table) == ({"present": 1, "missing": 1}, False)
+
+
+def test_what_cannot_be_compared(migrated: Database, engine: Engine) -> None:
+    """It is refused on the driver."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"table": "nowhere"}, "table='nowhere': there is no such table"),
+        ({"key": "event"}, "key='event'"),
+        ({"results": Upsert("note", "amount")}, "no column 'note'"),
+    ]
+    for options, said in wrong:
+        with pytest.raises(ColumnMismatch, match=said):
+            reconcile(migrated, [batch(("a", 1))], **options)
