@@ -30,7 +30,6 @@ GROUPS = {
         "brokers/test_consumer_log",
         "brokers/test_kafka",
         "cli/test_cli_relay",
-        "outbox/test_publisher_contract",
         "project/test_documented_code",
         "relay/test_router",
     ),

@@ -30,46 +30,6 @@ def kinds(outcomes: list[Outcome]) -> set[type[Outcome]]:
     return {type(each) for each in outcomes}
 
 
-def test_the_broker_is_killed_while_messages_are_published(private_kafka: LocalKafka) -> None:
-    """Every accepted message is in the log after the broker was killed three times, and those of each key are
-    in their order; a message that was not accepted is sent again before the next one of its key."""
-    with Topics(private_kafka.address) as topics:
-        topic, sender, is_over = (
-            topics.new(partitions=2),
-            publisher(private_kafka.address, 3),
-            threading.Event(),
-        )
-        accepted: dict[str, list[str]] = {f"key-{number}": [] for number in range(6)}
-
-        def publish() -> None:
-            waiting = {key: envelope(topic, "0", key) for key in accepted}
-            while not is_over.is_set():
-                for key, outcome in zip(waiting, published(sender, list(waiting.values())), strict=True):
-                    assert isinstance(outcome, Accepted | Unavailable | Unknown)
-                    if isinstance(outcome, Accepted):
-                        accepted[key].append(waiting[key].id)
-                        waiting[key] = envelope(topic, f"{len(accepted[key])}", key)
-
-        thread = threading.Thread(target=publish)
-        thread.start()
-        for _ in range(3):
-            before = len(accepted["key-0"])
-            wait_until(lambda: len(accepted["key-0"]) > before + 100)  # noqa: B023 - ends within the turn
-            private_kafka.restart()
-        before = len(accepted["key-0"])
-        wait_until(lambda: len(accepted["key-0"]) > before + 10)
-        is_over.set()
-        thread.join()
-        written: dict[str, list[str]] = {}
-        for record in topics.log(topic):
-            ids = written.setdefault((record.key() or b"").decode(), [])
-            if id_of(record) not in ids:
-                ids.append(id_of(record))
-    for key, ids in accepted.items():
-        assert written[key][: len(ids)] == ids
-        assert len(written[key]) <= len(ids) + 1  # the last one may be there without an answer
-
-
 def test_the_broker_is_away_when_a_relay_starts(private_kafka: LocalKafka) -> None:
     """What was sent while no broker answered is never written; once one answers, messages are accepted."""
     with Topics(private_kafka.address) as topics:

@@ -28,9 +28,15 @@ TIMEOUT = 4
 
 
 @pytest.fixture
-def topics(private_kafka: LocalKafka, second_broker: LocalKafka) -> Iterator[Topics]:
+def second_broker(two_brokers: tuple[LocalKafka, LocalKafka]) -> LocalKafka:
+    """The one that a test may crash."""
+    return two_brokers[1]
+
+
+@pytest.fixture
+def topics(two_brokers: tuple[LocalKafka, LocalKafka]) -> Iterator[Topics]:
     """Topics of two brokers, of which a test may crash the second."""
-    with Topics(private_kafka.address) as topics:
+    with Topics(two_brokers[0].address) as topics:
         wait_until(lambda: topics.leaders(topics.new_on(2)) == {0: 2})
         yield topics
 

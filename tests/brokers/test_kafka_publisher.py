@@ -162,21 +162,6 @@ def test_the_client_s_queue_is_full(topics: Topics) -> None:
     assert values(topics.log(topic)) == ["0", "1"]
 
 
-def test_nothing_to_send(topics: Topics) -> None:
-    """An empty batch has no outcomes."""
-    assert published(publisher(topics), []) == []
-
-
-def test_after_close(topics: Topics) -> None:
-    """A publisher that was closed opens new connections when it has to send; closing twice does nothing."""
-    topic, sender = topics.new(), publisher(topics)
-    for value in "ab":
-        assert published(sender, [envelope(topic, value, "1")]) == [Accepted()]
-        sender.close()
-        sender.close()
-    assert values(topics.log(topic)) == ["a", "b"]
-
-
 def test_from_an_event_loop(topics: Topics) -> None:
     """An asynchronous relay's publisher says and writes the same. A send that is cancelled ends first, and
     nothing of it is sent later."""

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -13,7 +13,6 @@ import pytest
 
 from inbox import Backoff, Delivery, Outcome, Verdict
 from outbox import Accepted, Envelope, Unavailable, Unknown
-from outbox import Outcome as Published
 from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support import accounts
@@ -25,7 +24,6 @@ from tests.support.rabbit_alarm import lacking_memory
 from tests.support.rabbit_consumers import Counted, bookkeeping, consuming
 from tests.support.rabbit_queues import Queues, envelope
 from tests.support.status_workers import wait_until
-from tests.support.together import Task
 
 pytest_plugins = ["tests.support.rabbit_fixtures"]
 
@@ -105,42 +103,6 @@ def test_a_consumer_that_is_stopped_under_load(queues: Queues, postgres: Databas
     taken = sum(accounts.totals(engine).values())
     assert 0 < taken < count
     assert queues.count(queue) == count - taken
-
-
-def test_what_was_accepted_outlives_the_broker(private_rabbitmq: LocalRabbit) -> None:
-    """kill -9 of the broker while batches are published, and a restart: the same publisher goes on by itself,
-    every message called accepted is in the queue, and none that was called unavailable."""
-    with Queues(private_rabbitmq.url) as queues:
-        queue, enough = queues.new(), threading.Event()
-        publisher = RabbitPublisher(private_rabbitmq.url, timeout=5)
-        outcomes: dict[str, Published] = {}
-        latest: deque[Published] = deque(maxlen=1)
-
-        def publish() -> None:
-            while not enough.is_set():
-                batch = [envelope(queue) for _ in range(100)]
-                answers = published(publisher, batch)
-                outcomes.update(zip((each.id for each in batch), answers, strict=True))
-                latest.append(answers[-1])
-                if answers[-1] != Accepted():
-                    enough.wait(0.01)
-
-        publishing = Task(publish)
-        try:
-            wait_until(lambda: len(outcomes) > 1_000)
-            threading.Event().wait(SETTLED)
-            private_rabbitmq.restart()
-            wait_until(lambda: latest[-1] == Accepted())
-        finally:
-            enough.set()
-            publishing.result()
-        publisher.close()
-        there = {message.header.properties.message_id for message in queues.take(queue)}
-    sent = {kind: {name for name, each in outcomes.items() if isinstance(each, kind)} for kind in KINDS}
-    assert sum(map(len, sent.values())) == len(outcomes)
-    assert sent[Unavailable]
-    assert sent[Accepted] <= there
-    assert not sent[Unavailable] & there
 
 
 def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres: Database) -> None:

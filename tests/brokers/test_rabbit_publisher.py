@@ -112,12 +112,6 @@ def test_a_batch_keeps_its_order(queues: Queues, send: Send) -> None:
 
 
 @both_kinds
-def test_nothing_to_send(queues: Queues, send: Send) -> None:
-    """An empty batch has no outcomes."""
-    assert send(queues.url, []) == []
-
-
-@both_kinds
 def test_an_unroutable_message_waits(queues: Queues, send: Send) -> None:
     """Where no queue is bound the message has to wait, with a reason that names the exchange and the routing
     key; others go on, and once there is a queue it is taken."""
@@ -271,18 +265,6 @@ def test_the_checks_of_the_asynchronous_publisher(queues: Queues) -> None:
         await publisher.close()
 
     asyncio.run(scenario())
-
-
-def test_a_publisher_is_used_again_after_close(queues: Queues) -> None:
-    """Closing twice, or before the first send, does nothing; sending again opens a new connection."""
-    queue = queues.new()
-    publisher = RabbitPublisher(queues.url)
-    publisher.close()
-    for _ in range(2):
-        assert published(publisher, [envelope(queue)]) == [Accepted()]
-        publisher.close()
-        publisher.close()
-    assert queues.count(queue) == 2
 
 
 def test_a_fork_has_a_connection_of_its_own(queues: Queues) -> None:

@@ -53,7 +53,17 @@ def test_what_is_missing_is_named(code: str, said: dict[str, tuple[str, str]]) -
 
 def test_the_import_loads_what_everybody_needs() -> None:
     """Importing the packages loads no driver, dialect or client of a broker, neither Alembic nor pyarrow."""
-    later = ["alembic", "pyarrow", "psycopg", "pymysql", "aiosqlite", "redis", "confluent_kafka", "aiormq"]
+    later = [
+        "alembic",
+        "pyarrow",
+        "psycopg",
+        "pymysql",
+        "aiosqlite",
+        "redis",
+        "confluent_kafka",
+        "aiormq",
+        "pytest",
+    ]
     later += [f"sqlalchemy.dialects.{name}" for name in ("mysql", "postgresql", "sqlite")]
     script = "import json, sys, inbox, outbox; print(json.dumps([*{*sys.argv[1:]} & {*sys.modules}]))"
     done = run([sys.executable, "-c", script, *later])

@@ -25,6 +25,7 @@ NAMESPACES = (
     "outbox.kafka",
     "outbox.rabbitmq",
     "outbox.schema",
+    "outbox.testing",
     "spark.errors",
 )
 LONGEST_CONTENTS_PAGE = 50

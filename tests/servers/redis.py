@@ -10,7 +10,7 @@ import redis
 from sqlalchemy import URL, make_url
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder
-from tests.servers import docker, environment
+from tests.servers import docker, environment, freezing
 from tests.servers.server import Missing, first_of
 
 SETTINGS = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
@@ -45,8 +45,24 @@ class LocalRedis:
 
     def restart(self) -> None:
         """Crash the server and start it again on the same port, with all that it had answered."""
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        """Crash the server, as `kill -9` does."""
         self._process.stop(signal.SIGKILL)
+
+    def start(self) -> None:
+        """Start it again on the same port, with all that it had answered."""
         self._process = self._start()
+
+    def freeze(self) -> None:
+        """Let it do nothing until `thaw`; its connections stay."""
+        freezing.freeze(self._process.pid)
+
+    def thaw(self) -> None:
+        """Let it go on after `freeze`."""
+        freezing.thaw(self._process.pid)
 
     def close(self) -> None:
         """Stop the server and remove everything it wrote."""

@@ -1,4 +1,4 @@
-"""Fixtures of the Kafka tests: one broker for all of them, and one for each module that tests may crash.
+"""Fixtures of the Kafka tests: one broker for all of them, and one that tests may crash.
 
 A test module names this one as its plugin.
 """
@@ -34,20 +34,24 @@ def private_kafka(kafka_to_crash: LocalKafka) -> Iterator[LocalKafka]:
         kafka_to_crash.restart()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kafka_to_crash() -> Iterator[LocalKafka]:
-    """The same for all tests of a module: it takes seconds to start."""
+    """The same for all tests: it takes seconds to start."""
     server = LocalKafka(_program())
     yield server
     server.close()
 
 
 @pytest.fixture(scope="module")
-def second_broker(kafka_to_crash: LocalKafka) -> Iterator[LocalKafka]:
-    """Broker 2 of the same cluster, for tests that crash only this one."""
-    server = LocalKafka(_program(), joins=kafka_to_crash)
-    yield server
-    server.close()
+def two_brokers() -> Iterator[tuple[LocalKafka, LocalKafka]]:
+    """A cluster of two, for tests that crash only the second."""
+    first = LocalKafka(_program())
+    try:
+        second = LocalKafka(_program(), joins=first)
+        yield first, second
+        second.close()
+    finally:
+        first.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,85 @@
+"""RabbitMQ passes the conformance suites: the publisher, and the consumer."""
+
+import time
+from collections.abc import Iterator, Sequence
+from uuid import uuid4
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from inbox import Delivery
+from inbox_outbox_base.brokers.rabbitmq.delivery import delivery_of
+from outbox import Envelope
+from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
+from outbox.testing import PublisherSuite
+from tests.servers.rabbitmq import LocalRabbit
+from tests.support.rabbit_queues import Queues
+
+pytest_plugins = ["tests.support.rabbit_fixtures"]
+
+SETTLED = 3.0
+"""Seconds after which a server that crashes still has a queue that it had just made."""
+
+
+class RabbitServer:
+    """The server, and the methods with which the suites reach it."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, private_rabbitmq: LocalRabbit) -> Iterator[None]:
+        self.server = private_rabbitmq
+        with Queues(private_rabbitmq.url) as self.queues:
+            yield
+
+    def new_topic(self) -> str:
+        self.made = time.monotonic()
+        return self.queues.new()
+
+    def freeze(self) -> None:
+        self.server.freeze()
+
+    def thaw(self) -> None:
+        self.server.thaw()
+
+    def kill(self) -> None:
+        time.sleep(max(0.0, self.made + SETTLED - time.monotonic()))
+        self.server.kill()
+
+    def start(self) -> None:
+        self.server.start()
+
+
+class TestRabbitPublisher(RabbitServer, PublisherSuite):
+    """The synchronous publisher."""
+
+    kills = 1  # each takes seconds
+
+    def publisher(self) -> RabbitPublisher:
+        return RabbitPublisher(self.server.url, timeout=2)
+
+    def received(self, topic: str, count: int) -> Sequence[Delivery]:
+        self.wait_until(lambda: self.queues.count(topic) >= count)
+        return [delivery_of(message) for message in self.queues.take(topic)]
+
+    def refused(self, topic: str) -> Envelope:
+        return self.envelope(topic, CC="a header that RabbitMQ reads as a list")
+
+    def missing_topic(self) -> str:
+        return f"missing-{uuid4()}"
+
+    def unreachable(self) -> RabbitPublisher:
+        return RabbitPublisher(f"amqp://me:{self.secret}@127.0.0.1:{free_port()}/", timeout=2)
+
+
+class TestAsyncRabbitPublisher(TestRabbitPublisher):
+    """The asynchronous publisher."""
+
+    def publisher(self) -> AsyncRabbitPublisher:  # type: ignore[override]
+        return AsyncRabbitPublisher(self.server.url, timeout=2)
+
+    @pytest.mark.long
+    def test_a_killed_server(self) -> None:
+        """Beside the synchronous one, which has the same core."""
+        super().test_a_killed_server()
+
+    def unreachable(self) -> AsyncRabbitPublisher:  # type: ignore[override]
+        return AsyncRabbitPublisher(f"amqp://me:{self.secret}@127.0.0.1:{free_port()}/", timeout=2)
