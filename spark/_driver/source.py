@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
@@ -29,6 +29,11 @@ from spark._options.settings import Settings, checked
 from .job import Job
 from .reader import columns, reader
 from .ship import sent
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # Spark 4.0
+    DataSourceStreamArrowWriter = None  # type: ignore[misc, assignment]
 
 _log = logging.getLogger("spark.inbox")
 _NEEDED = ("url", "table", "key", "consumer")
@@ -69,8 +74,10 @@ class InboxDataSource(DataSource):
         """
         return _Writer(_Plan.of(self.options, schema, overwrite))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """The writer for ``df.writeStream``; raises the errors of `writer`."""
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """The writer for ``df.writeStream``; raises the errors of `writer`, on Spark 4.0 `InvalidOption`."""
+        if DataSourceStreamArrowWriter is None:
+            raise InvalidOption("writeStream.format('inbox'): needs Spark 4.1; use foreachBatch")
         return _StreamWriter(_Plan.of(self.options, schema, overwrite))
 
 
@@ -165,7 +172,7 @@ class _Writer(DataSourceArrowWriter):
         _report(self._plan, messages)
 
 
-class _StreamWriter(DataSourceStreamArrowWriter):
+class _StreamWriter(DataSourceStreamArrowWriter or DataSourceStreamWriter):  # type: ignore[misc]
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan
 

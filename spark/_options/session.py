@@ -1,6 +1,7 @@
 """The Spark session's defaults, and facts that only a classic session (not Connect) provides."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +15,10 @@ from .names import PREFIX, from_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+# Before Spark 4.3, UTC is the default and the parameter has another name.
+_IN_UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
 
 
 def session_options(df: "DataFrame") -> dict[str, Any]:
@@ -41,7 +46,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 def _arrow_field(field: StructField) -> pa.Field:
     try:
-        return to_arrow_schema(StructType([field]), timezone="UTC").field(0)
+        return to_arrow_schema(StructType([field]), **_IN_UTC).field(0)
     except PySparkTypeError as error:
         raise ColumnMismatch(
             f"column {field.name!r}: the type {field.dataType.simpleString()} cannot be written; cast it"

@@ -12,6 +12,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
+from inbox.errors import InvalidOption
 from spark import InboxDataSource
 from spark._driver.ship import shipped
 from spark.errors import VersionMismatch
@@ -127,3 +128,10 @@ def test_the_data_source_checks_it_too(
     for each in sent:
         with pytest.raises(VersionMismatch, match=here):
             pickle.loads(each).write(iter(()))  # noqa: S301 - the test's own
+
+
+def test_a_stream_on_spark_4_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no streams of Arrow batches, so `writeStream.format("inbox")` says what to use instead."""
+    monkeypatch.setattr("spark._driver.source.DataSourceStreamArrowWriter", None)
+    with pytest.raises(InvalidOption, match=r"needs Spark 4\.1; use foreachBatch"):
+        InboxDataSource({}).streamWriter(ROWS, overwrite=False)
