@@ -96,6 +96,8 @@ class LocalRocket:
             "remotingListenPort": free_port(),
             # Clients that come through a proxy of the test's own stay there.
             "useEndpointPortFromRequest": True,
+            # It remembers for so long that there is no such topic.
+            "topicRouteServiceCacheRefreshSeconds": 1,
         }
         settings = {
             "brokerClusterName": "DefaultCluster",

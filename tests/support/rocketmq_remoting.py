@@ -6,11 +6,13 @@ Its tools are Java programs that take seconds to start.
 import json
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _PULL, _MAKE_TOPIC, _MAKE_GROUP, _LAST_OFFSET, _DELETE_TOPIC, _DELETE_GROUP = 11, 17, 200, 30, 215, 207
+_CONFIGURATION, _ROUTE, _NO_ROUTE = 26, 105, 17
 _NOTHING_THERE = {19, 20, 21}
 """Answers to a pull: no message, and two kinds of an offset that is not there."""
 _BETWEEN_NAME_AND_VALUE, _BETWEEN_PROPERTIES = "\x01", "\x02"
@@ -48,6 +50,7 @@ class Remoting:
             "attributes": f"+message.type={kind}",
         }
         self._ask(_MAKE_TOPIC, header)
+        self._wait_until_known(name)
 
     def make_group(self, name: str, *, in_order: bool, retries: int) -> None:
         """Make a group of consumers; after `retries` more deliveries of a message it is dead."""
@@ -83,6 +86,18 @@ class Remoting:
             found += some
         return found
 
+    def _wait_until_known(self, topic: str, timeout: float = 60) -> None:
+        """The broker tells the name server a moment later. A proxy that is asked before remembers for a while
+        that there is no such topic."""
+        _, _, content = self._ask(_CONFIGURATION, {})
+        settings = dict(line.split("=", 1) for line in content.decode().splitlines() if "=" in line)
+        names = Remoting(settings["namesrvAddr"])
+        deadline = time.monotonic() + timeout
+        while names._ask(_ROUTE, {"topic": topic}, allowed={_NO_ROUTE})[0] == _NO_ROUTE:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the name server does not know {topic}")
+            time.sleep(0.01)
+
     def _pull(self, topic: str, queue: int, offset: int) -> list[Stored]:
         header = {
             "consumerGroup": "TOOLS_CONSUMER",
@@ -105,7 +120,7 @@ class Remoting:
         code: int,
         header: Mapping[str, Any],
         body: bytes = b"",
-        allowed: set[int] = frozenset(),  # type: ignore[assignment]
+        allowed: Collection[int] = (),
     ) -> tuple[int, dict[str, str], bytes]:
         host, _, port = self._address.rpartition(":")
         head = json.dumps(
