@@ -1,14 +1,14 @@
 """Publish an outbox's messages to Kafka, through confluent-kafka's producer (extra `kafka`)."""
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+from inbox_outbox_base.brokers.sends_in_threads import SendsInThreads
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import UnsafeBroker
@@ -22,13 +22,8 @@ with brought_by("kafka"):
     from .producers import Producers
     from .sending import Answers, Sending
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _log = logging.getLogger("outbox.kafka")
 _SHARE_FOR_CLEANING_UP = 0.1
-_THREADS = 1_000
-"""More than there are sends at the same time."""
 
 
 class KafkaPublisher:
@@ -125,7 +120,7 @@ class AsyncKafkaPublisher:
         self._publisher = KafkaPublisher(config, timeout=timeout)
         self.timeout = self._publisher.timeout
         self.ordered = self._publisher.ordered
-        self._threads = _new_threads()
+        self._threads = SendsInThreads("outbox kafka")
 
     def check(self, lease: float) -> None:
         """As `KafkaPublisher.check`."""
@@ -134,29 +129,12 @@ class AsyncKafkaPublisher:
     async def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
         """As `KafkaPublisher.send`."""
         answers = self._publisher._answers(batch)  # noqa: SLF001 - one class in two forms
-        try:
-            while (some := await self._in_thread(next, answers, None)) is not None:
+        async with aclosing(self._threads.iterate(answers)) as several:
+            async for some in several:
                 for answer in some:
                     yield answer
-        finally:
-            await self._in_thread(answers.close)
 
     async def close(self) -> None:
         """As `KafkaPublisher.close`."""
-        await self._in_thread(self._publisher.close)
-        threads, self._threads = self._threads, _new_threads()
-        threads.shutdown(wait=False)
-
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A cancellation is raised once the work has ended."""
-        loop = asyncio.get_running_loop()
-        working = loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
-        try:
-            return await asyncio.shield(working)
-        finally:
-            await asyncio.wait([working])
-
-
-def _new_threads() -> ThreadPoolExecutor:
-    """Not the event loop's own threads: sends that wait for a broker would occupy all of them."""
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox kafka")
+        await self._threads.run(self._publisher.close)
+        self._threads.close()
