@@ -12,7 +12,7 @@ from inbox.errors import InvalidOption
 from inbox_outbox_base.errors import secrets
 from outbox import Publisher
 
-EXPECTED = "amqp://user@host/vhost, amqps://, or kafka://host:9092?setting=value"
+EXPECTED = "amqp://user@host/vhost, amqps://, kafka://host:9092?setting=value, or rocketmq://host:8081"
 _SECRET = ("password", "secret", ".pem", ".key")
 
 
@@ -30,12 +30,14 @@ def publisher_at(to: str, exchange: str, timeout: timedelta) -> Iterator[Publish
         ImportError: the client is not installed.
     """
     scheme, _, rest = to.partition("://")
+    if exchange and scheme in ("kafka", "rocketmq", "rocketmqs"):
+        raise InvalidOption(f"--exchange={exchange!r}: only RabbitMQ has exchanges")
     if scheme in ("amqp", "amqps") and rest:
         publisher = _rabbitmq(to, exchange, timeout)
     elif scheme == "kafka" and rest:
-        if exchange:
-            raise InvalidOption(f"--exchange={exchange!r}: only RabbitMQ has exchanges")
         publisher = _kafka(rest, timeout)
+    elif scheme in ("rocketmq", "rocketmqs") and rest:
+        publisher = _rocketmq(to, timeout)
     else:
         raise InvalidOption(f"--to: expected {EXPECTED}")
     try:
@@ -80,6 +82,16 @@ def _kafka(rest: str, timeout: timedelta) -> Any:
                 raise InvalidOption(f"--to: {error.args[0].str()}") from None
 
     return Checked({**settings, "bootstrap.servers": servers.rstrip("/")}, timeout=timeout)
+
+
+def _rocketmq(url: str, timeout: timedelta) -> Any:
+    login = url.partition("://")[2].rpartition("@")[0]
+    _remember(unquote(login.partition(":")[2]))
+    try:
+        from outbox.rocketmq import RocketMQPublisher
+    except ImportError as error:
+        raise ImportError(f"cannot load rocketmq-python-client: {error}") from None
+    return RocketMQPublisher(url, timeout=timeout)
 
 
 def _remember(password: str) -> None:

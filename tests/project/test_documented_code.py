@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -12,13 +11,12 @@ from outbox.rabbitmq import RabbitPublisher
 from tests.support.documented_code import (
     FENCE,
     PAGES,
-    TABLES,
     Block,
     blocks,
     name,
     pages_that_need,
     reader,
-    rows,
+    run_on_broker,
 )
 from tests.support.kafka_topics import Topics
 from tests.support.rabbit_queues import Queues
@@ -62,17 +60,6 @@ def test_the_code_for_rabbitmq_runs(
             "outbox.rabbitmq.RabbitPublisher", lambda url: left.enter_context(closing(RabbitPublisher(url)))
         )
         run_on_broker(page, tmp_path, monkeypatch, "rabbitmq", {"amqp://guest:guest@rabbitmq/": queues.url})
-
-
-def run_on_broker(
-    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, broker: str, addresses: Mapping[str, str]
-) -> None:
-    """Run the blocks of a page; no message is left in the outbox."""
-    monkeypatch.chdir(folder)
-    names = reader(folder)
-    for block in blocks(page):
-        block.run(names, broker, addresses)
-    assert not rows(names["engine"], TABLES.outbox.message)
 
 
 def test_the_first_program_runs_as_it_is(tmp_path: Path) -> None:

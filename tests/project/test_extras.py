@@ -12,6 +12,7 @@ NEEDS = {
     "import outbox.kafka": ("confluent_kafka", "kafka"),
     "import inbox.rabbitmq": ("aiormq", "rabbitmq"),
     "import outbox.rabbitmq": ("aiormq", "rabbitmq"),
+    "import outbox.rocketmq": ("rocketmq", "rocketmq"),
     "import inbox.otel": ("opentelemetry", "otel"),
     "import spark": ("pyarrow", "spark"),
     "import inbox; inbox.RedisStore(None)": ("redis", "redis"),
@@ -62,6 +63,8 @@ def test_the_import_loads_what_everybody_needs() -> None:
         "redis",
         "confluent_kafka",
         "aiormq",
+        "rocketmq",
+        "grpc",
         "pytest",
     ]
     later += [f"sqlalchemy.dialects.{name}" for name in ("mysql", "postgresql", "sqlite")]

@@ -24,6 +24,7 @@ NAMESPACES = (
     "outbox.errors",
     "outbox.kafka",
     "outbox.rabbitmq",
+    "outbox.rocketmq",
     "outbox.schema",
     "outbox.testing",
     "spark.errors",

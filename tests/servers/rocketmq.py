@@ -94,8 +94,6 @@ class LocalRocket:
             "namesrvAddr": f"127.0.0.1:{names}",
             "grpcServerPort": self._port,
             "remotingListenPort": free_port(),
-            # Clients that come through a proxy of the test's own stay there.
-            "useEndpointPortFromRequest": True,
             # It remembers for so long that there is no such topic.
             "topicRouteServiceCacheRefreshSeconds": 1,
         }

@@ -1,9 +1,9 @@
 """The Python blocks of README.md and docs/, and the names that their reader has already.
 
 The blocks of a page run one after the other, in one namespace. A comment in front of a block says that it
-`needs kafka`, `rabbitmq` or `spark`, and is run with addresses of real ones in place of the page's, or that
-it is `not run: reason`. Of a block that is not run, the imports are. If a `text` block follows, that is what
-it prints.
+`needs kafka`, `rabbitmq`, `rocketmq` or `spark`, and is run with addresses of real ones in place of the
+page's, or that it is `not run: reason`. Of a block that is not run, the imports are. If a `text` block
+follows, that is what it prints.
 """
 
 import ast
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, Engine, Table, create_engine, func, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -31,7 +32,7 @@ from tests.support.program import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *(```|~~~) *py", re.MULTILINE)
 BLOCK = re.compile(
-    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs (?P<service>kafka|rabbitmq|spark)) -->\n)?"
+    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs (?P<service>kafka|rabbitmq|rocketmq|spark)) -->\n)?"
     r"^```python\n(?P<code>.*?)^```$"
     r"(?:\n+^```text\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
@@ -102,6 +103,17 @@ def name(page: Path) -> str:
 def pages_that_need(service: str) -> list[Path]:
     """The pages with blocks that need this service."""
     return [page for page in PAGES if any(block.service == service for block in blocks(page))]
+
+
+def run_on_broker(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, broker: str, addresses: Mapping[str, str]
+) -> None:
+    """Run the blocks of a page; no message is left in the outbox."""
+    monkeypatch.chdir(folder)
+    names = reader(folder)
+    for block in blocks(page):
+        block.run(names, broker, addresses)
+    assert not rows(names["engine"], TABLES.outbox.message)
 
 
 def rows(engine: Engine, table: Table) -> int:

@@ -156,8 +156,12 @@ class TcpProxy:
             if link.losing_the_answer.is_set():
                 self._break(link)
                 return
-            link.client.sendall(chunk)
+            link.client.sendall(self._answer(chunk))
         link.client.shutdown(socket.SHUT_WR)
+
+    def _answer(self, chunk: bytes) -> bytes:
+        """What a client gets of what the server sends."""
+        return chunk
 
     def _take_cut(self, chunk: bytes) -> Cut | None:
         with self._lock:

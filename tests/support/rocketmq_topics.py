@@ -1,17 +1,25 @@
 """RocketMQ's topics and groups that belong to one test, and what is in them."""
 
 import time
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 from inbox_outbox_base.brokers.rocketmq.client import grpc, rocketmq
+from outbox import Envelope
 from tests.support.rocketmq_remoting import Remoting, Stored
 
 WAIT = 60
 """Seconds, for what takes one on a machine that is not busy."""
 INVISIBLE = 60
 """Seconds for which nobody else gets a message that was received."""
+
+
+def envelope(topic: str, payload: str | bytes = "x", key: str | None = None, **headers: str) -> Envelope:
+    """A message on its way out."""
+    body = payload.encode() if isinstance(payload, str) else payload
+    return Envelope(f"{uuid4()}", topic, key, body, "text/plain", headers, 1, datetime.now(UTC))
 
 
 class Topics:
@@ -51,10 +59,14 @@ class Topics:
 
     def received(self, topic: str, group: str, count: int) -> list[bytes]:
         """The payloads of so many messages, as a consumer of that group gets and acknowledges them."""
+        return [message.body for message in self.messages(topic, group, count)]
+
+    def messages(self, topic: str, group: str, count: int) -> list[Any]:
+        """So many messages, as the client gives them to a consumer of that group, which acknowledges them."""
         configuration = rocketmq.ClientConfiguration(self.address, rocketmq.Credentials(), request_timeout=10)
         consumer = rocketmq.SimpleConsumer(configuration, group, {topic: rocketmq.FilterExpression()}, 1)
         consumer.startup()
-        found: list[bytes] = []
+        found: list[Any] = []
         give_up = time.monotonic() + WAIT
         try:
             while len(found) < count and time.monotonic() < give_up:
@@ -65,7 +77,7 @@ class Topics:
                     continue
                 for message in messages:
                     consumer.ack(message)
-                    found.append(message.body)
+                    found.append(message)
         finally:
             consumer.shutdown()
         return found

@@ -26,6 +26,7 @@ _keep_logging_as_it_is()
 import grpc  # noqa: E402 - after that
 import rocketmq  # noqa: E402
 from rocketmq import grpc_protocol as protocol  # noqa: E402
-from rocketmq.v5.util import Signature  # noqa: E402
+from rocketmq.v5.client.connection import RpcEndpoints  # noqa: E402
+from rocketmq.v5.util import ClientId, Signature  # noqa: E402
 
-__all__ = ["LOGGER", "Signature", "grpc", "protocol", "rocketmq"]
+__all__ = ["LOGGER", "ClientId", "RpcEndpoints", "Signature", "grpc", "protocol", "rocketmq"]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 ENCODED = "outbox-encoded"
 """The property with those that cannot be carried as they are, as a JSON object."""
+GROUP = "__SHARDINGKEY"
+"""RocketMQ's property for the message group; its client shows it as if it were one of the user's."""
 MOST = 128
 """RocketMQ's limit for the number of properties."""
 
@@ -33,7 +35,7 @@ def encode(properties: Mapping[str, str]) -> dict[str, str]:
 def decode(properties: Mapping[str, str]) -> dict[str, str]:
     """The properties as they were before `encode`. Those that somebody else has encoded in another way stay
     as they are."""
-    found = dict(properties)
+    found = {name: value for name, value in properties.items() if name != GROUP}
     try:
         rest = json.loads(found.get(ENCODED, "{}"))
     except ValueError:

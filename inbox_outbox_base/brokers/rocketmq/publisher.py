@@ -1,0 +1,143 @@
+"""Publish an outbox's messages to RocketMQ, through its gRPC client (extra `rocketmq`)."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Generator, Sequence
+from datetime import timedelta
+
+from inbox_outbox_base.brokers.sends_in_threads import SendsInThreads
+from inbox_outbox_base.checks import outbox_options
+from inbox_outbox_base.checks.extras import brought_by
+from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
+from inbox_outbox_base.words.outgoing import Envelope, Outcome, Refused, Unavailable
+
+with brought_by("rocketmq"):
+    from . import address
+    from .proxies import NoAnswer, Proxies, Route
+    from .sending import Sending
+
+_log = logging.getLogger("outbox.rocketmq")
+_SHARE_FOR_CLEANING_UP = 0.1
+
+
+class RocketMQPublisher:
+    """A `Publisher` that says `Accepted` once RocketMQ has confirmed the message.
+
+    How safe a confirmed message is, on disk or on a replica, is set on the broker. In a FIFO topic the key is
+    the message group: messages of one key are stored, and delivered, in the order in which they were
+    published. In a NORMAL topic the key is a property, and RocketMQ keeps no order.
+
+    Messages of different keys are sent at the same time, those of one key one after the other. Each is sent
+    once, without the client's own retries, which hide whether the first request arrived. A message may be
+    stored twice, with the same id: after an `Unknown` outcome, or when a relay dies before it has recorded
+    the answer.
+
+    Thread-safe. All sends share a connection to each proxy; a forked process opens its own.
+
+    Args:
+        url: rocketmq://access-key:secret@host:port/namespace, or rocketmqs:// with TLS. Login and namespace
+            can be left out; several proxies are separated by commas, each by its IPv4 address.
+        topics: topics that `check` looks at.
+        timeout: the longest time that `send` takes, in seconds or as `timedelta`; shorter than the relay's
+            lease.
+
+    Raises:
+        InvalidOption: an argument cannot be used.
+    """
+
+    ordered = True
+
+    def __init__(self, url: str, *, topics: Sequence[str] = (), timeout: float | timedelta = 10) -> None:
+        self._address = address.parse(url, error=InvalidOption)
+        if isinstance(topics, str) or not all(isinstance(topic, str) for topic in topics):
+            raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
+        self._topics = tuple(topics)
+        self.timeout = outbox_options.seconds("timeout", timeout)
+        self._proxies = Proxies(self._address)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._address)!r})"
+
+    def check(self, lease: float) -> None:
+        """Make sure that the settings keep the promise within a lease of this many seconds.
+
+        A relay starts even if RocketMQ is down: then only the settings are checked.
+
+        Raises:
+            UnsafeBroker: `timeout` is not shorter than the lease, RocketMQ refuses the login, or one of
+                `topics` does not exist or is not of the type NORMAL or FIFO; it names the setting, and no
+                secret.
+        """
+        if self.timeout >= lease:
+            raise UnsafeBroker(f"timeout={self.timeout:g}: expected less than the lease of {lease:g} s")
+        try:
+            refusal = self._proxies.login_refusal(self.timeout / 2)
+            if refusal is not None:
+                raise UnsafeBroker(f"url={str(self._address)!r}: RocketMQ refuses the login: {refusal}")
+            for topic in self._topics:
+                route = self._proxies.route(topic, self.timeout / 2)
+                if isinstance(route, Refused | Unavailable):
+                    raise UnsafeBroker(f"topics={topic!r}: {route.reason}")
+        except NoAnswer as error:
+            _log.warning("%r: not checked, because RocketMQ cannot be reached: %s", self, error)
+
+    def send(self, batch: Sequence[Envelope]) -> Generator[tuple[int, Outcome]]:
+        """Send a batch of one topic, and yield each message's place and outcome as the answers arrive.
+        RocketMQ's errors are outcomes, not exceptions. Closing the iterator ends the send.
+
+        `Refused`: RocketMQ never takes such a message. `Unavailable`: no proxy answers, no such topic or a
+        topic of another type, no right, or too many requests. `Unknown`: sent, but the connection broke or
+        the time ran out before the answer, or the broker did not write it to disk or to a replica in time.
+        """
+        if not batch:
+            return
+        topic, end = batch[0].topic, time.monotonic() + self.timeout * (1 - _SHARE_FOR_CLEANING_UP)
+        # Nothing is sent before a proxy answers: so the outcome is Unavailable, not Unknown.
+        try:
+            route = self._proxies.route(topic, self.timeout / 2)
+        except NoAnswer as error:
+            route = Unavailable(str(error))
+        if not isinstance(route, Route):
+            for place in range(len(batch)):
+                yield place, route
+            return
+        sending = Sending(self._proxies, batch, route, self._address.namespace, end)
+        try:
+            yield from sending.answers()
+        finally:
+            if sending.has_failed:
+                self._proxies.forget(topic)
+
+    def close(self) -> None:
+        """Close the connections; another `send` opens new ones."""
+        self._proxies.close()
+
+
+class AsyncRocketMQPublisher:
+    """`RocketMQPublisher` for an `AsyncRelay`: the same arguments and promises, its sends in threads.
+
+    A cancelled send ends first, so that none of its messages is sent after the cancellation has been raised.
+    """
+
+    ordered = True
+
+    def __init__(self, url: str, *, topics: Sequence[str] = (), timeout: float | timedelta = 10) -> None:
+        self._publisher = RocketMQPublisher(url, topics=topics, timeout=timeout)
+        self.timeout = self._publisher.timeout
+        self._threads = SendsInThreads("outbox rocketmq")
+
+    def __repr__(self) -> str:
+        return f"Async{self._publisher!r}"
+
+    async def check(self, lease: float) -> None:
+        """As `RocketMQPublisher.check`."""
+        await self._threads.run(self._publisher.check, lease)
+
+    def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
+        """As `RocketMQPublisher.send`."""
+        return self._threads.iterate(self._publisher.send(batch))
+
+    async def close(self) -> None:
+        """As `RocketMQPublisher.close`."""
+        await self._threads.run(self._publisher.close)
+        self._threads.close()

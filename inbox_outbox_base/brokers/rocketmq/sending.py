@@ -1,0 +1,132 @@
+"""One batch on its way to RocketMQ."""
+
+import queue
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from functools import partial
+from typing import Any
+
+from inbox_outbox_base.words.outgoing import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
+
+from .answers import outcome_of, outcome_of_error
+from .client import grpc
+from .message import message_of
+from .proxies import Proxies, Route
+
+_MOST = 100
+"""Requests without an answer at the same time."""
+_SHARE_FOR_THE_CLIENT = 0.1
+"""Of the time, the last part, in which gRPC ends the requests that have had no answer."""
+
+
+class Sending:
+    """Sends the messages of a batch, a request for each.
+
+    Those of one key follow one another: the next one leaves when the one before it has been accepted.
+
+    Args:
+        route: where they go.
+        namespace: of the topic.
+        end: on the monotonic clock; then what has no answer is given up.
+    """
+
+    def __init__(
+        self, proxies: Proxies, batch: Sequence[Envelope], route: Route, namespace: str, end: float
+    ) -> None:
+        self._proxies = proxies
+        self._batch = batch
+        self._route = route
+        self._namespace = namespace
+        self._end = end
+        self._deadline = end - (end - time.monotonic()) * _SHARE_FOR_THE_CLIENT
+        self._chains = _chains(batch)
+        """Places; each may leave when the one before it in its chain has been accepted."""
+        self._ready = deque(self._chains)
+        self._sent: dict[int, tuple[Any, deque[int]]] = {}
+        """By place, the requests without an answer."""
+        self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.has_failed = False
+        """Whether a message was neither accepted nor refused."""
+
+    def answers(self) -> Generator[tuple[int, Outcome]]:
+        """Send, and yield places and outcomes as the answers arrive."""
+        try:
+            while self._ready or self._sent:
+                while self._ready and len(self._sent) < _MOST:
+                    yield from self._start(self._ready.popleft())
+                if self._sent:
+                    yield from self._wait()
+        finally:
+            self._cancel()
+
+    def _start(self, chain: deque[int]) -> Generator[tuple[int, Outcome]]:
+        place = chain[0]
+        rest = self._deadline - time.monotonic()
+        if rest <= 0:
+            yield from self._ended(chain, Unavailable("no time was left to send it"))
+            return
+        envelope = self._batch[place]
+        try:
+            message = message_of(envelope, self._namespace, is_fifo=self._route.is_for_group(envelope.key))
+        except ValueError as error:
+            yield from self._ended(chain, Refused(str(error)))
+            return
+        target = self._route.target(message.system_properties.message_group)
+        silent = self._route.silent.get(target)
+        if silent is not None:
+            yield from self._ended(chain, silent)
+            return
+        try:
+            request = self._proxies.send(target, message, rest)
+        except ValueError as error:
+            yield from self._ended(chain, Unavailable(f"not sent: {error}"))
+            return
+        self._sent[place] = (request, chain)
+        request.add_done_callback(partial(self._note, place))
+
+    def _note(self, place: int, _: object) -> None:
+        self._arrived.put(place)
+
+    def _wait(self) -> Generator[tuple[int, Outcome]]:
+        try:
+            place = self._arrived.get(timeout=max(0.0, self._end - time.monotonic()))
+        except queue.Empty:
+            late = Unknown("no answer within the time limit")
+            for _, chain in list(self._sent.values()):
+                yield from self._ended(chain, late)
+            self._cancel()
+            return
+        request, chain = self._sent.pop(place)
+        yield from self._ended(chain, self._judged(request, self._batch[place]))
+
+    def _judged(self, request: Any, envelope: Envelope) -> Outcome:
+        try:
+            answer = request.result(0)
+        except (grpc.RpcError, grpc.FutureCancelledError, grpc.FutureTimeoutError) as error:
+            return outcome_of_error(error)
+        return outcome_of(answer, envelope)
+
+    def _ended(self, chain: deque[int], outcome: Outcome) -> Generator[tuple[int, Outcome]]:
+        """The outcome of a chain's first message, and of those behind it if they cannot be sent now."""
+        self.has_failed |= not isinstance(outcome, Accepted | Refused)
+        yield chain.popleft(), outcome
+        if isinstance(outcome, Accepted):
+            if chain:
+                self._ready.append(chain)
+            return
+        for place in chain:
+            yield place, Unavailable("an earlier message of its key was not accepted")
+
+    def _cancel(self) -> None:
+        for request, _ in self._sent.values():
+            request.cancel()
+        self._sent.clear()
+
+
+def _chains(batch: Sequence[Envelope]) -> list[deque[int]]:
+    """Places of messages with the same key, each in a chain; those without a key are alone."""
+    chains: dict[object, deque[int]] = {}
+    for place, envelope in enumerate(batch):
+        chains.setdefault(place if envelope.key is None else envelope.key, deque()).append(place)
+    return list(chains.values())

@@ -1,0 +1,53 @@
+"""`inbox-outbox outbox relay` and `drain` with a real RocketMQ, and the code of its page."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import inbox_outbox
+from tests.support.database import Database
+from tests.support.documented_code import name, pages_that_need, run_on_broker
+from tests.support.outbox_publishers import TABLES, count, publish
+from tests.support.rocketmq_topics import Topics
+
+pytest_plugins = ["tests.support.rocketmq_fixtures"]
+
+
+def test_drain(postgres: Database, rocketmq: Topics) -> None:
+    """A rocketmq:// address names the proxy; its secret is not written."""
+    topic = rocketmq.new("FIFO")
+    publish(postgres.engine(), "a1", "a2", topic=topic)
+    to = f"rocketmq://key:s3cr3t@{rocketmq.address}"
+    done = inbox_outbox("outbox", "drain", "--to", to, "--json", url=postgres.url)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["sent"], found["left"]) == (2, 0)
+    assert "s3cr3t" not in done.stdout + done.stderr
+    assert [each.body for each in rocketmq.stored(topic)] == [b"a1", b"a2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--to", "rocketmq://key:s3cr3t@host:port"], "url: expected rocketmq://"),
+        (["--to", "rocketmq://key:s3cr3t@host", "--exchange", "e"], "only RabbitMQ has exchanges"),
+    ],
+)
+def test_wrong_arguments(postgres: Database, arguments: list[str], why: str) -> None:
+    """One line that names the option, without the secret; nothing is sent."""
+    publish(postgres.engine(), "a1")
+    done = inbox_outbox("outbox", "drain", *arguments, url=postgres.url)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "s3cr3t" not in done.stdout + done.stderr
+    assert count(postgres.engine(), TABLES.message) == 1
+
+
+@pytest.mark.parametrize("page", pages_that_need("rocketmq"), ids=name)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rocketmq: Topics
+) -> None:
+    """What one block of a page publishes, the next one sends."""
+    rocketmq.new("FIFO", name="orders")
+    run_on_broker(page, tmp_path, monkeypatch, "rocketmq", {"rocketmq:8081": rocketmq.address})

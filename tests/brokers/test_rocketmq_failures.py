@@ -1,0 +1,138 @@
+"""The publisher for RocketMQ, and a server that is away, hangs, crashes, or whose answer is lost."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from outbox import Accepted, Unavailable, Unknown
+from outbox.rocketmq import RocketMQPublisher
+from tests.servers.rocketmq import LocalRocket
+from tests.support.answers import published
+from tests.support.rocketmq_proxy import RocketProxy
+from tests.support.rocketmq_topics import Topics, envelope
+from tests.support.status_workers import wait_until
+
+pytest_plugins = ["tests.support.rocketmq_fixtures"]
+
+HERE = b"this message"
+TIMEOUT = 4.0
+
+
+@pytest.fixture
+def proxy(rocketmq: Topics) -> Iterator[RocketProxy]:
+    """What a client's messages go through."""
+    with RocketProxy(rocketmq.address) as proxy:
+        yield proxy
+
+
+def sends(proxy: RocketProxy) -> RocketMQPublisher:
+    """A publisher that sends through it."""
+    return RocketMQPublisher(f"rocketmq://127.0.0.1:{proxy.port}", timeout=TIMEOUT)
+
+
+def is_here(chunk: bytes) -> bool:
+    """Whether a client sends the message that something happens to."""
+    return HERE in chunk
+
+
+def test_nobody_answers() -> None:
+    """Nothing was sent, so every message is unavailable; the reason has no secret."""
+    url = f"rocketmq://key:secret@127.0.0.1:{free_port()}"
+    with closing(RocketMQPublisher(url, timeout=TIMEOUT)) as publisher:
+        outcomes = published(publisher, [envelope("t", key=f"{number}") for number in range(50)])
+    assert {type(each) for each in outcomes} == {Unavailable}
+    assert "does not answer" in str(outcomes[0])
+    assert "secret" not in str(outcomes)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_lost_answer(rocketmq: Topics, proxy: RocketProxy, forward: bool) -> None:
+    """When the connection breaks behind a message nobody knows whether it was taken; whatever the truth is,
+    the next send brings it, with the same id."""
+    topic = rocketmq.new("FIFO")
+    message = envelope(topic, HERE, key="k")
+    with closing(sends(proxy)) as publisher:
+        assert published(publisher, [envelope(topic, "first", key="k")]) == [Accepted()]
+        proxy.cut_on(is_here, forward=forward)
+        first, second = published(publisher, [message, envelope(topic, "behind it", key="k")])
+        assert (type(first), type(second)) == (Unknown, Unavailable)
+        assert proxy.was_cut.is_set()
+        wait_until(lambda: published(publisher, [message]) == [Accepted()])
+    stored = rocketmq.stored(topic)
+    assert [each.body for each in stored] == [b"first", *[HERE] * (2 if forward else 1)]
+    assert {each.properties["outbox-id"] for each in stored[1:]} == {message.id}
+
+
+def test_an_answer_that_does_not_come(rocketmq: Topics, proxy: RocketProxy) -> None:
+    """When the time is over the message is unknown, and what was to follow it has not been sent. The next
+    send has a new connection."""
+    topic = rocketmq.new("FIFO")
+    message = envelope(topic, HERE, key="k")
+    with closing(sends(proxy)) as publisher:
+        proxy.stall_on(is_here)
+        first, second = published(publisher, [message, envelope(topic, "behind it", key="k")])
+        assert (type(first), type(second)) == (Unknown, Unavailable)
+        wait_until(lambda: published(publisher, [message]) == [Accepted()])
+    assert [each.body for each in rocketmq.stored(topic)] == [HERE] * 2
+    assert proxy.opened > 1
+
+
+def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:
+    """A send that finds it hanging sends nothing; one during which it begins to hang ends within its time
+    limit all the same. Both go on when the server does."""
+    with (
+        Topics(private_rocketmq.address, private_rocketmq.broker) as topics,
+        closing(RocketMQPublisher(f"rocketmq://{private_rocketmq.address}", timeout=TIMEOUT)) as publisher,
+    ):
+        topic = topics.new("FIFO")
+        answers = publisher.send([envelope(topic, f"{number}", "k") for number in range(10_000)])
+        assert next(answers) == (0, Accepted())
+        with frozen(private_rocketmq):
+            kinds = [type(outcome) for _, outcome in answers]
+            begun = [kind for kind in kinds if kind is not Accepted]
+            assert begun[0] is Unknown
+            assert set(begun[1:]) == {Unavailable}
+            (outcome,) = published(publisher, [envelope(topic, "hanging", "k")])
+            assert isinstance(outcome, Unavailable)
+        taken = 1 + kinds.count(Accepted)
+        wait_until(lambda: published(publisher, [envelope(topic, "last", "k")]) == [Accepted()])
+        bodies = [each.body for each in topics.stored(topic)]
+    assert bodies[:taken] == [b"%d" % number for number in range(taken)]
+    assert set(bodies[taken:]) <= {b"%d" % taken, b"last"}
+
+
+def test_a_crash_and_a_restart(private_rocketmq: LocalRocket) -> None:
+    """While it is away nothing is sent; when it is back all it had confirmed is there, and the same publisher
+    sends again."""
+    with (
+        Topics(private_rocketmq.address, private_rocketmq.broker) as topics,
+        closing(RocketMQPublisher(f"rocketmq://{private_rocketmq.address}", timeout=TIMEOUT)) as publisher,
+    ):
+        topic = topics.new()
+        sent = [envelope(topic, f"{number}") for number in range(200)]
+        assert published(publisher, sent) == [Accepted()] * 200
+        private_rocketmq.crash()
+        wait_until(lambda: is_unavailable(publisher, topic))
+        private_rocketmq.start()
+        wait_until(lambda: published(publisher, [envelope(topic, "last")]) == [Accepted()])
+        stored = {each.properties["outbox-id"] for each in topics.stored(topic)}
+    assert stored >= {each.id for each in sent}
+
+
+def is_unavailable(publisher: RocketMQPublisher, topic: str) -> bool:
+    """Whether it finds nobody to send to."""
+    (outcome,) = published(publisher, [envelope(topic)])
+    assert not isinstance(outcome, Accepted)
+    return isinstance(outcome, Unavailable)
+
+
+@contextmanager
+def frozen(server: LocalRocket) -> Iterator[None]:
+    """The server stands still in this block."""
+    server.freeze()
+    try:
+        yield
+    finally:
+        server.thaw()
