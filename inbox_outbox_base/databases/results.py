@@ -17,12 +17,28 @@ NEW_ROWS = "new_rows"
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Insert each new row into the table, by column name."""
+    """Insert each new row into a table, by column name.
+
+    Args:
+        table: the table, as ``name`` or ``schema.name``; None is the writer's own.
+        columns: the DataFrame's columns to write. None: all of them, except arrays that other targets
+            explode; with `explode`, the writer's key.
+        explode: an array column. Each of its elements becomes a row: the fields of a struct are columns, any
+            other element is a column with the array's name. NULL and an empty array give no row.
+    """
+
+    table: str | None = None
+    columns: Sequence[str] | None = None
+    explode: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", _columns("Append", self.columns))
+        _check_names("Append", table=self.table, explode=self.explode)
 
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """Insert each new row into the table, or update the existing one if the new one is newer.
+    """Insert each new row into a table, or update the existing one if the new one is newer.
 
     Of several new rows for one row of the table the newest wins. Rows are taken by one key (an event's id, or
     an account's number together with the version) and updated by another (the account's number). The writer
@@ -32,10 +48,14 @@ class Upsert:
         key: the columns of a unique or primary key of the table.
         version: the column that says which of two rows is newer; equal versions leave the row unchanged, and
             NULL is older than anything.
+        table, columns, explode: as for `Append`.
     """
 
     key: Sequence[str]
     version: str
+    table: str | None = None
+    columns: Sequence[str] | None = None
+    explode: str | None = None
 
     def __post_init__(self) -> None:
         key = (self.key,) if isinstance(self.key, str) else tuple(self.key)
@@ -44,6 +64,23 @@ class Upsert:
         if not isinstance(self.version, str) or not self.version:
             raise InvalidOption(f"Upsert(version={self.version!r}): expected the name of a column")
         object.__setattr__(self, "key", key)
+        object.__setattr__(self, "columns", _columns("Upsert", self.columns))
+        _check_names("Upsert", table=self.table, explode=self.explode)
+
+
+def _columns(owner: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) < len(names):
+        raise InvalidOption(f"{owner}(columns={value!r}): expected the names of different columns")
+    return names
+
+
+def _check_names(owner: str, **names: object) -> None:
+    for option, value in names.items():
+        if value is not None and (not isinstance(value, str) or not value):
+            raise InvalidOption(f"{owner}({option}={value!r}): expected a name")
 
 
 @dataclass(frozen=True, init=False)

@@ -17,6 +17,7 @@ from inbox_outbox_base.transactions.policy import Declaration
 from spark._executor import ledger
 from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, transaction
+from spark._executor.destinations import destinations
 from spark._executor.ledger import WHOLE_BATCH, Entry
 from spark._executor.report import Counts, WriteReport
 from spark._executor.task import Done, Task
@@ -67,7 +68,8 @@ class Job:
         check_key(self.settings, schema)
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
             check_tables(connection, self.tables)
-            fitted(connection, self._database, self.settings, schema)
+            for each in destinations(self.settings, schema):
+                fitted(connection, self._database, each, each.schema(schema))
             # A generated name is new, so nothing can have been committed under it.
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)

@@ -1,7 +1,7 @@
 """The writer for DataFrames."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from sqlalchemy import URL
 
-from inbox_outbox_base.databases.results import Results
+from inbox_outbox_base.databases.results import Append, Results, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 from spark._executor.probe import unseen_rows
 from spark._executor.reconciliation import Reconciliation
@@ -44,11 +44,11 @@ class InboxWriter:
     Args:
         url: the database, as ``jdbc:postgresql://host/database`` or in SQLAlchemy's form. PostgreSQL, MySQL,
             MariaDB, or SQLite on one machine.
-        table: the target of results, as ``name`` or ``schema.name``; None if `results` is SQL or a function.
+        table: the target of results that name none, as ``name`` or ``schema.name``.
         key: the column or columns of the business key.
         consumer: the scope of the keys, as in `inbox.Inbox`.
-        results: what to do with new rows: `Append()` (default), `Upsert(...)`, `Statements(...)`, or a
-            function of an open connection and an iterator of Arrow batches.
+        results: what to do with new rows: `Append()` (default), `Upsert(...)`, a list of these for several
+            tables, `Statements(...)`, or a function of an open connection and an iterator of Arrow batches.
         inbox: "rows" keeps each key in the inbox; "table" relies on the table's own unique key instead, which
             must be on exactly the columns of `key` (of an Upsert: on those of its key). That is faster, but
             only as long as a row is in the table its key is not written again.
@@ -86,7 +86,7 @@ class InboxWriter:
         key: str | list[str] | tuple[str, ...] | None = None,
         consumer: str | None = None,
         *,
-        results: Results | None = None,
+        results: Results | Sequence[Append | Upsert] | None = None,
         inbox: str | None = None,
         user: str | None = None,
         password: str | None = None,

@@ -11,6 +11,7 @@ from inbox_outbox_base.errors.spark import ColumnMismatch
 from spark._options.settings import Settings
 
 from . import keys
+from .destinations import Destination
 from .sinks import RANK
 from .spool import KEY
 
@@ -36,12 +37,15 @@ def check_key(settings: Settings, schema: pa.Schema) -> None:
         keys.check_type(name, schema.field(name).type)
 
 
-def fitted(connection: Connection, database: Loading, settings: Settings, schema: pa.Schema) -> list[Column]:
-    """How each column is sent to the database.
+def fitted(
+    connection: Connection, database: Loading, destination: Destination, schema: pa.Schema
+) -> list[Column]:
+    """How each column of a target's rows is sent to the database.
 
     Raises:
         ColumnMismatch: a column that the target lacks, requires, or cannot hold exactly.
     """
+    settings = destination.settings
     results = settings.results
     if not isinstance(results, Append | Upsert):
         return [database.column(field, None) for field in schema]
@@ -49,7 +53,8 @@ def fitted(connection: Connection, database: Loading, settings: Settings, schema
     if not targets:
         raise ColumnMismatch(f"table={settings.target!r}: there is no such table")
     # A key without a column in the target is stored in the inbox only.
-    written = [field for field in schema if field.name in targets or field.name not in settings.key]
+    optional = () if destination.is_strict else settings.key
+    written = [field for field in schema if field.name in targets or field.name not in optional]
     for field in written:
         if field.name not in targets:
             raise ColumnMismatch(

@@ -52,7 +52,7 @@ def compared_columns(
         ColumnMismatch: there is no such table or column, or a column cannot hold the DataFrame's values.
     """
     how = settings.results
-    if not isinstance(how, Append | Upsert):
+    if not isinstance(how, Append | Upsert) or how.explode is not None:
         return []
     targets = {each.name: each for each in database.targets(connection, settings)}
     if not targets:

@@ -22,10 +22,12 @@ RANK = "inbox_rank"
 Rows = Select[tuple[object, ...]]
 
 
-def create_new_rows(connection: Connection, database: Loading, columns: Sequence[Column]) -> None:
-    """Create the temporary table ``new_rows``."""
+def create_new_rows(
+    connection: Connection, database: Loading, columns: Sequence[Column], name: str = NEW_ROWS
+) -> None:
+    """Create a temporary table for new rows."""
     staged = [SqlColumn(each.name, Type(each.staged)) for each in columns]
-    new_rows = Table(NEW_ROWS, MetaData(), *staged, prefixes=["TEMPORARY"], **database.temporary)
+    new_rows = Table(name, MetaData(), *staged, prefixes=["TEMPORARY"], **database.temporary)
     connection.execute(CreateTable(new_rows))
 
 
@@ -68,22 +70,28 @@ class Straight(Sink):
 
 
 class Staged(Sink):
-    """Writes to the temporary table ``new_rows``, which SQL statements then read."""
+    """Writes to a temporary table, which SQL statements then read."""
 
     def __init__(
-        self, connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]
+        self,
+        connection: Connection,
+        database: Loading,
+        settings: Settings,
+        columns: Sequence[Column],
+        name: str,
     ) -> None:
         self._connection = connection
         self._database = database
         self._settings = settings
         self._columns = columns
+        self._name = name
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
         if self._rows == 0:
-            create_new_rows(self._connection, self._database, self._columns)
+            create_new_rows(self._connection, self._database, self._columns, self._name)
         self._rows += rows.num_rows
-        self._database.load(self._connection, NEW_ROWS, None, rows, self._settings.batch_size)
+        self._database.load(self._connection, self._name, None, rows, self._settings.batch_size)
 
     def finish(self) -> None:
         if self._rows == 0:
@@ -116,7 +124,7 @@ class Staged(Sink):
         return [each.name for each in self._columns]
 
     def _selected(self) -> Rows:
-        new_rows = table(NEW_ROWS, *(column(each.name) for each in self._columns))
+        new_rows = table(self._name, *(column(each.name) for each in self._columns))
         picked = [given_value(new_rows, each) for each in self._columns]
         results = self._settings.results
         if not isinstance(results, Upsert):
@@ -170,12 +178,19 @@ class Hopeful(Sink):
 
 
 def sink_for(
-    connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]
+    connection: Connection,
+    database: Loading,
+    settings: Settings,
+    columns: Sequence[Column],
+    name: str = NEW_ROWS,
+    *,
+    may_be_straight: bool = True,
 ) -> Sink:
-    """The fastest sink that changes no value."""
-    staged = Staged(connection, database, settings, columns)
+    """The fastest sink that changes no value; `name` is that of its temporary table."""
+    staged = Staged(connection, database, settings, columns, name)
     if (
-        isinstance(settings.results, Append)
+        may_be_straight
+        and isinstance(settings.results, Append)
         and all(each.same for each in columns)
         and database.can_load_into(connection, settings)
     ):

@@ -16,9 +16,9 @@ from inbox_outbox_base.errors.spark import InvalidRow
 from inbox_outbox_base.tables.inbox import Tables, tables
 from spark._options.settings import Settings
 
-from . import ledger, sinks
-from .columns import fitted
+from . import ledger
 from .connect import committed, engine_of
+from .filling import Filling
 from .intact import check_open, intact
 from .keys import Fingerprint, encode
 from .ledger import Entry
@@ -209,16 +209,12 @@ class _Partition:
 
 def _fill(tables: Iterator[pa.Table], connection: Connection, database: Loading, settings: Settings) -> int:
     """Apply the rows; with inbox="table", return how many were new."""
-    sink, columns = None, []
+    filling = None
     for rows in tables:
-        if sink is None:
-            columns = fitted(connection, database, settings, rows.schema)
-            sink = sinks.sink_for(connection, database, settings, columns)
-        sink.add(sinks.converted(rows, columns))
-    if sink is None:
-        return 0
-    sink.finish()
-    return sink.applied
+        if filling is None:
+            filling = Filling(connection, database, settings, rows.schema)
+        filling.add(rows)
+    return 0 if filling is None else filling.finish()
 
 
 class _Taking:

@@ -1,7 +1,7 @@
 """A writer's options, checked before anything is read or written."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -32,6 +32,15 @@ _STAND_INS: dict[str, Any] = {"url": "postgresql://host/database", "table": "t",
 _TOO_WEAK = ("NONE", "READ_UNCOMMITTED")
 
 
+@dataclass(frozen=True, slots=True)
+class Into:
+    """A target, and what goes into it."""
+
+    table_schema: str | None
+    table: str | None
+    results: Results
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All options of a task; sent to executors, so it contains the password, which is never shown."""
@@ -42,6 +51,9 @@ class Settings:
     key: tuple[str, ...]
     consumer: str
     results: Results
+    """What to do with new rows; of several targets, the first."""
+    more: tuple["Into", ...]
+    """The other targets."""
     inbox: Inbox
     run: str | None
     batch: int
@@ -62,6 +74,15 @@ class Settings:
     def target(self) -> str:
         """The table's name, as ``name`` or ``schema.name``."""
         return ".".join(part for part in (self.table_schema, self.table) if part)
+
+    @property
+    def targets(self) -> list["Settings"]:
+        """The settings for each target, in their order."""
+        others = (
+            replace(self, table_schema=each.table_schema, table=each.table, results=each.results, more=())
+            for each in self.more
+        )
+        return [replace(self, more=()), *others]
 
 
 def checked(
@@ -94,18 +115,19 @@ def checked(
     Raises:
         InvalidOption: an option is invalid; the message names it and its value, but never a password.
     """
-    checked_results = _results(results)
-    schema, name = _table(table, checked_results)
+    first, *more = _targets(table, results)
     checked_key = _names("key", key)
-    _check_versions(checked_key, checked_results)
+    for each in (first, *more):
+        _check_versions(checked_key, each.results)
     return Settings(
         url=jdbc_or_sqlalchemy(url, user, password),
-        table=name,
-        table_schema=schema,
+        table=first.table,
+        table_schema=first.table_schema,
         key=checked_key,
         consumer=inbox_options.consumer(consumer),  # type: ignore[arg-type]  # it checks that
-        results=checked_results,
-        inbox=_inbox(inbox, checked_results, ledger),
+        results=first.results,
+        more=tuple(more),
+        inbox=_inbox(inbox, [each.results for each in (first, *more)], ledger),
         run=None if run is None else _run(run),
         batch=_whole("batch", batch, 0),
         ledger=_one_of("ledger", ledger, ("verify", "trust", "off")),
@@ -132,12 +154,26 @@ def check_given(options: Mapping[str, Any]) -> None:
     checked(**{**_STAND_INS, **options})
 
 
+def _targets(table: object, results: object) -> list[Into]:
+    """What goes where; `table` is the table of the target that names none."""
+    if not isinstance(results, list | tuple):
+        only = _results(results)
+        return [Into(*_table(getattr(only, "table", None) or table, only), only)]
+    if not results or not all(isinstance(each, Append | Upsert) for each in results):
+        raise InvalidOption(f"results={results!r}: in a list, expected Append(...) and Upsert(...)")
+    if sum(each.table is None for each in results) > 1:
+        raise InvalidOption(f"table={table!r}, results={results!r}: expected one table for each target")
+    return [Into(*_table(each.table or table, each), each) for each in results]
+
+
 def _results(value: object) -> Results:
     if value is None:
         return Append()
     if isinstance(value, Append | Upsert | Statements) or (callable(value) and not isinstance(value, type)):
         return value
-    raise InvalidOption(f"results={value!r}: expected Append(), Upsert(...), Statements(...) or a function")
+    raise InvalidOption(
+        f"results={value!r}: expected Append(), Upsert(...), a list of these, Statements(...) or a function"
+    )
 
 
 def _check_versions(key: tuple[str, ...], results: Results) -> None:
@@ -148,10 +184,15 @@ def _check_versions(key: tuple[str, ...], results: Results) -> None:
         )
 
 
-def _inbox(value: object, results: Results, ledger: object) -> Any:
-    if value == "table" and not isinstance(results, Append | Upsert):
+def _inbox(value: object, targets: list[Results], ledger: object) -> Any:
+    if value == "table" and not isinstance(targets[0], Append | Upsert):
         raise InvalidOption(
             "inbox='table': only for Append and Upsert; others have no table whose key could be the inbox"
+        )
+    if value == "table" and (len(targets) > 1 or getattr(targets[0], "explode", None) is not None):
+        raise InvalidOption(
+            f"inbox='table', results={targets!r}: only for one target without explode; others need to know "
+            "which rows are new, and the table does not tell"
         )
     if value == "table" and ledger == "off":
         raise InvalidOption(

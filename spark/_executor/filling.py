@@ -1,0 +1,50 @@
+"""Applies a partition's new rows to all of its targets."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from sqlalchemy import Connection
+
+from inbox_outbox_base.databases.loading import Column, Loading
+from inbox_outbox_base.databases.results import NEW_ROWS
+from spark._options.settings import Settings
+
+from . import sinks
+from .columns import fitted
+from .destinations import Destination, destinations
+
+
+class Filling:
+    """The sinks of all targets, for rows of one schema."""
+
+    def __init__(
+        self, connection: Connection, database: Loading, settings: Settings, schema: pa.Schema
+    ) -> None:
+        self._sinks: list[tuple[Destination, Sequence[Column], sinks.Sink]] = []
+        is_staged = False
+        for number, each in enumerate(destinations(settings, schema)):
+            columns = fitted(connection, database, each, each.schema(schema))
+            # A row may refer to a row of an earlier target. Staged rows reach their table in the end, so the
+            # targets behind it wait, too.
+            sink = sinks.sink_for(
+                connection, database, each.settings, columns, _name(number), may_be_straight=not is_staged
+            )
+            is_staged = isinstance(sink, sinks.Staged)
+            self._sinks.append((each, columns, sink))
+
+    def add(self, rows: pa.Table) -> None:
+        """Add new rows."""
+        for destination, columns, sink in self._sinks:
+            part = destination.rows(rows)
+            if part.num_rows:
+                sink.add(sinks.converted(part, columns))
+
+    def finish(self) -> int:
+        """Apply what is left; with inbox="table", return how many rows were new."""
+        for _, _, sink in self._sinks:
+            sink.finish()
+        return sum(sink.applied for _, _, sink in self._sinks)
+
+
+def _name(number: int) -> str:
+    return f"{NEW_ROWS}_{number + 1}" if number else NEW_ROWS

@@ -1,0 +1,276 @@
+"""Several targets: headers and lines, in one partition's transaction."""
+
+import os
+import signal
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    select,
+)
+
+from inbox.errors import InvalidOption
+from spark import Append, InboxWriter, Statements, Upsert
+from spark._executor.destinations import Destination
+from spark._options.settings import checked
+from spark.errors import ColumnMismatch
+from tests.support.cases import case
+from tests.support.crash_worker import kill_at
+from tests.support.database import Database
+from tests.support.forked import run_forked
+from tests.support.spark_writes import attempt, counts, prepared, taken, write
+
+METADATA = MetaData()
+ORDER = Table(
+    "purchase",
+    METADATA,
+    Column("purchase_id", String(20), primary_key=True),
+    Column("version", BigInteger),
+    Column("buyer", String(20)),
+)
+LINE = Table(
+    "line",
+    METADATA,
+    Column("purchase_id", String(20), ForeignKey("purchase.purchase_id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("sku", String(20)),
+)
+TAG = Table("tag", METADATA, Column("purchase_id", String(20)), Column("tags", String(20)))
+ITEM = pa.struct([("number", pa.int32()), ("sku", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("purchase_id", pa.string()),
+        ("version", pa.int64()),
+        ("buyer", pa.string()),
+        ("items", pa.list_(ITEM)),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+TARGETS = [Append("purchase"), Append("line", explode="items"), Append("tag", explode="tags")]
+USUAL: dict[str, Any] = {"table": None, "key": "purchase_id", "results": TARGETS}
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the tables."""
+    METADATA.create_all(migrated.engine())
+    return migrated.engine()
+
+
+def purchases(*numbers: int, version: int = 1) -> pa.RecordBatch:
+    """A purchase for each number, with as many lines as its last digit says, and an array of tags that is
+    NULL, empty, or has two elements."""
+    rows = [
+        {
+            "purchase_id": f"p{number}",
+            "version": version,
+            "buyer": f"b{number}",
+            "items": [{"number": line, "sku": f"s{number}-{line}"} for line in range(number % 10)],
+            "tags": [None, [], ["a", f"t{number}"]][number % 3],
+        }
+        for number in numbers
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def stored(engine: Engine) -> tuple[list[str], list[tuple[str, int, str]], list[tuple[str, str]]]:
+    """The rows of the three tables, sorted."""
+    with engine.connect() as connection:
+        orders = sorted(connection.scalars(select(ORDER.c.purchase_id)))
+        lines, tags = (sorted(tuple(row) for row in connection.execute(select(each))) for each in (LINE, TAG))
+        return orders, lines, tags
+
+
+def expected(*numbers: int) -> tuple[list[str], list[tuple[str, int, str]], list[tuple[str, str]]]:
+    """What the tables have when these purchases are applied once."""
+    lines = [(f"p{each}", line, f"s{each}-{line}") for each in numbers for line in range(each % 10)]
+    tags = [(f"p{each}", tag) for each in numbers if each % 3 == 2 for tag in ("a", f"t{each}")]
+    return sorted(f"p{each}" for each in numbers), sorted(lines), sorted(tags)
+
+
+@pytest.mark.parametrize("ledger", ["verify", "off"])
+def test_headers_and_lines_are_applied_once(migrated: Database, engine: Engine, ledger: str) -> None:
+    """Each new purchase brings its lines and its tags, however often it comes; purchases count, not lines."""
+    options = USUAL | {"ledger": ledger}
+    first = write(migrated, [purchases(1, 2, 3, 2)], [purchases(4)], **options)
+    assert counts(first) == {"new": 4, "repeated": 1}
+    assert counts(write(migrated, [purchases(3, 15, 4, 20)], **options)) == {"new": 2, "duplicate": 2}
+    assert stored(engine) == expected(1, 2, 3, 4, 15, 20)
+    assert taken(engine) == ["p1", "p15", "p2", "p20", "p3", "p4"]
+
+
+def test_more_than_memory_holds(migrated: Database, engine: Engine) -> None:
+    """The parts of a large partition go to all targets, headers before their lines."""
+    numbers = [*range(1, 6_000)]
+    write(
+        migrated,
+        [purchases(*numbers[at : at + 1_000]) for at in range(0, 6_000, 1_000)],
+        memory=2**20,
+        **USUAL,
+    )
+    assert stored(engine) == expected(*numbers)
+
+
+def test_headers_that_need_a_cast_come_first_all_the_same(migrated: Database, engine: Engine) -> None:
+    """The lines refer to them, and wait in a temporary table, too."""
+    narrow = purchases(*range(1, 10)).cast(SCHEMA.set(1, pa.field("version", pa.int32())))
+    write(migrated, [narrow], **USUAL)
+    assert stored(engine) == expected(*range(1, 10))
+
+
+def test_a_header_that_is_updated(migrated: Database, engine: Engine) -> None:
+    """Each version is taken once; the newest header stands, and lines that are known are updated."""
+    results = [
+        Upsert("purchase_id", "version", "purchase", columns=["purchase_id", "version", "buyer"]),
+        Upsert(["purchase_id", "number"], "sku", "line", columns="purchase_id", explode="items"),
+    ]
+    options = {"table": None, "key": ["purchase_id", "version"], "results": results}
+    for version in (1, 3, 2, 3):
+        write(migrated, [purchases(2, 5, version=version).select(SCHEMA.names[:4])], **options)
+    assert stored(engine)[:2] == expected(2, 5)[:2]
+    with engine.connect() as connection:
+        assert set(connection.scalars(select(ORDER.c.version))) == {3}
+
+
+def test_a_target_that_refuses_a_row(migrated: Database, engine: Engine) -> None:
+    """If one target fails, no other has a row, and no key is taken."""
+    rows = purchases(7, 8).to_pylist()
+    rows[1]["items"][3]["number"] = 2
+    with pytest.raises(Exception, match=r"(?i)duplicate|unique"):
+        write(migrated, [pa.RecordBatch.from_pylist(rows, schema=SCHEMA)], **USUAL)
+    assert (stored(engine), taken(engine)) == (expected(), [])
+
+
+def test_a_lost_answer_to_a_commit(migrated: Database, engine: Engine) -> None:
+    """The partition is tried again, and its lines are there once."""
+    task = prepared(migrated, schema=SCHEMA, **USUAL)
+    lost: list[Any] = []
+
+    def lose(connection: Any) -> None:
+        if not lost:
+            lost.append(connection)
+            connection.connection.driver_connection.commit()
+            connection.connection.driver_connection.close()
+
+    event.listen(Engine, "commit", lose)
+    try:
+        done = attempt(task, 0, purchases(3, 5))
+    finally:
+        event.remove(Engine, "commit", lose)
+    assert done is not None
+    assert done.counts.new == 2
+    assert stored(engine) == expected(3, 5)
+
+
+@pytest.mark.parametrize("point", ["between targets", "before commit", "after commit"])
+def test_a_killed_task_leaves_all_or_nothing(migrated: Database, engine: Engine, point: str) -> None:
+    """kill -9 between two targets and around the COMMIT; another attempt at the partition completes it, and
+    each purchase has its lines once."""
+    url = migrated.url.render_as_string(hide_password=False)
+    code, _, errors = run_forked(die_writing, ["die_writing", url, point])
+    assert code == -signal.SIGKILL, errors
+    there = expected(*range(1, 40)) if point == "after commit" else expected()
+    assert stored(engine) == there
+    report = write(migrated, [purchases(*range(1, 40))], run="r", **USUAL)
+    assert counts(report) == {"new": 39}
+    assert stored(engine) == expected(*range(1, 40))
+
+
+def die_writing() -> None:
+    """A task in a process of its own, which is killed at a point."""
+    url, point = sys.argv[1:]
+    made = create_engine(url)
+
+    class Here:
+        """The database, as `prepared` wants it."""
+
+    here: Any = Here()
+    here.url = made.url
+    task = prepared(here, schema=SCHEMA, run="r", **USUAL)
+    if point == "between targets":
+        _kill_before_the_second_target()
+    else:
+        kill_at(Engine, point)  # type: ignore[arg-type]
+    attempt(task, 0, purchases(*range(1, 40)))
+
+
+def _kill_before_the_second_target() -> None:
+    original = Destination.rows
+
+    def rows(self: Destination, given: pa.Table) -> pa.Table:
+        if self.explode is not None and given.num_rows:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, given)
+
+    Destination.rows = rows  # type: ignore[method-assign, assignment]
+
+
+FITTING: list[tuple[list[Append | Upsert], str]] = [
+    ([Append("nowhere")], "table='nowhere'"),
+    (
+        [Append("purchase", columns=["purchase_id", "sku"])],
+        "table purchase: the DataFrame has no column 'sku'",
+    ),
+    ([Append("purchase", columns=["tags"])], "table purchase has no such column"),
+    ([Append("line", explode="lines")], "explode='lines': the DataFrame has no such column"),
+    ([Append("line", explode="buyer")], "explode='buyer': the column has the type string, expected an array"),
+    ([Append("line", explode="tags")], "column 'tags': table line has no such column"),
+    ([Append("tag", columns=["purchase_id", "tags"], explode="tags")], "two columns named 'tags'"),
+    ([Append("tag", columns=["purchase_id"])], ""),
+    ([Append("line", columns=["buyer"], explode="items")], "column 'buyer': table line"),
+]
+
+
+def test_targets_that_do_not_fit(migrated: Database, engine: Engine) -> None:
+    """They are refused on the driver, with the table and the column."""
+    for results, said in FITTING:
+        with case(results):
+            if not said:
+                prepared(migrated, schema=SCHEMA, **USUAL | {"results": results})
+                continue
+            with pytest.raises(ColumnMismatch) as caught:
+                prepared(migrated, schema=SCHEMA, **USUAL | {"results": results})
+            assert said in str(caught.value)
+
+
+def test_wrong_targets() -> None:
+    """Each is refused with the option that is wrong."""
+    usual: dict[str, Any] = {"url": "postgresql://h/d", "key": "k", "consumer": "c"}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"results": []}, "results="),
+        ({"results": [Append(), Statements("x")]}, "in a list"),
+        ({"results": [Append(), Append()], "table": "t"}, "one table for each target"),
+        ({"results": [Append("a.b.c")]}, "table='a.b.c'"),
+        ({"results": [Append("a"), Append("b")], "inbox": "table"}, "inbox='table'"),
+        ({"results": Append("a", explode="x"), "inbox": "table"}, "inbox='table'"),
+        ({"results": [Append("a"), Upsert("k", "v", "b")]}, "each key is taken once"),
+    ]
+    for options, said in wrong:
+        with case(options), pytest.raises(InvalidOption) as caught:
+            InboxWriter(**usual, **options)
+        assert said in str(caught.value)
+    for make in (
+        lambda: Append(""),
+        lambda: Append(columns=[]),
+        lambda: Append(columns=["a", "a"]),
+        lambda: Upsert("a", "b", explode=""),
+    ):
+        with pytest.raises(InvalidOption, match="expected"):
+            make()
+    with pytest.raises(InvalidOption, match="table=None"):
+        checked(**usual, table=None, results=[Append("a"), Append()])
+    InboxWriter(**usual, table="t", results=[Append(), Append("b", explode="x")])
+    assert checked(**usual, table="t", results=Append("a")).target == "a"
+    InboxWriter(**usual, table="t", results=[Append()], inbox="table")
