@@ -48,6 +48,7 @@ def test_wrong_arguments(postgres: Database, arguments: list[str], why: str) -> 
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rocketmq: Topics
 ) -> None:
-    """What one block of a page publishes, the next one sends."""
+    """What one block of a page publishes, the next one sends, and the last one takes."""
     rocketmq.new("FIFO", name="orders")
+    rocketmq.group(in_order=True, name="billing")
     run_on_broker(page, tmp_path, monkeypatch, "rocketmq", {"rocketmq:8081": rocketmq.address})

@@ -12,6 +12,7 @@ NEEDS = {
     "import outbox.kafka": ("confluent_kafka", "kafka"),
     "import inbox.rabbitmq": ("aiormq", "rabbitmq"),
     "import outbox.rabbitmq": ("aiormq", "rabbitmq"),
+    "import inbox.rocketmq": ("rocketmq", "rocketmq"),
     "import outbox.rocketmq": ("rocketmq", "rocketmq"),
     "import inbox.otel": ("opentelemetry", "otel"),
     "import spark": ("pyarrow", "spark"),

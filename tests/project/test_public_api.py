@@ -20,6 +20,7 @@ NAMESPACES = (
     "inbox.migration",
     "inbox.otel",
     "inbox.rabbitmq",
+    "inbox.rocketmq",
     "inbox.schema",
     "outbox.errors",
     "outbox.kafka",

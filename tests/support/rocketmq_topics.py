@@ -43,10 +43,10 @@ class Topics:
         self._topics[name] = queues
         return name
 
-    def group(self, *, in_order: bool = False, retries: int = 16) -> str:
+    def group(self, *, in_order: bool = False, retries: int = 16, name: str | None = None) -> str:
         """A group of consumers; `in_order` for FIFO topics. A message is delivered 1 + `retries` times at
         most."""
-        name = f"test-{uuid4().hex}"
+        name = name or f"test-{uuid4().hex}"
         self._remoting.make_group(name, in_order=in_order, retries=retries)
         self._groups.append(name)
         return name

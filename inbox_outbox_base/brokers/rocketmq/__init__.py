@@ -1,1 +1,1 @@
-"""RocketMQ: publisher."""
+"""RocketMQ: publisher and consumer."""

@@ -25,8 +25,19 @@ _keep_logging_as_it_is()
 
 import grpc  # noqa: E402 - after that
 import rocketmq  # noqa: E402
+from grpc import aio  # noqa: E402
 from rocketmq import grpc_protocol as protocol  # noqa: E402
 from rocketmq.v5.client.connection import RpcEndpoints  # noqa: E402
-from rocketmq.v5.util import ClientId, Signature  # noqa: E402
+from rocketmq.v5.util import SDK_VERSION, ClientId, Signature  # noqa: E402
 
-__all__ = ["LOGGER", "ClientId", "RpcEndpoints", "Signature", "grpc", "protocol", "rocketmq"]
+__all__ = [
+    "LOGGER",
+    "SDK_VERSION",
+    "ClientId",
+    "RpcEndpoints",
+    "Signature",
+    "aio",
+    "grpc",
+    "protocol",
+    "rocketmq",
+]

@@ -1,0 +1,288 @@
+"""The asynchronous consumer for RocketMQ."""
+
+import asyncio
+import inspect
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any
+
+from inbox_outbox_base.brokers.journal import Journal
+from inbox_outbox_base.calls.signals import stopping
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.listening.async_listener import AsyncListener
+from inbox_outbox_base.listening.outcome import Action, Decision, Outcome, TooOld
+from inbox_outbox_base.words.incoming import Delivery
+
+from . import options, sources
+from .answers import text_of
+from .chains import Chains
+from .dead_letters import dead_letter as letter_of
+from .held import Held
+from .link import GroupSettings
+from .source import FAILURES, Source
+
+_log = logging.getLogger("inbox.rocketmq")
+_TURNS = 6
+"""How often a message's time is looked at while it lasts."""
+_REFRESH = 30.0
+_LAST_WORDS = 10.0
+"""Seconds that RocketMQ has to take the last answers when the consumer stops."""
+_SOON = 1.0
+
+
+class AsyncRocketMQConsumer:
+    """`RocketMQConsumer` for asynchronous handlers: `run` is awaited, and handles no signals; see
+    `stopping_on_sigterm`.
+
+    It belongs to one event loop; `stop` may be called from anywhere.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        topic: str | Sequence[str],
+        handler: Callable[[Delivery], Awaitable[Outcome]],
+        *,
+        group: str,
+        tag: str = "*",
+        prefetch: int | None = None,
+        invisible: float | timedelta = 30,
+        max_attempts: int | None = 16,
+        dead_letter: str | Callable[[Delivery, Decision], Awaitable[Any]] | None = None,
+        concurrency: int = 1,
+        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
+        backoff: Backoff | None = None,
+        grace: float | timedelta = 30,
+        too_old: TooOld = "dead_letter",
+    ) -> None:
+        self._member = options.member(url, group, topic, tag)
+        if not inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
+            raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
+        self.listener = AsyncListener(
+            max_attempts=max_attempts,
+            failures=self._failures_of,
+            concurrency=concurrency,
+            key=key,
+            attempt=attrgetter("attempt"),
+            backoff=backoff,
+            grace=grace,
+            too_old=too_old,
+        )
+        self.prefetch = options.prefetch(prefetch, self.listener.concurrency)
+        self._hidden = options.invisible(invisible)
+        self._dead_letter = options.dead_letter(dead_letter, self._member)
+        self._max_attempts = max_attempts
+        self._handler = handler
+        self._key = key
+        self._settings = GroupSettings(0, in_order=False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._sources: dict[str, Source] = {}
+        self._chains = Chains(self._handle)
+        self._running: dict[int, Held] = {}
+        self._works: set[asyncio.Task[None]] = set()
+        self._is_running = False
+        name = f"consumer of {', '.join(self._member.filters)} in group {group!r}"
+        self._journal = Journal(_log, name)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` has been called."""
+        return self.listener.stopped
+
+    def stop(self) -> None:
+        """See `RocketMQConsumer.stop`."""
+        self.listener.stop()
+        if self._loop is not None and not self._loop.is_closed():
+            with suppress(RuntimeError):  # it is closed in this moment
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers
+        are restored.
+
+        Raises:
+            ValueError: not called in the main thread; only that one can handle signals.
+        """
+        return stopping(self.stop, *also)
+
+    async def run(self) -> None:
+        """See `RocketMQConsumer.run`."""
+        self._loop = asyncio.get_running_loop()
+        if self.stopped:
+            return
+        self._journal.say("starts: at %s", self._member.address)
+        self._sources = await sources.first(self._member, self._dead_letter, self._source)
+        self._is_running = True
+        self._journal.say("is connected, and holds up to %d messages", self.prefetch)
+        for work in (self._extend(), self._refresh(), self._summarise()):
+            self._start(work)
+        for source in self._sources.values():
+            self._start(source.run())
+        try:
+            await self._stopping.wait()
+            await self._finish()
+        finally:
+            await self._abandon()
+            self._journal.say("has stopped")
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        self._works.discard(work)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop, and let `run` raise the error."""
+        self._failure = self._failure or error
+        self.stop()
+
+    def _source(self, endpoints: Any, queues: list[Any]) -> Source:
+        return Source(
+            self._member,
+            endpoints,
+            queues,
+            limit=self.prefetch,
+            hidden=self._hidden,
+            take=self._take,
+            tell=self._learn,
+            stopping=self._stopping,
+        )
+
+    def _learn(self, settings: GroupSettings) -> None:
+        self._settings = settings
+        try:
+            options.check_group(self._member.group, settings, self._max_attempts)
+        except InvalidOption as error:
+            if not self._is_running:
+                raise
+            _log.error("%s", error)
+
+    def _take(self, held: Held) -> None:
+        try:
+            key = self._key and self._key(held.delivery)
+            hash(key)
+        except Exception:  # noqa: BLE001 - the listener calls it as well, and decides about the message
+            key = None
+        self._chains.add(key, held)
+
+    def _failures_of(self, delivery: Delivery) -> int:
+        return self._running[id(delivery.raw)].failures
+
+    async def _handle(self, held: Held) -> None:
+        """Run a message until it is settled or lost."""
+        self._running[id(held.delivery.raw)] = held
+        try:
+            while held.is_open:
+                (decision,) = await self.listener.decide([held.delivery], self._handler)
+                self._journal.count([decision])
+                await self._settle(held, decision)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self._fail(error)
+            await held.give_back(_SOON)
+        finally:
+            del self._running[id(held.delivery.raw)]
+
+    async def _settle(self, held: Held, decision: Decision) -> None:
+        """Tell RocketMQ, or keep the message until it runs again."""
+        if decision.action is Action.ACK:
+            await held.acknowledge()
+        elif decision.action is Action.DEAD_LETTER:
+            await self._put_away(held, decision)
+        elif decision.outcome is None:
+            await held.give_back(_SOON)  # its handler did not begin, or did not end
+        elif self._can_come_again(held, decision.outcome):
+            await held.give_back(decision.delay)
+        else:
+            held.count(failed=decision.outcome.is_failure)
+            await self._keep(held, decision.delay)
+
+    def _can_come_again(self, held: Held, outcome: Outcome) -> bool:
+        """Whether to have RocketMQ deliver it again, which counts: after too many deliveries it buries the
+        message. A message that is not to blame stays here, and so does one of a group in order, whose later
+        messages would come again as well."""
+        is_last = 0 < self._settings.deliveries <= held.deliveries
+        is_inboxs_fault = outcome.error is not None and outcome.retry_after is None and not outcome.is_failure
+        return not (is_last or is_inboxs_fault or self._settings.in_order)
+
+    async def _keep(self, held: Held, seconds: float) -> None:
+        """Hold the message for this long; when the consumer stops, give it back."""
+        if await self._is_stopped_within(seconds):
+            await held.give_back(_SOON)
+
+    async def _put_away(self, held: Held, decision: Decision) -> None:
+        while held.is_open:
+            try:
+                if self._dead_letter is None:
+                    await held.bury()
+                    return
+                if isinstance(self._dead_letter, str):
+                    await held.put(letter_of(self._dead_letter, held.delivery, decision))
+                else:
+                    await self._dead_letter(held.delivery, decision)
+            except Exception as error:  # noqa: BLE001 - it may pass, and the message is safe
+                _log.warning("message %s: not stored as a dead letter: %r", held.delivery.id, error)
+                held.count(failed=False)
+                await self._keep(held, self.listener.backoff.delay(held.delivery.attempt))
+            else:
+                await held.acknowledge()
+
+    async def _extend(self) -> None:
+        """Keep the messages hidden that are not settled."""
+        while True:
+            await asyncio.sleep(self._hidden / _TURNS)
+            due = [held for source in self._sources.values() for held in source.held if held.is_due]
+            await asyncio.gather(*(held.extend() for held in due))
+
+    async def _refresh(self) -> None:
+        """Find brokers that are new."""
+        while not await self._is_stopped_within(_REFRESH):
+            try:
+                found = await sources.find(self._member)
+            except (*FAILURES, InvalidOption) as error:
+                _log.info("cannot ask for the topic's brokers: %s", text_of(error))
+                continue
+            for name, (endpoints, queues) in found.items():
+                if name in self._sources:
+                    self._sources[name].cover(queues)
+                else:
+                    self._sources[name] = self._source(endpoints, queues)
+                    self._start(self._sources[name].run())
+
+    async def _summarise(self) -> None:
+        while not await self._is_stopped_within(self._journal.seconds_left()):
+            self._journal.summarise()
+
+    async def _is_stopped_within(self, seconds: float) -> bool:
+        """Wait for this long, or until the consumer is stopped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        return self._stopping.is_set()
+
+    async def _finish(self) -> None:
+        """Take what is on its way, and let running messages end."""
+        receiving = [asyncio.create_task(source.finished()) for source in self._sources.values()]
+        await asyncio.wait(receiving)
+        if tasks := self._chains.tasks:
+            await asyncio.wait(tasks, timeout=self.listener.grace + _LAST_WORDS)
+
+    async def _abandon(self) -> None:
+        tasks = {*self._works, *self._chains.tasks}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.gather(*(source.close() for source in self._sources.values()))

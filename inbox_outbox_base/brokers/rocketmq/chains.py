@@ -1,0 +1,45 @@
+"""Messages of one key run one after the other."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any
+
+from .held import Held
+
+
+class Chains:
+    """Runs each message in a task; one whose key is busy waits until those before it are settled.
+
+    Args:
+        run: runs and settles a message; must not raise.
+    """
+
+    def __init__(self, run: Callable[[Held], Awaitable[None]]) -> None:
+        self._run = run
+        self._behind: dict[Hashable, deque[Held]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        """Those that have not ended."""
+        return set(self._tasks)
+
+    def add(self, key: Hashable | None, held: Held) -> None:
+        """Run a message when its turn comes."""
+        if key in self._behind:
+            self._behind[key].append(held)
+            return
+        if key is not None:
+            self._behind[key] = deque()
+        task = asyncio.create_task(self._chain(key, held))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _chain(self, key: Hashable | None, held: Held) -> None:
+        try:
+            await self._run(held)
+            while key is not None and self._behind[key]:
+                await self._run(self._behind[key].popleft())
+        finally:
+            self._behind.pop(key, None)

@@ -1,0 +1,72 @@
+"""Convert a message that RocketMQ delivers to a delivery."""
+
+import gzip
+import logging
+import zlib
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from inbox_outbox_base.brokers.foreign_events import event_id
+from inbox_outbox_base.words.incoming import Delivery
+
+from .client import protocol
+from .message import CONTENT_TYPE, CREATED_AT, EMPTY, ID, KEY
+from .properties import decode
+
+TOPIC, REASON, ATTEMPT = "inbox-topic", "inbox-reason", "inbox-attempt"
+"""Properties of a dead letter: where it came from, why it is dead, and in which attempt it died."""
+
+_OWN = (ID, KEY, CREATED_AT, CONTENT_TYPE, EMPTY, TOPIC, REASON, ATTEMPT)
+_BROKERS = "__"
+_BYTES = "application/octet-stream"
+_log = logging.getLogger("inbox.rocketmq")
+
+
+def delivery_of(message: Any, attempt: int) -> Delivery:
+    """The handler's view of a message. It never raises, whatever the message contains.
+
+    The id is the outbox's. A message of another producer has the source and id of its CloudEvent, if it is
+    one, else its key (the smallest, if it has several), else the id that its producer's client has given it,
+    which each resend changes.
+    """
+    properties = decode(message.user_properties)
+    system, payload = message.system_properties, b"" if EMPTY in properties else body_of(message)
+    headers = {
+        name: value
+        for name, value in properties.items()
+        if name not in _OWN and not name.startswith(_BROKERS)
+    }
+    content_type = properties.get(CONTENT_TYPE) or _BYTES
+    own_id = properties.get(ID) or event_id(headers, content_type, payload)
+    return Delivery(
+        id=own_id or min(system.keys, default="") or system.message_id,
+        topic=properties.get(TOPIC) or message.topic.name,
+        key=properties.get(KEY) or system.message_group or None,
+        payload=payload,
+        content_type=content_type,
+        headers=headers,
+        attempt=attempt,
+        created_at=_created_at(properties.get(CREATED_AT), system.born_timestamp),
+        raw=message,
+    )
+
+
+def body_of(message: Any) -> bytes:
+    """The payload, decompressed; as it is if that is not possible."""
+    body: bytes = message.body
+    if message.system_properties.body_encoding == protocol.Encoding.GZIP:
+        with suppress(OSError, EOFError, zlib.error):
+            return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else zlib.decompress(body)
+        _log.warning("message %s: cannot be decompressed", message.system_properties.message_id)
+    return body
+
+
+def _created_at(header: str | None, born: Any) -> datetime | None:
+    with suppress(ValueError):
+        if header is not None and (created := datetime.fromisoformat(header)).tzinfo is not None:
+            return created
+    with suppress(ValueError, OverflowError):
+        created = born.ToDatetime(UTC)
+        return created if isinstance(created, datetime) and born.seconds else None
+    return None

@@ -1,0 +1,73 @@
+"""The consumer's options, checked."""
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from inbox_outbox_base.checks.options import count, seconds
+from inbox_outbox_base.errors.inbox import InvalidOption
+
+from . import address
+from .link import GroupSettings, Membership
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_SHORTEST = 10
+_LONGEST = timedelta(hours=11)
+_FEW = 32
+"""As many messages as one answer of RocketMQ has."""
+
+
+def member(url: str, group: str, topic: str | Sequence[str], tag: str) -> Membership:
+    """Who receives what."""
+    topics = [topic] if isinstance(topic, str) else list(topic)
+    if not topics:
+        raise InvalidOption(f"topic={topic!r}: expected a name, or a list of names")
+    filters = {name("topic", each): _tag(tag) for each in topics}
+    return Membership(address.parse(url), name("group", group), filters)
+
+
+def name(option: str, value: Any) -> str:
+    """A name of a topic or a group."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidOption(f"{option}={value!r}: expected a name of letters, digits, -, _, % and |")
+    return value
+
+
+def prefetch(value: int | None, concurrency: int) -> int:
+    """How many messages to hold."""
+    return count("prefetch", max(_FEW, 2 * concurrency) if value is None else value)
+
+
+def invisible(value: float | timedelta) -> int:
+    """Seconds; RocketMQ takes whole ones, and at least ten."""
+    given = seconds("invisible", value, _LONGEST.total_seconds())
+    if given < _SHORTEST or given != int(given):
+        raise InvalidOption(f"invisible={value!r}: expected whole seconds, {_SHORTEST} or more")
+    return int(given)
+
+
+def dead_letter(value: Any, member: Membership) -> Any:
+    """A topic, a function or None."""
+    if isinstance(value, str):
+        if name("dead_letter", value) in member.filters:
+            raise InvalidOption(f"dead_letter={value!r}: the consumer would take its own dead letters")
+    elif value is not None and not callable(value):
+        raise InvalidOption(f"dead_letter={value!r}: expected a topic or a function")
+    return value
+
+
+def check_group(group: str, settings: GroupSettings, max_attempts: int | None) -> None:
+    """RocketMQ must not bury a message before its attempts are used up."""
+    if max_attempts is not None and 0 < settings.deliveries <= max_attempts:
+        raise InvalidOption(
+            f"max_attempts={max_attempts}: group {group!r} has retryMaxTimes={settings.deliveries - 1}, so "
+            f"RocketMQ moves a message to %DLQ%{group} after {settings.deliveries} deliveries, without a "
+            "reason; increase retryMaxTimes, or use fewer attempts"
+        )
+
+
+def _tag(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidOption(f"tag={value!r}: expected a tag, several with || between, or *")
+    return value

@@ -1,0 +1,160 @@
+"""RocketMQ's consumer and what breaks: killed consumers, a server that is killed, hangs or is away."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from inbox import Delivery, Outcome
+from tests.servers.rocketmq import LocalRocket
+from tests.support import accounts
+from tests.support.database import Database
+from tests.support.program import ROOT, run
+from tests.support.rocketmq_consumers import bookkeeping, consuming, send, url_of
+from tests.support.rocketmq_topics import Topics, envelope
+from tests.support.status_workers import wait_until
+
+pytest_plugins = ["tests.support.rocketmq_fixtures"]
+
+NAMES = [f"account-{number}" for number in range(6)]
+FORK = """
+import os, sys, threading
+from inbox import Outcome, Verdict
+url, topic, group = sys.argv[1:]
+seen = threading.Event()
+def handle(message):
+    seen.set()
+    return Outcome(Verdict.NEW)
+consumer = RocketMQConsumer(url, topic, handler=handle, group=group)
+threading.Thread(target=consumer.run).start()
+seen.wait(60)
+if os.fork() == 0:
+    try:
+        RocketMQConsumer(url, topic, handler=handle, group=group).run()
+    except InboxError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+consumer.stop()
+"""
+
+
+@contextmanager
+def worker(
+    database: Database, topics: Topics, topic: str, group: str, point: str = "never"
+) -> Iterator[subprocess.Popen[str]]:
+    """A consumer in a process of its own, which is gone at the end of the block."""
+    module = [sys.executable, "-W", "error", "-m", "tests.support.rocketmq_worker"]
+    command = [*module, topics.address, topic, group, point]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    try:
+        print(database.url.render_as_string(hide_password=False), file=process.stdin, flush=True)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line that the worker prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
+@pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
+@pytest.mark.long(but_on="after commit")
+def test_a_consumer_that_is_killed(rocketmq: Topics, postgres: Database, point: str, kind: str) -> None:
+    """kill -9 between the inbox row and the handler, before COMMIT, or after it and before the message is
+    acknowledged: another consumer takes what was not, and every message took effect once."""
+    topic, group = rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO")
+    accounts.make(postgres.engine(), NAMES)
+    batch = [envelope(topic, NAMES[number % 6], key=str(number % 4)) for number in range(18)]
+    send(rocketmq.address, batch, is_fifo=kind == "FIFO")
+    with worker(postgres, rocketmq, topic, group, point) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    came, handler = set[str](), bookkeeping(postgres.engine())
+
+    def note(message: Delivery) -> Outcome:
+        outcome = handler(message)
+        came.add(message.id)
+        return outcome
+
+    with consuming(rocketmq.address, topic, group, note, concurrency=2):
+        wait_until(lambda: len(came) == 18)
+    assert accounts.totals(postgres.engine()) == dict.fromkeys(NAMES, 3)
+    assert rocketmq.dead(group) == []
+
+
+def test_a_consumer_that_is_stopped_under_load(rocketmq: Topics, postgres: Database) -> None:
+    """SIGTERM: the consumer ends by itself, what it has taken is committed and acknowledged, and the rest is
+    delivered to another one: no message comes twice."""
+    engine, count = postgres.engine(), 300
+    topic, group = rocketmq.new(), rocketmq.group()
+    accounts.make(engine, NAMES)
+    send(rocketmq.address, [envelope(topic, NAMES[number % 6]) for number in range(count)])
+    with worker(postgres, rocketmq, topic, group) as process:
+        assert said(process) == "running"
+        process.terminate()
+        assert said(process) == "stopped"
+        assert process.wait(60) == 0
+    taken = sum(accounts.totals(engine).values())
+    assert 0 < taken < count
+    runs, handler = Counter[str](), bookkeeping(engine)
+
+    def note(message: Delivery) -> Outcome:
+        runs[message.id] += 1
+        return handler(message)
+
+    with consuming(rocketmq.address, topic, group, note, concurrency=2):
+        wait_until(lambda: sum(accounts.totals(engine).values()) == count)
+    assert runs.total() == len(runs) == count - taken
+
+
+@pytest.mark.parametrize("outage", ["kill", "freeze"])
+def test_a_consumer_outlives_the_server(
+    private_rocketmq: LocalRocket, postgres: Database, outage: str
+) -> None:
+    """kill -9 of the server while messages are taken, and a restart, or a server that hangs for longer than a
+    message is invisible: the consumer goes on by itself, and every message took effect once."""
+    engine, runs = postgres.engine(), Counter[str]()
+    handler = bookkeeping(engine)
+
+    def slowly(message: Delivery) -> Outcome:
+        runs[message.id] += 1
+        threading.Event().wait(0.02)
+        return handler(message)
+
+    with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
+        topic, group = topics.new(), topics.group()
+        accounts.make(engine, NAMES)
+        send(topics.address, [envelope(topic, NAMES[number % 6]) for number in range(300)])
+        with consuming(topics.address, topic, group, slowly, concurrency=2):
+            wait_until(lambda: sum(accounts.totals(engine).values()) > 30)
+            if outage == "kill":
+                private_rocketmq.restart()
+            else:
+                private_rocketmq.freeze()
+                threading.Event().wait(12)
+                private_rocketmq.thaw()
+            wait_until(lambda: len(runs) == 300, timeout=120)
+            wait_until(lambda: sum(accounts.totals(engine).values()) >= 300)
+            send(topics.address, [envelope(topic, NAMES[number]) for number in range(6)])
+            wait_until(lambda: len(runs) == 306)
+        assert topics.dead(group) == []
+    assert accounts.totals(engine) == dict.fromkeys(NAMES, 51)
+
+
+def test_a_fork(rocketmq: Topics) -> None:
+    """A process that was forked while its parent was connected is told so; it would crash."""
+    topic, group = rocketmq.new(), rocketmq.group()
+    send(rocketmq.address, [envelope(topic)])
+    done = run([sys.executable, "-c", FORK, url_of(rocketmq.address), topic, group])
+    assert "was forked while its parent was connected to RocketMQ" in done.stdout
+    assert done.returncode == 0

@@ -1,0 +1,114 @@
+"""The options of RocketMQ's consumer, and the handler's view of a message."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from inbox import Delivery, Outcome, Verdict
+from inbox.errors import InvalidOption
+from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
+from inbox_outbox_base.brokers.rocketmq.client import protocol
+from inbox_outbox_base.brokers.rocketmq.delivery import delivery_of
+from tests.support.rocketmq_consumers import send, url_of
+from tests.support.rocketmq_topics import Topics, envelope
+
+pytest_plugins = ["tests.support.rocketmq_fixtures"]
+
+NEW = Outcome(Verdict.NEW)
+
+
+def made_by_others(properties: dict[str, str], **system: Any) -> Any:
+    """A message that no outbox has sent."""
+    message = protocol.SendMessageRequest(messages=[{"topic": {"name": "orders"}, "body": b"x"}]).messages[0]
+    message.user_properties.update(properties)
+    message.system_properties.message_id = "0102FC00"
+    message.system_properties.born_timestamp.FromDatetime(datetime(2026, 1, 2, tzinfo=UTC))
+    for name, value in system.items():
+        getattr(message.system_properties, name).extend(value) if name == "keys" else setattr(
+            message.system_properties, name, value
+        )
+    return message
+
+
+def test_messages_of_others() -> None:
+    """The id is that of the CloudEvent, else the message's key, else what the producer's client has drawn;
+    never the broker's. Properties of the broker are no headers, and what cannot be read stays as it is."""
+    event = {"ce_specversion": "1.0", "ce_id": "1", "ce_source": "/shop"}
+    keyed = delivery_of(made_by_others({"colour": "blue", "__SHARDINGKEY": "g"}, keys=["b", "a"]), 2)
+    assert (keyed.id, keyed.headers, keyed.attempt) == ("a", {"colour": "blue"}, 2)
+    assert keyed.created_at == datetime(2026, 1, 2, tzinfo=UTC)
+    assert (keyed.topic, keyed.payload, keyed.key) == ("orders", b"x", None)
+    assert delivery_of(made_by_others(event, keys=["a"]), 1).id == '["/shop","1"]'
+    bare = delivery_of(made_by_others({"outbox-created-at": "yesterday"}, message_group="g"), 1)
+    assert (bare.id, bare.key) == ("0102FC00", "g")
+    assert bare.created_at == datetime(2026, 1, 2, tzinfo=UTC)
+    odd = made_by_others({"outbox-encoded": "[1"}, body_encoding=protocol.Encoding.GZIP)
+    assert delivery_of(odd, 1).payload == b"x"
+
+
+def test_options_that_cannot_be_used() -> None:
+    """Each is named where the consumer is made; no secret is repeated."""
+
+    async def asynchronous(_: Delivery) -> Outcome:
+        return NEW
+
+    def make(**options: Any) -> Callable[[], RocketMQConsumer]:
+        given = {"url": "rocketmq://h", "topic": "t", "group": "g", "handler": lambda _: NEW, **options}
+        return lambda: RocketMQConsumer(**given)
+
+    wrong = {
+        "url": make(url="amqp://key:s3cr3t@h"),
+        "topic=": make(topic="orders.dead"),
+        "topic=\\[\\]": make(topic=[]),
+        "group": make(group=""),
+        "tag": make(tag=" "),
+        "handler": make(handler=asynchronous),
+        "prefetch": make(prefetch=0),
+        "invisible=9": make(invisible=9),
+        "invisible=10.5": make(invisible=10.5),
+        "max_attempts": make(max_attempts=0),
+        "dead_letter='t'": make(dead_letter="t"),
+        "dead_letter=5": make(dead_letter=5),
+        "concurrency": make(concurrency=0),
+    }
+    for option, mistake in wrong.items():
+        with pytest.raises(InvalidOption, match=f"^{option}") as refused:
+            mistake()
+        assert "s3cr3t" not in str(refused.value)
+    with pytest.raises(InvalidOption, match="expected an asynchronous function"):
+        AsyncRocketMQConsumer("rocketmq://h", "t", lambda _: NEW, group="g")  # type: ignore[arg-type,return-value]
+    assert AsyncRocketMQConsumer("rocketmq://h", "t", asynchronous, group="g", concurrency=20).prefetch == 40
+
+
+def test_what_does_not_exist(rocketmq: Topics) -> None:
+    """A server that does not answer, a topic and a group that do not exist, and a group whose limit is lower
+    than the attempts are one error each, at the first connection."""
+    topic, group, few = rocketmq.new(), rocketmq.group(), rocketmq.group(retries=2)
+
+    def run(url: str, topic: str, group: str, **options: Any) -> None:
+        RocketMQConsumer(url, topic, lambda _: NEW, group=group, **options).run()
+
+    url, port = url_of(rocketmq.address), free_port()
+    with pytest.raises(ConnectionError, match=f"rocketmq://127.0.0.1:{port} does not answer") as away:
+        run(f"rocketmq://key:s3cr3t@127.0.0.1:{port}", topic, group)
+    assert "s3cr3t" not in str(away.value)
+    with pytest.raises(InvalidOption, match=r"^topic='no-such': there is no such topic"):
+        run(url, "no-such", group)
+    with pytest.raises(InvalidOption, match=r"^dead_letter='no-such': there is no such topic"):
+        run(url, topic, group, dead_letter="no-such")
+    with pytest.raises(InvalidOption, match=r"^group='no-such'.*group not found"):
+        run(url, topic, "no-such")
+    with pytest.raises(InvalidOption, match=rf"^max_attempts=3: group '{few}' has retryMaxTimes=2"):
+        run(url, topic, few, max_attempts=3)
+
+
+def test_a_handler_that_is_none(rocketmq: Topics) -> None:
+    """A function that returns no outcome never looked into an inbox: the consumer ends with an error."""
+    topic, group = rocketmq.new(), rocketmq.group()
+    send(rocketmq.address, [envelope(topic)])
+    consumer = RocketMQConsumer(url_of(rocketmq.address), topic, lambda _: "done", group=group)  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidOption, match=r"expected an inbox\.Outcome"):
+        consumer.run()
