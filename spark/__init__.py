@@ -19,12 +19,15 @@ with brought_by("spark"):
     from spark._driver.writer import InboxWriter
     from spark._executor.reconciliation import Difference, Reconciliation
     from spark._executor.report import WriteReport
+    from spark._options.messages import PerPartition, PerRow
 
 __all__ = [
     "Append",
     "Difference",
     "InboxDataSource",
     "InboxWriter",
+    "PerPartition",
+    "PerRow",
     "Reconciliation",
     "Statements",
     "Upsert",

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from uuid import uuid4
 
 import pyarrow as pa
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, Table, inspect
 
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.missing import missing_table
@@ -19,6 +19,7 @@ from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, transaction
 from spark._executor.destinations import destinations
 from spark._executor.ledger import WHOLE_BATCH, Entry
+from spark._executor.publishing import check_messages
 from spark._executor.report import Counts, WriteReport
 from spark._executor.task import Done, Task
 from spark._options.settings import Settings
@@ -66,8 +67,10 @@ class Job:
             PolicyConflict: the consumer uses status-table mode.
         """
         check_key(self.settings, schema)
+        check_messages(self.settings, schema)
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
-            check_tables(connection, self.tables)
+            more = () if self.settings.outbox is None else (self.tables.outbox.message,)
+            check_tables(connection, self.tables, *more)
             for each in destinations(self.settings, schema):
                 fitted(connection, self._database, each, each.schema(schema))
             # A generated name is new, so nothing can have been committed under it.
@@ -137,14 +140,14 @@ class Job:
         return ledger.entries(connection, self.tables, s.consumer, self.run, s.batch)
 
 
-def check_tables(connection: Connection, tables: Tables) -> None:
-    """Check that the inbox's tables exist.
+def check_tables(connection: Connection, tables: Tables, *more: Table) -> None:
+    """Check that the inbox's tables exist, and these.
 
     Raises:
         TablesMissing: they do not.
     """
     there = inspect(connection)
-    for table in (tables.message, tables.ledger):
+    for table in (tables.message, tables.ledger, *more):
         if not there.has_table(table.name, schema=table.schema):
             raise TablesMissing(missing_table(table))
 

@@ -16,6 +16,7 @@ from spark._executor.probe import unseen_rows
 from spark._executor.reconciliation import Reconciliation
 from spark._executor.report import Counts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
+from spark._options.messages import Messages
 from spark._options.session import arrow_schema, known_parts, only, query_id, session_options
 from spark._options.settings import Settings, check_given, checked
 
@@ -52,6 +53,8 @@ class InboxWriter:
         inbox: "rows" keeps each key in the inbox; "table" relies on the table's own unique key instead, which
             must be on exactly the columns of `key` (of an Upsert: on those of its key). That is faster, but
             only as long as a row is in the table its key is not written again.
+        outbox: `PerRow(...)` publishes a message for each new row to the outbox, `PerPartition(...)` one for
+            each partition with new rows, in the partition's transaction.
         user, password: replace those in the URL.
         run: a name for this job. Submitting the same run and batch again recognises the partitions that have
             committed. None generates a name, so that only retries inside the job are recognised (keys are
@@ -88,6 +91,7 @@ class InboxWriter:
         *,
         results: Results | Sequence[Append | Upsert] | None = None,
         inbox: str | None = None,
+        outbox: Messages | None = None,
         user: str | None = None,
         password: str | None = None,
         run: str | None = None,
@@ -112,6 +116,7 @@ class InboxWriter:
             consumer=consumer,
             results=results,
             inbox=inbox,
+            outbox=outbox,
             user=user,
             password=password,
             run=run,

@@ -22,6 +22,7 @@ from .filling import Filling
 from .intact import check_open, intact
 from .keys import Fingerprint, encode
 from .ledger import Entry
+from .publishing import Publishing
 from .report import Counts
 from .spool import KEY, Spool
 
@@ -141,6 +142,8 @@ class _Partition:
         self._dropped = dropped
         self._database = database
         self._engine: Engine = engine_of(task.settings)
+        how = task.settings.outbox
+        self._publishing = None if how is None else Publishing(task.settings, how, entry)
 
     def commit(self) -> Counts:
         """Commit it, or find in the ledger (without one: in the keys) that another attempt has."""
@@ -157,6 +160,8 @@ class _Partition:
                 return self._found_before(connection)
         with intact(connection):
             counts = self._apply(connection, load)
+            if self._publishing is not None:
+                self._publishing.finish(connection, counts)
         if settings.ledger != "off":
             ledger.settle(connection, tables, self._entry, counts)
         return counts
@@ -175,7 +180,7 @@ class _Partition:
         claim = WriterClaim.of(task.tables, settings.consumer, task.run, settings.batch, part, load)
         # From here on, single messages of this consumer use the statement that can wait for a key.
         self._database.announce(connection, claim)
-        taking = _Taking(self._database, connection, claim, self._spool, self._entry)
+        taking = _Taking(self._database, connection, claim, self._spool, self._entry, self._publishing)
         results = settings.results
         if isinstance(results, Append | Upsert | Statements):
             _fill(taking.fresh(), connection, self._database, settings)
@@ -221,13 +226,20 @@ class _Taking:
     """Takes a partition's keys, table by table."""
 
     def __init__(
-        self, database: Loading, connection: Connection, claim: WriterClaim, spool: Spool, entry: Entry
+        self,
+        database: Loading,
+        connection: Connection,
+        claim: WriterClaim,
+        spool: Spool,
+        entry: Entry,
+        publishing: Publishing | None,
     ) -> None:
         self._database = database
         self._connection = connection
         self._claim = claim
         self._spool = spool
         self._entry = entry
+        self._publishing = publishing
         self.counts = Counts()
 
     def fresh(self) -> Iterator[pa.Table]:
@@ -239,6 +251,8 @@ class _Taking:
             self._count(new, taken.others)
             if new:
                 kept = rows if new == len(keys) else rows.filter(taken.fresh)
+                if self._publishing is not None:
+                    self._publishing.add(self._connection, kept)
                 yield kept.drop_columns([KEY])
 
     def _count(self, new: int, others: list[Owner]) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 
+from .messages import Messages, PerPartition, PerRow
+
 PREFIX = "spark.inbox."
 """The prefix of the session's defaults."""
 
@@ -33,6 +35,7 @@ _NUMBERS = {
     "locktimeout": "lock_timeout",
     "memory": "memory",
 }
+_MESSAGES = ("outboxtopic", "outboxkey", "outboxpayload", "outboxper")
 _RESULTS = ("results", "upsertkey", "version")
 _SPARKS_OWN = ("path", "checkpointlocation")
 _REFUSED = {
@@ -64,11 +67,28 @@ def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
             found["key"] = names(value)
         elif lower in _REFUSED:
             raise InvalidOption(f"{name}={value!r}: {_REFUSED[lower]}")
-        elif lower not in _RESULTS and lower not in _SPARKS_OWN:
+        elif lower not in (*_RESULTS, *_MESSAGES, *_SPARKS_OWN):
             raise InvalidOption(f"{name}: no such option")
     if any(name in given for name in _RESULTS):
         found["results"] = _results({name: given[name][1] for name in _RESULTS if name in given})
+    if any(name in given for name in _MESSAGES):
+        found["outbox"] = _messages({name: given[name][1] for name in _MESSAGES if name in given})
     return found
+
+
+def _messages(given: dict[str, str]) -> Messages:
+    per = given.get("outboxper", "row").lower()
+    if "outboxtopic" not in given:
+        raise InvalidOption("outboxTopic: missing; the other options of the outbox need it")
+    topic, key = given["outboxtopic"], given.get("outboxkey")
+    if per == "row":
+        payload = names(given["outboxpayload"]) if "outboxpayload" in given else None
+        return PerRow(topic, key, payload[0] if payload is not None and len(payload) == 1 else payload)
+    if per != "partition":
+        raise InvalidOption(f"outboxPer={per!r}: expected row or partition")
+    if "outboxpayload" in given:
+        raise InvalidOption("outboxPayload: only with outboxPer='row'")
+    return PerPartition(topic, key)
 
 
 def _results(given: dict[str, str]) -> Append | Upsert:

@@ -11,6 +11,7 @@ from inbox_outbox_base.checks import options as inbox_options
 from inbox_outbox_base.databases.results import Append, Results, Statements, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 
+from .messages import Messages, PerPartition, PerRow
 from .url import jdbc_or_sqlalchemy
 
 Inbox = Literal["rows", "table"]
@@ -55,6 +56,7 @@ class Settings:
     more: tuple["Into", ...]
     """The other targets."""
     inbox: Inbox
+    outbox: Messages | None
     run: str | None
     batch: int
     ledger: Ledger
@@ -93,6 +95,7 @@ def checked(
     consumer: object,
     results: object = None,
     inbox: object = "rows",
+    outbox: object = None,
     user: object = None,
     password: object = None,
     run: object = None,
@@ -128,6 +131,7 @@ def checked(
         results=first.results,
         more=tuple(more),
         inbox=_inbox(inbox, [each.results for each in (first, *more)], ledger),
+        outbox=_outbox(outbox, inbox, ledger),
         run=None if run is None else _run(run),
         batch=_whole("batch", batch, 0),
         ledger=_one_of("ledger", ledger, ("verify", "trust", "off")),
@@ -199,6 +203,18 @@ def _inbox(value: object, targets: list[Results], ledger: object) -> Any:
             "inbox='table', ledger='off': only the ledger knows what a lost COMMIT has written"
         )
     return _one_of("inbox", value, ("rows", "table"))
+
+
+def _outbox(value: object, inbox: object, ledger: object) -> Messages | None:
+    if value is not None and not isinstance(value, PerRow | PerPartition):
+        raise InvalidOption(f"outbox={value!r}: expected PerRow(...) or PerPartition(...)")
+    if isinstance(value, PerRow) and inbox == "table":
+        raise InvalidOption(f"outbox={value!r}, inbox='table': the table does not tell which rows are new")
+    if isinstance(value, PerPartition) and ledger == "off":
+        raise InvalidOption(
+            f"outbox={value!r}, ledger='off': only the ledger knows whether a lost COMMIT has published"
+        )
+    return value
 
 
 def _table(value: object, results: Results) -> tuple[str | None, str | None]:

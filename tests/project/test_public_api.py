@@ -134,6 +134,8 @@ def test_the_names_of_the_spark_writer_are_fixed() -> None:
         "Difference",
         "InboxDataSource",
         "InboxWriter",
+        "PerPartition",
+        "PerRow",
         "Reconciliation",
         "Statements",
         "Upsert",

@@ -1,14 +1,38 @@
 """Messages that a partition publishes: they leave if and only if the partition commits."""
 
+import json
+import signal
+import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, Engine, create_engine, event, insert
 
+from inbox.errors import InvalidOption, TablesMissing
 from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay
+from spark import InboxWriter, PerPartition, PerRow, Statements
+from spark._options.names import from_strings
+from spark._options.settings import checked
+from spark.errors import ColumnMismatch, InvalidRow
+from tests.support.cases import case
+from tests.support.crash_worker import kill_at
 from tests.support.database import Database
-from tests.support.spark_writes import RESULT, batch, counts, make_result, write, written
+from tests.support.forked import run_forked
+from tests.support.spark_writes import (
+    RESULT,
+    SCHEMA,
+    attempt,
+    batch,
+    counts,
+    make_result,
+    prepared,
+    write,
+    written,
+)
 
 TEN = [(f"k{number}", number) for number in range(10)]
 
@@ -65,3 +89,174 @@ def test_a_partition_that_fails_says_nothing(migrated: Database) -> None:
         write(migrated, [batch(*TEN)], run="r", results=fail)
     assert written(engine) == []
     assert relayed(migrated) == []
+
+
+def objects(database: Database) -> list[tuple[str | None, Any]]:
+    """The keys and the JSON of all that leaves, sorted."""
+    return sorted(((key, json.loads(payload)) for key, payload in relayed(database)), key=str)
+
+
+@pytest.mark.parametrize("ledger", ["verify", "off"])
+def test_a_message_for_each_new_row(migrated: Database, ledger: str) -> None:
+    """It leaves once, with the row's key and its columns, however often the row comes."""
+    engine = make_result(migrated)
+    options = {"run": "r", "ledger": ledger, "outbox": PerRow("billed")}
+    assert counts(write(migrated, [batch(*TEN[:7], ("k0", 9))], **options)) == {"new": 7, "repeated": 1}
+    write(migrated, [batch(*TEN[:7], ("k0", 9))], **options)
+    assert counts(write(migrated, [batch(*TEN[5:])], **options | {"run": "s"})) == {"new": 3, "duplicate": 2}
+    assert written(engine) == TEN
+    assert objects(migrated) == [(key, {"id": key, "amount": amount}) for key, amount in TEN]
+
+
+def test_what_a_message_says(migrated: Database) -> None:
+    """The chosen columns, with every digit; a column's own text or bytes; the key of another column."""
+    make_result(migrated)
+    rows = pa.record_batch(
+        {
+            "id": ["a", "b"],
+            "shop": pa.array([7, None], pa.int32()),
+            "total": pa.array([Decimal("1.10"), None], pa.decimal128(10, 2)),
+            "at": pa.array([datetime(2026, 1, 2, tzinfo=UTC), None], pa.timestamp("us", "UTC")),
+            "items": [[{"sku": "ü"}], []],
+            "body": [b"\x00", b"1"],
+            "text": ["x", "ü"],
+        }
+    )
+    known = {"table": None, "results": Statements("DELETE FROM result")}
+    ways: list[tuple[PerRow, list[tuple[str | None, Any]]]] = [
+        (
+            PerRow("t", key="shop", payload=["total", "at", "items"]),
+            [
+                ("7", {"total": "1.10", "at": "2026-01-02T00:00:00+00:00", "items": [{"sku": "ü"}]}),
+                (None, {"total": None, "at": None, "items": []}),
+            ],
+        ),
+        (PerRow("t", payload="body"), [("a", b"\x00"), ("b", b"1")]),
+        (PerRow("t", payload="text"), [("a", b"x"), ("b", "ü".encode())]),
+    ]
+    for number, (how, expected) in enumerate(ways):
+        with case(how):
+            write(migrated, [rows], consumer=f"c{number}", outbox=how, **known)
+            found: list[Any] = objects(migrated) if number == 0 else relayed(migrated)
+            assert found == sorted(expected, key=str)
+
+
+def test_a_message_for_each_partition(migrated: Database) -> None:
+    """One for each partition with new rows, with its counts, also if the table's own key is the inbox; none
+    for a replay."""
+    engine = make_result(migrated)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE UNIQUE INDEX own ON result (id)")
+    for inbox in ("rows", "table"):
+        options = {
+            "outbox": PerPartition("loaded", key=inbox),
+            "run": inbox,
+            "consumer": inbox,
+            "inbox": inbox,
+        }
+        for _ in range(2):
+            write(migrated, [batch(*TEN[:3], TEN[0])], [batch(*TEN[3:])], [batch(TEN[0])], **options)
+        sums = {"duplicate": 0, "repeated": 0, "dropped": 0}
+        first = {"consumer": inbox, "run": inbox, "batch": 0, "part": 0, "rows": 4, "new": 3} | sums
+        second = first | {"part": 1, "rows": 7, "new": 7}
+        assert objects(migrated) == [(inbox, first | {"repeated": 1}), (inbox, second)]
+        with engine.begin() as connection:
+            connection.execute(RESULT.delete())
+
+
+@pytest.mark.parametrize("how", [PerRow("billed"), PerPartition("loaded")], ids=["row", "partition"])
+def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRow | PerPartition) -> None:
+    """The transaction is tried again, and its messages leave once."""
+    make_result(migrated)
+    task = prepared(migrated, schema=SCHEMA, outbox=how)
+    lost: list[Any] = []
+
+    def lose(connection: Any) -> None:
+        if not lost:
+            lost.append(connection)
+            connection.connection.driver_connection.commit()
+            connection.connection.driver_connection.close()
+
+    event.listen(Engine, "commit", lose)
+    try:
+        attempt(task, 0, batch(*TEN))
+    finally:
+        event.remove(Engine, "commit", lose)
+    assert lost
+    assert len(relayed(migrated)) == (10 if isinstance(how, PerRow) else 1)
+
+
+@pytest.mark.parametrize("point", ["before commit", "after commit"])
+def test_a_killed_task_publishes_with_its_rows(migrated: Database, point: str) -> None:
+    """kill -9 around the COMMIT: there are as many messages as rows, then and after another attempt."""
+    engine = make_result(migrated)
+    url = migrated.url.render_as_string(hide_password=False)
+    code, _, errors = run_forked(die_publishing, ["die_publishing", url, point])
+    assert code == -signal.SIGKILL, errors
+    sent = relayed(migrated)
+    assert len(sent) == len(written(engine)) == (10 if point == "after commit" else 0)
+    write(migrated, [batch(*TEN)], run="r", outbox=PerRow("billed"))
+    assert len(sent + relayed(migrated)) == len(written(engine)) == 10
+
+
+def die_publishing() -> None:
+    """A task in a process of its own, which is killed at a point."""
+    url, point = sys.argv[1:]
+    database: Any = create_engine(url)
+    task = prepared(database, run="r", outbox=PerRow("billed"))
+    kill_at(Engine, point)  # type: ignore[arg-type]
+    attempt(task, 0, batch(*TEN))
+
+
+def test_messages_that_cannot_be_published(migrated: Database) -> None:
+    """Columns that are missing or do not fit are refused on the driver; a row without a payload is an error,
+    and so is a database without the outbox."""
+    engine = make_result(migrated)
+    wrong = {
+        PerRow("t", payload=["id", "sum"]): "no column 'sum'",
+        PerRow("t", key="sum"): "no column 'sum'",
+        PerRow("t", payload="amount"): "type int64, expected a string or bytes",
+    }
+    for how, said in wrong.items():
+        with case(how), pytest.raises(ColumnMismatch, match=said):
+            prepared(migrated, outbox=how)
+    note = pa.record_batch({"id": ["a", "b"], "note": ["n", None]})
+    with pytest.raises(InvalidRow, match="1 rows have no payload"):
+        write(migrated, [note], outbox=PerRow("t", payload="note"))
+    assert written(engine) == []
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE outbox_message")
+    with pytest.raises(TablesMissing, match="outbox_message"):
+        prepared(migrated, outbox=PerRow("t"))
+
+
+def test_wrong_options_for_messages() -> None:
+    """Each is refused with its name, before a connection is made; as text they mean the same."""
+    usual: dict[str, Any] = {"url": "postgresql://h/d", "table": "t", "key": "k", "consumer": "c"}
+    for options, said in (
+        ({"outbox": "topic"}, "outbox='topic'"),
+        ({"outbox": PerRow("t"), "inbox": "table"}, "inbox='table'"),
+        ({"outbox": PerPartition("t"), "ledger": "off"}, "ledger='off'"),
+    ):
+        with case(options), pytest.raises(InvalidOption, match=said):
+            InboxWriter(**usual, **options)
+    wrong: list[Any] = [
+        lambda: PerRow(""),
+        lambda: PerRow("t", key=""),
+        lambda: PerRow("t", payload=[]),
+        lambda: PerRow("t", payload=["a", "a"]),
+        lambda: PerPartition("t", key=""),
+        lambda: from_strings({"outboxKey": "a"}),
+        lambda: from_strings({"outboxTopic": "t", "outboxPer": "table"}),
+        lambda: from_strings({"outboxTopic": "t", "outboxPer": "partition", "outboxPayload": "a"}),
+    ]
+    for make in wrong:
+        with pytest.raises(InvalidOption):
+            make()
+    for given, means in (
+        ({"outboxTopic": "t"}, PerRow("t")),
+        ({"outboxTopic": "t", "outboxKey": "a", "outboxPayload": "b, c"}, PerRow("t", "a", ["b", "c"])),
+        ({"outboxTopic": "t", "outboxPayload": "b"}, PerRow("t", payload="b")),
+        ({"outboxTopic": "t", "outboxPer": "partition", "outboxKey": "a"}, PerPartition("t", "a")),
+    ):
+        assert checked(**usual, **from_strings(given)).outbox == means
