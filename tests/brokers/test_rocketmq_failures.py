@@ -1,14 +1,13 @@
-"""The publisher for RocketMQ, and a server that is away, hangs, crashes, or whose answer is lost."""
+"""The publisher for RocketMQ, and a server that is away, or whose answer is lost."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 
 from examples.embedded_postgres import free_port
 from outbox import Accepted, Unavailable, Unknown
 from outbox.rocketmq import RocketMQPublisher
-from tests.servers.rocketmq import LocalRocket
 from tests.support.answers import published
 from tests.support.rocketmq_proxy import RocketProxy
 from tests.support.rocketmq_topics import Topics, envelope
@@ -77,62 +76,3 @@ def test_an_answer_that_does_not_come(rocketmq: Topics, proxy: RocketProxy) -> N
         wait_until(lambda: published(publisher, [message]) == [Accepted()])
     assert [each.body for each in rocketmq.stored(topic)] == [HERE] * 2
     assert proxy.opened > 1
-
-
-def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:
-    """A send that finds it hanging sends nothing; one during which it begins to hang ends within its time
-    limit all the same. Both go on when the server does."""
-    with (
-        Topics(private_rocketmq.address, private_rocketmq.broker) as topics,
-        closing(RocketMQPublisher(f"rocketmq://{private_rocketmq.address}", timeout=TIMEOUT)) as publisher,
-    ):
-        topic = topics.new("FIFO")
-        answers = publisher.send([envelope(topic, f"{number}", "k") for number in range(10_000)])
-        assert next(answers) == (0, Accepted())
-        with frozen(private_rocketmq):
-            kinds = [type(outcome) for _, outcome in answers]
-            begun = [kind for kind in kinds if kind is not Accepted]
-            assert begun[0] is Unknown
-            assert set(begun[1:]) == {Unavailable}
-            (outcome,) = published(publisher, [envelope(topic, "hanging", "k")])
-            assert isinstance(outcome, Unavailable)
-        taken = 1 + kinds.count(Accepted)
-        wait_until(lambda: published(publisher, [envelope(topic, "last", "k")]) == [Accepted()])
-        bodies = [each.body for each in topics.stored(topic)]
-    assert bodies[:taken] == [b"%d" % number for number in range(taken)]
-    assert set(bodies[taken:]) <= {b"%d" % taken, b"last"}
-
-
-def test_a_crash_and_a_restart(private_rocketmq: LocalRocket) -> None:
-    """While it is away nothing is sent; when it is back all it had confirmed is there, and the same publisher
-    sends again."""
-    with (
-        Topics(private_rocketmq.address, private_rocketmq.broker) as topics,
-        closing(RocketMQPublisher(f"rocketmq://{private_rocketmq.address}", timeout=TIMEOUT)) as publisher,
-    ):
-        topic = topics.new()
-        sent = [envelope(topic, f"{number}") for number in range(200)]
-        assert published(publisher, sent) == [Accepted()] * 200
-        private_rocketmq.crash()
-        wait_until(lambda: is_unavailable(publisher, topic))
-        private_rocketmq.start()
-        wait_until(lambda: published(publisher, [envelope(topic, "last")]) == [Accepted()])
-        stored = {each.properties["outbox-id"] for each in topics.stored(topic)}
-    assert stored >= {each.id for each in sent}
-
-
-def is_unavailable(publisher: RocketMQPublisher, topic: str) -> bool:
-    """Whether it finds nobody to send to."""
-    (outcome,) = published(publisher, [envelope(topic)])
-    assert not isinstance(outcome, Accepted)
-    return isinstance(outcome, Unavailable)
-
-
-@contextmanager
-def frozen(server: LocalRocket) -> Iterator[None]:
-    """The server stands still in this block."""
-    server.freeze()
-    try:
-        yield
-    finally:
-        server.thaw()

@@ -168,6 +168,18 @@ def test_topics_that_an_operator_can_make(rocketmq: Topics, publisher: RocketMQP
     wait_until(lambda: published(publisher, [envelope(name)]) == [Accepted()])
 
 
+def test_a_topic_whose_type_is_changed(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
+    """RocketMQ rejects what is sent in the old way: it was not stored, and the next send is right."""
+    topic = rocketmq.new("FIFO")
+    assert published(publisher, [envelope(topic, "1", "k")]) == [Accepted()]
+    rocketmq.new("NORMAL", name=topic)
+    (outcome,) = published(publisher, [envelope(topic, "2", "k")])
+    assert isinstance(outcome, Unavailable | Accepted)
+    assert published(publisher, [envelope(topic, "3", "k")]) == [Accepted()]
+    expected = {b"1", b"3"} | ({b"2"} if outcome == Accepted() else set())
+    assert {each.body for each in rocketmq.stored(topic)} == expected
+
+
 def test_the_order_of_keys_in_a_fifo_topic(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
     """A batch with many messages of each key is stored in the order of the batch, each key in one queue.
     Behind a message that is refused none of its key leaves; other keys, and messages without one, go on."""

@@ -73,16 +73,22 @@ class Proxies:
 
     It sends a request once and does not repeat it, unlike the client's own producer: that reports the last of
     three answers, although the first request may have been the one that arrived.
+
+    Args:
+        timeout: seconds after which a send has ended.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, timeout: float) -> None:
         self._configuration = address.configuration(1)
         self._endpoints = self._configuration.rpc_endpoints
         self._has_tls = address.has_tls
         self._namespace = address.namespace
         self._id = ClientId().client_id
         self._process = os.getpid()
+        self._timeout = timeout
         self._channels: dict[str, Any] = {}
+        self._left: dict[Any, float] = {}
+        """Connections that have a successor, and since when: sends may still wait for answers there."""
         self._routes: dict[str, Route] = {}
 
     def route(self, topic: str, timeout: float) -> Route | Outcome:
@@ -137,7 +143,9 @@ class Proxies:
         self._leave_inherited()
         self._routes.clear()
         for target in list(self._channels):
-            self._drop(target)
+            self._leave(target)
+        for channel in list(self._left):
+            self._close(channel)
 
     def _ask(self, target: str, topic: str, timeout: float) -> Any:
         """A proxy's answer to the question where a topic's messages go."""
@@ -151,7 +159,7 @@ class Proxies:
         except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError) as error:
             if not (isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAVAILABLE):
                 # It may hang for as long as the system keeps the connection; a new one may be answered.
-                self._drop(target)
+                self._leave(target)
             raise NoAnswer(f"not sent: {target} does not answer: {text_of(error)}") from None
 
     def _stub(self, target: str) -> Any:
@@ -169,15 +177,22 @@ class Proxies:
             return grpc.secure_channel(target, grpc.ssl_channel_credentials(), _OPTIONS)
         return grpc.insecure_channel(target, _OPTIONS)
 
-    def _drop(self, target: str) -> None:
+    def _leave(self, target: str) -> None:
         channel = self._channels.pop(target, None)
         if channel is not None:
-            channel.close()
+            self._left[channel] = time.monotonic()
+        for each, since in list(self._left.items()):
+            if since + self._timeout < time.monotonic():
+                self._close(each)
+
+    def _close(self, channel: Any) -> None:
+        channel.close()
+        self._left.pop(channel, None)
 
     def _leave_inherited(self) -> None:
         if self._process != os.getpid():
-            _inherited.append(self._channels)
-            self._channels, self._routes, self._process = {}, {}, os.getpid()
+            _inherited.append((self._channels, self._left))
+            self._channels, self._left, self._routes, self._process = {}, {}, {}, os.getpid()
 
     def _signed(self) -> Any:
         return Signature.metadata(self._configuration, self._id)

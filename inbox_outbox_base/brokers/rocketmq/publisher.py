@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 
 from inbox_outbox_base.brokers.sends_in_threads import SendsInThreads
@@ -53,7 +54,7 @@ class RocketMQPublisher:
             raise InvalidOption(f"topics={topics!r}: expected a sequence of strings")
         self._topics = tuple(topics)
         self.timeout = outbox_options.seconds("timeout", timeout)
-        self._proxies = Proxies(self._address)
+        self._proxies = Proxies(self._address, self.timeout)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._address)!r})"
@@ -133,9 +134,11 @@ class AsyncRocketMQPublisher:
         """As `RocketMQPublisher.check`."""
         await self._threads.run(self._publisher.check, lease)
 
-    def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
+    async def send(self, batch: Sequence[Envelope]) -> AsyncIterator[tuple[int, Outcome]]:
         """As `RocketMQPublisher.send`."""
-        return self._threads.iterate(self._publisher.send(batch))
+        async with aclosing(self._threads.iterate(self._publisher.send(batch))) as answers:
+            async for answer in answers:
+                yield answer
 
     async def close(self) -> None:
         """As `RocketMQPublisher.close`."""

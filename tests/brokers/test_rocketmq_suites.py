@@ -1,0 +1,134 @@
+"""RocketMQ passes the conformance suite of publishers; and a server that begins to hang in the middle."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
+from uuid import uuid4
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from inbox import Delivery
+from inbox_outbox_base.brokers.rocketmq import properties
+from outbox import Accepted, Envelope, Unavailable, Unknown
+from outbox.rocketmq import AsyncRocketMQPublisher, RocketMQPublisher
+from outbox.testing import PublisherSuite
+from tests.servers.rocketmq import LocalRocket
+from tests.support.answers import published
+from tests.support.rocketmq_remoting import Stored
+from tests.support.rocketmq_topics import Topics, envelope
+from tests.support.status_workers import wait_until
+
+pytest_plugins = ["tests.support.rocketmq_fixtures"]
+
+TIMEOUT = 3.0
+BROKERS_OWN = re.compile(r"[A-Z0-9_]+|__.*")
+
+
+class RocketServer:
+    """The server, and the methods with which the suites reach it."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, private_rocketmq: LocalRocket) -> Iterator[None]:
+        self.server = private_rocketmq
+        with Topics(private_rocketmq.address, private_rocketmq.broker) as self.topics:
+            yield
+
+    def new_topic(self) -> str:
+        return self.topics.new("FIFO")
+
+    def freeze(self) -> None:
+        self.server.freeze()
+
+    def thaw(self) -> None:
+        self.server.thaw()
+
+    def kill(self) -> None:
+        self.server.crash()
+
+    def start(self) -> None:
+        self.server.start()
+
+
+class TestRocketMQPublisher(RocketServer, PublisherSuite):
+    """The synchronous publisher."""
+
+    kills = 1  # each takes seconds
+
+    def publisher(self) -> RocketMQPublisher:
+        return RocketMQPublisher(f"rocketmq://{self.server.address}", timeout=TIMEOUT)
+
+    def received(self, topic: str, count: int) -> Sequence[Delivery]:
+        return [delivery_of(stored, topic) for stored in self.topics.stored(topic)]
+
+    def refused(self, topic: str) -> Envelope:
+        return self.envelope(topic, size="x" * 20_000)
+
+    def missing_topic(self) -> str:
+        return f"missing-{uuid4()}"
+
+    def unreachable(self) -> RocketMQPublisher:
+        url = f"rocketmq://me:{self.secret}@127.0.0.1:{free_port()}"
+        return RocketMQPublisher(url, timeout=TIMEOUT)
+
+
+class TestAsyncRocketMQPublisher(TestRocketMQPublisher):
+    """The asynchronous publisher."""
+
+    def publisher(self) -> AsyncRocketMQPublisher:  # type: ignore[override]
+        return AsyncRocketMQPublisher(f"rocketmq://{self.server.address}", timeout=TIMEOUT)
+
+    @pytest.mark.long
+    def test_a_killed_server(self) -> None:
+        """Beside the synchronous one, which has the same core."""
+        super().test_a_killed_server()
+
+    @pytest.mark.long
+    def test_a_frozen_server(self) -> None:
+        """As before."""
+        super().test_a_frozen_server()
+
+
+def delivery_of(stored: Stored, topic: str) -> Delivery:
+    """A message as it is in the broker."""
+    plain = {name: text for name, text in stored.properties.items() if not BROKERS_OWN.fullmatch(name)}
+    found = properties.decode(plain)
+    return Delivery(
+        id=found.pop("outbox-id"),
+        topic=topic,
+        key=found.pop("outbox-key", None),
+        payload=b"" if found.pop("outbox-empty", "") else stored.body,
+        content_type=found.pop("content-type"),
+        created_at=datetime.fromisoformat(found.pop("outbox-created-at")),
+        headers=found,
+        attempt=1,
+        raw=stored,
+    )
+
+
+def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:
+    """A send that finds it hanging sends nothing; one during which it begins to hang ends within its time
+    limit all the same. Both go on when the server does."""
+    with (
+        Topics(private_rocketmq.address, private_rocketmq.broker) as topics,
+        closing(RocketMQPublisher(f"rocketmq://{private_rocketmq.address}", timeout=TIMEOUT)) as publisher,
+    ):
+        topic = topics.new("FIFO")
+        answers = publisher.send([envelope(topic, f"{number}", "k") for number in range(10_000)])
+        assert next(answers) == (0, Accepted())
+        private_rocketmq.freeze()
+        try:
+            kinds = [type(outcome) for _, outcome in answers]
+            begun = [kind for kind in kinds if kind is not Accepted]
+            assert begun[0] is Unknown
+            assert set(begun[1:]) == {Unavailable}
+            (outcome,) = published(publisher, [envelope(topic, "hanging", "k")])
+            assert isinstance(outcome, Unavailable)
+        finally:
+            private_rocketmq.thaw()
+        taken = 1 + kinds.count(Accepted)
+        wait_until(lambda: published(publisher, [envelope(topic, "last", "k")]) == [Accepted()])
+        bodies = [each.body for each in topics.stored(topic)]
+    assert bodies[:taken] == [b"%d" % number for number in range(taken)]
+    assert set(bodies[taken:]) <= {b"%d" % taken, b"last"}

@@ -1,0 +1,107 @@
+"""Random faults while relays send many messages of each key together to RocketMQ: it ends exact."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Engine, insert
+
+from inbox import Inbox, Verdict
+from tests.servers.rocketmq import LocalRocket
+from tests.support.outbox_publishers import count
+from tests.support.relay_crashes import MADE, TAKEN, assert_exact
+from tests.support.relay_faults import FROZEN, Run, Work
+from tests.support.relay_worker import consumer, hot_producer
+from tests.support.rocketmq_relay import rocketmq_relay
+from tests.support.rocketmq_topics import Topics
+from tests.support.together import Task
+
+pytestmark = pytest.mark.mysql
+
+pytest_plugins = ["tests.support.rocketmq_fixtures", "tests.support.relay_fault_fixtures"]
+
+LEASE = 3.0
+OFTEN = {"kill": 4, "freeze": 2, "end a connection": 2}
+"""With these, PostgreSQL crashes, and RocketMQ crashes and hangs, in any eleven faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a message in RocketMQ."""
+
+    key: str
+    number: int
+    message: str
+
+
+class Faults:
+    """Kills RocketMQ, or lets it hang; it comes back while other faults happen."""
+
+    def __init__(self, server: LocalRocket) -> None:
+        self._server = server
+        self._recovery = Task(lambda: None)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.end()
+        self._server.crash()
+        self._recovery = Task(self._server.start)
+
+    def freeze(self) -> None:
+        """Let it stand still for a while."""
+        self.end()
+        self._server.freeze()
+        self._recovery = Task(self._thaw)
+
+    def end(self) -> None:
+        """Wait until it answers."""
+        self._recovery.result()
+
+    def _thaw(self) -> None:
+        time.sleep(FROZEN)
+        self._server.thaw()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("faults", [11, 200])
+def test_faults_of_rocketmq(run: Run, private_rocketmq: LocalRocket, faults: int) -> None:
+    """Producers and relays are killed, or frozen past the lease and continued; connections are ended,
+    PostgreSQL and RocketMQ are killed, and RocketMQ hangs. Every committed message is in RocketMQ, under its
+    id, those of a key in one queue and in their order; none that was rolled back is."""
+    rocket = Faults(private_rocketmq)
+    run.crashes |= {"kill RocketMQ": rocket.kill, "freeze RocketMQ": rocket.freeze}
+    with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
+        names = [topics.new("FIFO", queues=2) for _ in range(3)]
+
+        def work(role: str, number: int) -> Work:
+            if role == "producer":
+                return run.producer(number, hot_producer, names)
+            if role == "relay":
+                return rocketmq_relay, run.url, f"{number}", LEASE, private_rocketmq.address
+            return consumer, run.url
+
+        try:
+            run.go(work, faults, lambda: True, OFTEN)
+        finally:
+            rocket.end()
+        stored = [message for name in names for message in topics.stored(name)]
+    copies = [
+        Copy(each.properties["outbox-key"], int(each.body), each.properties["outbox-id"]) for each in stored
+    ]
+    take_all(run.engine, copies)
+    assert_exact(run.engine, copies)
+    assert len(copies) >= len({copy.message for copy in copies}) == count(run.engine, MADE) > faults
+
+
+def take_all(engine: Engine, copies: Sequence[Copy]) -> None:
+    """Take the copies through an inbox, many together: one after the other would take minutes."""
+    inbox = Inbox("orders")
+    for begin in range(0, len(copies), 1_000):
+        some = copies[begin : begin + 1_000]
+        with engine.begin() as connection:
+            verdicts = inbox.accept_many(connection, [copy.message for copy in some])
+            new = [copy for copy, verdict in zip(some, verdicts, strict=True) if verdict is Verdict.NEW]
+            if new:
+                taken = [{"key": copy.key, "number": copy.number} for copy in new]
+                connection.execute(insert(TAKEN), taken)
