@@ -26,6 +26,7 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
     def opened(here: str, distribution: str, packed: bytes) -> Any:
         # Imported here: this function is sent by value, and runs before anything of this package does.
         import pickle
+        import sys
         from importlib import metadata
 
         try:
@@ -34,7 +35,8 @@ def sent(call: Callable[..., Any], *arguments: object) -> tuple[Opener, tuple[st
             there = "none"
         if there != here:
             text = (
-                f"the driver runs {distribution} {here}, this executor has {there}: install the same version"
+                f"the driver runs {distribution} {here}, this executor has {there} (in {sys.executable}): "
+                "install the same version, or set PYSPARK_PYTHON to the Python that has it"
             )
             try:
                 from inbox_outbox_base.errors.spark import VersionMismatch as Mismatch

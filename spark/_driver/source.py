@@ -152,6 +152,8 @@ def _report(plan: _Plan, messages: list[Any]) -> None:
     done = [each.done for each in told if each.done is not None]
     if done:
         job = Job(told[0].settings, told[0].run)
+        # This is a process of Spark's; `spark.sql.pyspark.worker.logging.enabled` makes it keep the log.
+        _log.setLevel(logging.INFO)
         _log.info("%s", job.report(done, time.time() - plan.began))
 
 

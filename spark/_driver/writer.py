@@ -23,6 +23,7 @@ from spark._options.settings import Settings, check_given, checked
 from .comparison import reconcile
 from .job import Job
 from .ship import shipped
+from .telling import described, log_report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -154,11 +155,14 @@ class InboxWriter:
             raise InvalidOption("ledger='trust': needs run, which identifies a repeated submission")
         return _write(df, settings, settings.run)
 
-    def foreach_batch(self, df: "DataFrame", batch_id: int) -> None:
+    def foreach_batch(self, df: "DataFrame", batch_id: int) -> Any:
         """Write one micro-batch: for ``stream.writeStream.foreachBatch(writer.foreach_batch)``.
 
         If Spark delivers a batch again, even under a new checkpoint or with other rows under an old number,
         each key is applied once and none is skipped.
+
+        Returns:
+            The `WriteReport`. Spark ignores it; your own function around this one can use it.
 
         Raises: the errors of `write`; and InvalidOption for ledger="trust" if Spark does not provide the
             query's id: after a lost checkpoint the numbers start over.
@@ -170,7 +174,7 @@ class InboxWriter:
                 "ledger='trust': Spark does not report this query's id, so its batches cannot be identified"
             )
         run = ":".join(each for each in (settings.run, query) if each)
-        _write(df, settings, run or None)
+        return _write(df, settings, run or None)
 
     def unseen(self, df: "DataFrame") -> "DataFrame":
         """The rows whose keys are not in the inbox yet, to avoid costly work on the others.
@@ -211,6 +215,13 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _write(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
+    with described(df, settings):
+        report = _written(df, settings, run)
+    log_report(df, report)
+    return report
+
+
+def _written(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
     began = time.monotonic()
     df = _partitioned(df, settings)
     job = Job(settings, run, known_parts(df) if settings.ledger == "trust" else 0)

@@ -78,12 +78,15 @@ def _connect(engine: Engine, database: Loading, settings: Settings, patience: fl
         TransientError: all connections were in use for `patience` seconds.
     """
     deadline = time.monotonic() + patience
+    asked = ""
     while True:
         is_late = time.monotonic() > deadline
         try:
             connection = engine.connect()
         except DBAPIError as error:
-            if is_late or not is_transient(error) or _is_refused(error):
+            # To find out whether it was refused may take another connection: ask once about each text.
+            is_asked, asked = str(error) == asked, str(error)
+            if is_late or not is_transient(error) or (not is_asked and _is_refused(error)):
                 raise
         else:
             if _initialize(connection, database, settings):

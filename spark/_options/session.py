@@ -58,10 +58,18 @@ def only(df: "DataFrame", names: Sequence[str]) -> "DataFrame":
     return df.select(*("`" + name.replace("`", "``") + "`" for name in names))
 
 
+def classic_context(df: "DataFrame") -> Any:
+    """The session's SparkContext; None with Spark Connect, and on clusters that give no access to it."""
+    # Also hasattr() would raise what such a cluster raises.
+    try:
+        return df.sparkSession.sparkContext if hasattr(df, "_jdf") else None
+    except Exception:  # noqa: BLE001 - each vendor raises errors of its own
+        return None
+
+
 def known_parts(df: "DataFrame") -> int:
     """The number of partitions; 0 if that is only known once the job runs."""
-    # Spark Connect has no JVM to ask.
-    if not hasattr(df, "_jdf"):
+    if classic_context(df) is None:
         return 0
     plan = df._jdf.queryExecution().executedPlan()  # noqa: SLF001 - there is no other way to ask
     # Adaptive execution decides on the partitions while the job runs.
@@ -72,7 +80,5 @@ def known_parts(df: "DataFrame") -> int:
 
 def query_id(df: "DataFrame") -> str | None:
     """The id of this micro-batch's streaming query; it lives as long as the checkpoint."""
-    if not hasattr(df, "_jdf"):
-        return None
-    context = df.sparkSession.sparkContext
-    return context.getLocalProperty("sql.streaming.queryId")
+    context = classic_context(df)
+    return None if context is None else context.getLocalProperty("sql.streaming.queryId")

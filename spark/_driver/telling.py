@@ -1,0 +1,45 @@
+"""What a Spark user sees of a write: the job's name in Spark's UI, and the report in Spark's log."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from spark._executor.report import WriteReport
+from spark._options.session import classic_context
+from spark._options.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_DESCRIPTION = "spark.job.description"
+
+_log = logging.getLogger("spark.inbox")
+
+
+@contextmanager
+def described(df: "DataFrame", settings: Settings) -> Iterator[None]:
+    """Name the body's jobs in Spark's UI, unless they have a name: a stream's jobs have one."""
+    context = classic_context(df)
+    if context is None or context.getLocalProperty(_DESCRIPTION) is not None:
+        yield
+        return
+    into = f" into {settings.target}" if settings.target else ""
+    context.setLocalProperty(_DESCRIPTION, f"inbox: {settings.consumer}{into}")
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, None)
+
+
+def log_report(df: "DataFrame", report: WriteReport) -> None:
+    """Log the report at INFO: in Spark's log, if the session gives access to it, and in Python's."""
+    _log.info("%s", report)
+    context = classic_context(df)
+    if context is None:
+        return
+    jvm: Any = context._jvm  # noqa: SLF001 - there is no other way to Spark's log
+    try:
+        jvm.org.slf4j.LoggerFactory.getLogger("spark.inbox").info(str(report))
+    except Exception as error:  # noqa: BLE001 - the rows have committed, whatever a cluster forbids
+        _log.debug("no access to Spark's log: %s", error)

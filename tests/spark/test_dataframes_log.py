@@ -1,0 +1,102 @@
+"""What a Spark user sees of a write: its report, in Spark's log and in the ledger, and the job's name."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark import InboxDataSource, InboxWriter, WriteReport
+from tests.support.database import Database
+from tests.support.spark_writes import make_result
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest_plugins = ["tests.support.spark_session"]
+CAPTURE = "spark.sql.pyspark.worker.logging.enabled"
+
+
+class SparkLog:
+    """What Spark's own log says at INFO from now on."""
+
+    def __init__(self, session: Any) -> None:
+        jvm = session._jvm
+        log4j = jvm.org.apache.logging.log4j
+        self._text = jvm.java.io.StringWriter()
+        self._appender = log4j.core.appender.WriterAppender.createAppender(
+            None, None, self._text, "tests", False, True
+        )
+        self._appender.start()
+        self._logger = log4j.LogManager.getLogger("spark.inbox")
+        self._log4j = log4j
+        self._set_level(log4j.Level.INFO)
+        self._logger.addAppender(self._appender)
+
+    def read(self) -> str:
+        """Read it."""
+        self._logger.removeAppender(self._appender)
+        self._set_level(self._log4j.Level.ERROR)
+        return str(self._text.toString())
+
+    def _set_level(self, level: Any) -> None:
+        self._log4j.core.config.Configurator.setLevel("spark.inbox", level)
+
+
+def last_job(session: Any) -> str:
+    """The description of the newest job, as Spark's UI shows it."""
+    jobs = session._jsparkSession.sparkContext().statusStore().jobsList(None)
+    return str(jobs.apply(0).description().get())
+
+
+def test_the_report_and_the_job_are_named(
+    postgres: Database, spark_session: "SparkSession", tmp_path: Path
+) -> None:
+    """The report is in Spark's log at INFO, and is returned for each batch of a stream. The job has a name in
+    Spark's UI, unless the program or the stream has given one."""
+    make_result(postgres)
+    url = postgres.url.render_as_string(hide_password=False)
+    session: Any = spark_session
+    rows = spark_session.range(50, numPartitions=2).selectExpr("concat('k', id) AS id", "id AS amount")
+    writer = InboxWriter(url, "result", key="id", consumer="billing", run="r")
+    log = SparkLog(session)
+    report = writer.write(rows)
+    assert str(report) in log.read()
+    assert last_job(session) == "inbox: billing into result"
+    context = spark_session.sparkContext
+    assert context.getLocalProperty("spark.job.description") is None
+
+    batches: list[WriteReport] = []
+    rows.write.json(str(tmp_path / "in"))
+    stream = spark_session.readStream.schema(rows.schema).json(str(tmp_path / "in"))
+    into = InboxWriter(url, "result", key="id", consumer="streamed")
+    query = stream.writeStream.foreachBatch(lambda df, number: batches.append(into.foreach_batch(df, number)))
+    query = query.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+    query.start().awaitTermination()
+    assert [batch.new for batch in batches] == [50]
+    assert "runId" in last_job(session)
+
+
+def test_the_report_of_the_data_source(
+    postgres: Database, spark_session: "SparkSession", tmp_path: Path
+) -> None:
+    """The ledger has it, for a job and for each batch of a stream, by its run; and so has the log that Spark
+    keeps of its Python processes, if that is switched on."""
+    make_result(postgres)
+    url = postgres.url.render_as_string(hide_password=False)
+    spark_session.dataSource.register(InboxDataSource)
+    rows = spark_session.range(50, numPartitions=2).selectExpr("concat('k', id) AS id", "id AS amount")
+    rows = rows.cache()
+    options = {"url": url, "dbtable": "result", "key": "id", "consumer": "billing"}
+    spark_session.conf.set(CAPTURE, "true")
+    try:
+        rows.write.format("inbox").mode("append").options(**options, txnAppId="r").save()
+        messages = [row.msg for row in spark_session.tvf.python_worker_logs().collect()]
+    finally:
+        spark_session.conf.unset(CAPTURE)
+    assert any("WriteReport(run='r', batch=0, rows=50, new=50" in str(message) for message in messages)
+    rows.write.json(str(tmp_path / "in"))
+    stream = spark_session.readStream.schema(rows.schema).json(str(tmp_path / "in")).writeStream
+    stream = stream.format("inbox").options(**options | {"consumer": "streamed"})
+    query = stream.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    ledger = spark_session.read.format("inbox").options(url=url, read="ledger").load()
+    whole = ledger.where("part = -1").collect()
+    assert {(row.run, row.batch, row.rows_new) for row in whole} == {("r", 0, 50), (str(query.id), 0, 50)}
