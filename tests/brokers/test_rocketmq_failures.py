@@ -46,6 +46,20 @@ def test_nobody_answers() -> None:
     assert "secret" not in str(outcomes)
 
 
+def test_a_server_that_goes_away_between_sends(
+    rocketmq: Topics, proxy: RocketProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy is asked first again, so nothing was sent, although the publisher was connected."""
+    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.proxies._FRESH", 0.0)
+    topic = rocketmq.new()
+    with closing(sends(proxy)) as publisher:
+        assert published(publisher, [envelope(topic)]) == [Accepted()]
+        proxy.__exit__(None, None, None)
+        outcomes = published(publisher, [envelope(topic) for _ in range(5)])
+    assert {type(each) for each in outcomes} == {Unavailable}
+    assert len(rocketmq.stored(topic)) == 1
+
+
 @pytest.mark.parametrize("forward", [True, False])
 def test_a_lost_answer(rocketmq: Topics, proxy: RocketProxy, forward: bool) -> None:
     """When the connection breaks behind a message nobody knows whether it was taken; whatever the truth is,

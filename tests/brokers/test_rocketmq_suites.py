@@ -1,6 +1,8 @@
 """RocketMQ passes the conformance suite of publishers; and a server that begins to hang in the middle."""
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
@@ -16,6 +18,10 @@ from outbox.rocketmq import AsyncRocketMQPublisher, RocketMQPublisher
 from outbox.testing import PublisherSuite
 from tests.servers.rocketmq import LocalRocket
 from tests.support.answers import published
+from tests.support.cli import line
+from tests.support.database import Database
+from tests.support.outbox_publishers import publish
+from tests.support.program import ROOT
 from tests.support.rocketmq_remoting import Stored
 from tests.support.rocketmq_topics import Topics, envelope
 from tests.support.status_workers import wait_until
@@ -132,3 +138,24 @@ def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:
         bodies = [each.body for each in topics.stored(topic)]
     assert bodies[:taken] == [b"%d" % number for number in range(taken)]
     assert set(bodies[taken:]) <= {b"%d" % taken, b"last"}
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_tls(private_rocketmq: LocalRocket, postgres: Database, is_trusted: bool) -> None:
+    """With rocketmqs:// messages leave encrypted, and only to a server whose certificate can be verified."""
+    environment = (
+        {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(private_rocketmq.certificate)} if is_trusted else {}
+    )
+    with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
+        topic = topics.new()
+        publish(postgres.engine(), "a1", topic=topic)
+        to = f"rocketmqs://{private_rocketmq.address}"
+        command = line(
+            "outbox", "drain", "--to", to, "--timeout", "60s" if is_trusted else "5s", url=postgres.url
+        )
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == (0 if is_trusted else 4)
+        assert ("CERTIFICATE_VERIFY_FAILED" in done.stderr) is not is_trusted
+        assert len(topics.stored(topic)) == is_trusted

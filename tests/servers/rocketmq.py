@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder
-from tests.servers import environment, freezing
+from tests.servers import certificates, environment, freezing
 from tests.servers.server import Missing, first_of
 
 PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_ROCKETMQ"
@@ -33,7 +33,7 @@ class LocalRocket:
     """A RocketMQ on free ports of 127.0.0.1, its data in a temporary folder.
 
     It answers once the system has a message in memory: what it has accepted outlives its process, though not
-    the machine. It needs no login.
+    the machine. It needs no login. With TLS it shows `certificate`.
 
     Args:
         program: runs it.
@@ -48,6 +48,7 @@ class LocalRocket:
         """What its clients connect to."""
         self.broker = f"127.0.0.1:{broker}"
         """Where topics and groups are made."""
+        self.certificate, self._key = certificates.write(self._folder)
         try:
             self._configure(broker)
             self.start()
@@ -94,6 +95,9 @@ class LocalRocket:
             "namesrvAddr": f"127.0.0.1:{names}",
             "grpcServerPort": self._port,
             "remotingListenPort": free_port(),
+            "tlsTestModeEnable": False,
+            "tlsCertPath": str(self.certificate),
+            "tlsKeyPath": str(self._key),
             # It remembers for so long that there is no such topic.
             "topicRouteServiceCacheRefreshSeconds": 1,
         }
