@@ -44,6 +44,7 @@ GROUPS = {
 """Files that share what takes seconds to start: where processes share the tests, one of them runs a group."""
 
 LONG_FILES = (
+    "brokers/test_redis_suites",
     "relay/test_leases",
     "relay/test_faults",
     "status_mode/test_locked",

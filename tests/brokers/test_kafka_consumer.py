@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from inbox import Backoff, Claim, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_key
+from inbox import Delivery, Outcome, Verdict, message_key
 from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
 from tests.support import kafka_native
 from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.kafka_consumers import applied, applied_by_key, applying, consumer, make_table, running
-from tests.support.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
+from tests.support.kafka_topics import Topics, envelope, id_of, wait_until
 
 pytest_plugins = ["tests.support.kafka_fixtures"]
 
@@ -64,21 +64,6 @@ def test_published_then_taken(topics: Topics, postgres: Database) -> None:
     assert (first.content_type, first.created_at, first.attempt) == ("text/plain", sent.created_at, 1)
     assert first.headers == {"ce_type": "paid"}
     assert first.raw.offset() == 0
-
-
-def test_the_same_id_five_times(topics: Topics, postgres: Database) -> None:
-    """A message that was written five times with one id is applied once, and all five are committed."""
-    engine, topic = postgres.engine(), topics.new()
-    make_table(engine)
-    message = envelope(topic, "a", "1")
-    sender = KafkaPublisher({"bootstrap.servers": topics.address})
-    for _ in range(5):
-        published(sender, [message])
-    topics.put(topic, "end")
-    with running(consumer(topics.address, topic, applying(engine))):
-        wait_until(lambda: "end" in applied(engine))
-    assert applied(engine) == ["a", "end"]
-    assert topics.committed("payments", topic) == {0: 6}
 
 
 def test_records_of_others(topics: Topics) -> None:
@@ -165,51 +150,6 @@ def test_those_behind_a_failure_wait(topics: Topics, postgres: Database) -> None
     assert applied_by_key(engine)["k"] == ["a", "b", "c", "d"]
     assert attempts == [1, 2, 3]
     assert topics.committed("payments", topic) == {0: 4, 1: 1}
-
-
-def test_a_retry_waits(topics: Topics, postgres: Database) -> None:
-    """A message that failed does not run again before its delay is over."""
-    engine, topic, attempts = postgres.engine(), topics.new(partitions=2), list[int]()
-    make_table(engine)
-    has_failed = threading.Event()
-
-    def fail(delivery: Delivery) -> None:
-        if delivery.payload == b"bad":
-            attempts.append(delivery.attempt)
-            has_failed.set()
-            raise Fault("once")
-
-    topics.put_raw(topic, b"bad", partition=0)
-    with running(
-        consumer(topics.address, topic, applying(engine, before=fail), backoff=Backoff(first=3_600))
-    ):
-        assert has_failed.wait(WAIT)
-        for number in range(5):
-            topics.put_raw(topic, b"other", partition=1)
-            wait_until(lambda: len(applied(engine)) > number)  # noqa: B023 - ends within the turn
-    assert attempts == [1]
-
-
-def test_status_table_mode(topics: Topics, postgres: Database) -> None:
-    """A handler with claims is fed as well: it is called once for a message that comes three times, and one
-    that fails too often for its inbox is dead."""
-    topic, dead, called = topics.new(), topics.new(), Counter[str]()
-    inbox = StatusInbox("mail", store=SqlStore(postgres.engine()), lease=60, max_attempts=2)
-
-    @inbox.handler(key=message_key)
-    def handle(claim: Claim, delivery: Delivery) -> None:
-        called[str(delivery.key)] += 1
-        if delivery.key == "poison":
-            raise Fault("always")
-
-    topics.put(topic, "a", "a", "a", key="a")
-    topics.put(topic, "p", key="poison")
-    topics.put(topic, "b", key="b")
-    with running(consumer(topics.address, topic, handle, dead_letter=dead)):
-        wait_until(lambda: called["b"])
-    assert called == {"a": 1, "poison": 2, "b": 1}
-    assert values(topics.log(dead)) == ["p"]
-    assert topics.committed("payments", topic) == {0: 5}
 
 
 def test_events_of_other_producers(topics: Topics) -> None:
@@ -323,19 +263,3 @@ def test_stop_ends_the_running_message(topics: Topics, postgres: Database) -> No
     assert one.stopped
     assert applied(engine) == ["a"]
     assert topics.committed("payments", topic) == {0: 1}
-
-
-def test_what_is_no_message_s_fault(topics: Topics) -> None:
-    """SystemExit in a handler ends the consumer, and nothing is committed."""
-    topic = topics.new()
-    topics.put(topic, "a")
-
-    has_raised = threading.Event()
-
-    def leave(delivery: Delivery) -> Outcome:
-        has_raised.set()
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit), running(consumer(topics.address, topic, leave)):
-        wait_until(lambda: has_raised.is_set() and topics.members("payments") == 0)
-    assert topics.committed("payments", topic) == {}

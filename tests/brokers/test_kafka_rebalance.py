@@ -205,19 +205,6 @@ def test_a_partition_goes_whose_batch_waits_for_a_worker(topics: Topics) -> None
             may_end.set()
 
 
-def test_sigterm(topics: Topics, postgres: Database) -> None:
-    """SIGTERM ends a process after its running message, with all that was applied committed."""
-    engine, topic = postgres.engine(), topics.new()
-    make_table(engine)
-    topics.put(topic, *map(str, range(500)))
-    with worker(topics, topic, postgres.url, 0.05) as process:
-        wait_until(lambda: len(applied(engine)) >= 5)
-        process.terminate()
-        assert process.wait(60) == 0
-    assert topics.committed("payments", topic) == {0: len(applied(engine))}
-    assert len(applied(engine)) < 500
-
-
 def test_a_partition_goes_while_its_message_runs(topics: Topics, postgres: Database) -> None:
     """A message that runs longer than `grace` when its partition is given away is not committed; the new
     owner gets it, and it is applied once."""

@@ -1,17 +1,24 @@
 """Kafka passes the conformance suites: the publisher, and the consumer."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import URL
 
 from examples.embedded_postgres import free_port
-from inbox import Delivery
+from inbox import Delivery, message_key
+from inbox.kafka import AsyncKafkaConsumer, KafkaConsumer
+from inbox.testing import ConsumerSuite
 from inbox_outbox_base.brokers.kafka.record import delivery_of
-from outbox import Envelope
+from outbox import Accepted, Envelope
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from outbox.testing import PublisherSuite
 from tests.servers.kafka import LocalKafka
+from tests.support.answers import published
+from tests.support.database import Database
 from tests.support.kafka_topics import Topics
 
 pytest_plugins = ["tests.support.kafka_fixtures"]
@@ -74,3 +81,60 @@ class TestAsyncKafkaPublisher(TestKafkaPublisher):
     def test_a_killed_server(self) -> None:
         """Beside the synchronous one, which has the same core."""
         super().test_a_killed_server()
+
+
+class TestKafkaConsumer(KafkaServer, ConsumerSuite):
+    """The synchronous consumer."""
+
+    kind: ClassVar[Any] = KafkaConsumer
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres: Database) -> None:
+        self.postgres = postgres
+
+    def database(self, folder: Path) -> URL:
+        return self.postgres.url
+
+    def address(self) -> str:
+        return self.server.address
+
+    @classmethod
+    def consumer(cls, address: str, topic: str, handler: Any, **options: Any) -> Any:
+        config = {
+            "bootstrap.servers": address,
+            "group.id": f"group of {topic}",
+            "session.timeout.ms": 2_000,  # a killed consumer is missed soon
+            "heartbeat.interval.ms": 200,
+        }
+        return cls.kind(config, topic, handler, dead_letter=f"{topic}.dead", key=message_key, **options)
+
+    def new_topic(self) -> str:
+        topic = self.topics.new(partitions=3)
+        self.topics.make(f"{topic}.dead")
+        return topic
+
+    def put(self, topic: str, messages: Sequence[Envelope]) -> None:
+        publisher = KafkaPublisher({"bootstrap.servers": self.server.address})
+        self.wait_until(lambda: published(publisher, messages) == [Accepted()] * len(messages))
+        publisher.close()
+
+    def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
+        return [
+            (record.value() or b"", dict(delivery_of(record, attempt=1).headers)["dead-letter-reason"])
+            for record in self.topics.log(f"{topic}.dead")
+        ]
+
+    def put_strange(self, topic: str) -> None:
+        self.topics.put_raw(topic, None, b"\xff", {"odd": b"\xfd", "empty": None})
+        self.topics.put_raw(topic, b"", timestamp=2**52)
+
+    def unreachable(self, handler: Any) -> Any:
+        settings = {"bootstrap.servers": f"127.0.0.1:{free_port()}", "sasl.password": self.secret}
+        return self.kind({**settings, "group.id": "g"}, "topic", handler)
+
+
+@pytest.mark.long
+class TestAsyncKafkaConsumer(TestKafkaConsumer):
+    """The asynchronous consumer."""
+
+    is_async, kind = True, AsyncKafkaConsumer

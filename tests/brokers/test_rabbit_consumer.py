@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 from sqlalchemy import Connection
 
 from examples.embedded_postgres import free_port
-from inbox import Claim, Delivery, Inbox, Outcome, SqlStore, Status, StatusInbox, Verdict, message_key
-from inbox.errors import GiveUp, InvalidOption
+from inbox import Delivery, Inbox, Outcome, Verdict, message_key
+from inbox.errors import InvalidOption
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
 from inbox_outbox_base.brokers.rabbitmq.delivery import delivery_of
 from outbox import Accepted, Envelope, Outbox, Relay
@@ -23,7 +22,7 @@ from tests.support import accounts
 from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.listeners import Fault
-from tests.support.rabbit_consumers import SOON, Counted, bookkeeping, consuming, consuming_async
+from tests.support.rabbit_consumers import Counted, bookkeeping, consuming, consuming_async
 from tests.support.rabbit_queues import Queues, envelope
 from tests.support.status_workers import wait_until
 
@@ -60,20 +59,6 @@ def test_from_commit_to_commit(queues: Queues, postgres: Database) -> None:
     with consuming(queues.url, queue, handler):
         wait_until(lambda: handler.count == 5)
     assert accounts.totals(engine) == dict(zip(NAMES, [1, 1, 1, 1, 0, 0], strict=True))
-
-
-def test_what_is_published_takes_effect_once(queues: Queues, postgres: Database) -> None:
-    """Messages through the publisher, each sent three times, add to each account exactly what they should."""
-    engine, queue = postgres.engine(), queues.new()
-    accounts.make(engine, NAMES)
-    batch = [envelope(queue, NAMES[number % 6], key=str(number % 10)) for number in range(120)]
-    for _ in range(3):
-        send(queues, *batch)
-    handler = Counted(bookkeeping(engine))
-    with consuming(queues.url, queue, handler, concurrency=4, prefetch=50):
-        wait_until(lambda: handler.count == 360)
-    assert accounts.totals(engine) == dict.fromkeys(NAMES, 20)
-    assert queues.count(queue) == 0
 
 
 def test_what_is_published_takes_effect_once_in_tasks(queues: Queues, postgres: Database) -> None:
@@ -132,59 +117,6 @@ def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatc
     with consuming(queues.url, queue, handle, prefetch=1):
         wait_until(lambda: len(seen) == 5)
     assert seen == ["long", "short", "other", "short", "long"]
-
-
-def test_status_table_mode(queues: Queues, postgres: Database) -> None:
-    """A handler of status-table mode that fails twice: the record says three attempts and consumed,
-    duplicates are dropped, and what is given up is dead in the store and in the dead-letter queue."""
-    engine, queue = postgres.engine(), queues.new()
-    store = SqlStore(engine)
-    inbox = StatusInbox("orders", store=store, lease=60, backoff=SOON)
-    runs: Counter[str] = Counter()
-
-    @inbox.handler(key=message_key)
-    def handle(claim: Claim, message: Delivery) -> None:
-        runs[message.id] += 1
-        if message.payload == b"poison":
-            raise GiveUp("never")
-        if runs[message.id] < 3:
-            raise Fault("not yet")
-
-    for _ in range(2):
-        queues.put(queue, "slow", "poison")
-    with consuming(queues.url, queue, handle, concurrency=2):
-        wait_until(lambda: runs["slow"] == 3 and queues.count(f"{queue}.dead") >= 2)
-    assert runs == {"slow": 3, "poison": 1}
-    slow, poison = store.find("orders", "slow"), store.find("orders", "poison")
-    assert slow is not None
-    assert poison is not None
-    assert (slow.status, slow.attempts_started) == (Status.CONSUMED, 3)
-    assert poison.status is Status.DEAD
-    assert set(queues.bodies(f"{queue}.dead")) == {"poison"}
-
-
-def test_messages_of_a_key_keep_their_order(queues: Queues) -> None:
-    """However many run at once, those of one key run one after the other, as they were published."""
-    queue, seen, running = queues.new(), list[tuple[str, str]](), Counter[str]()
-    together, lock = list[int](), threading.Lock()
-
-    def handle(message: Delivery) -> Outcome:
-        key = message_key(message)
-        with lock:
-            running[key] += 1
-            together.append(running[key])
-            seen.append((key, message.payload.decode()))
-        threading.Event().wait(0.001)
-        with lock:
-            running[key] -= 1
-        return NEW
-
-    send(queues, *(envelope(queue, str(number), key=str(number % 3)) for number in range(90)))
-    with consuming(queues.url, queue, handle, concurrency=8, prefetch=60):
-        wait_until(lambda: len(seen) == 90)
-    assert max(together) == 1
-    for key in "012":
-        assert [int(name) for each, name in seen if each == key] == list(range(int(key), 90, 3))
 
 
 @pytest.mark.parametrize(("options", "held"), [({"prefetch": 3}, 3), ({"concurrency": 2}, 4), ({}, 2)])
@@ -246,17 +178,6 @@ def test_events_of_other_producers(queues: Queues) -> None:
     (message,) = queues.take(queue)
     message.header.properties.message_id = None  # the client that published it has drawn one
     assert delivery_of(message).id == '["/shop","1"]'
-
-
-def test_a_handler_that_is_none(queues: Queues) -> None:
-    """A function that returns no outcome never looked into an inbox: the consumer ends with an error, and the
-    message is still in its queue."""
-    queue = queues.new()
-    queues.put(queue, "1")
-    consumer = RabbitConsumer(queues.url, queue, lambda _: "done")  # type: ignore[arg-type,return-value]
-    with pytest.raises(InvalidOption, match=r"expected an inbox\.Outcome"):
-        consumer.run()
-    assert queues.bodies(queue) == ["1"]
 
 
 def test_the_queue_can_be_declared(queues: Queues) -> None:

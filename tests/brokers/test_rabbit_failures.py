@@ -1,6 +1,5 @@
 """RabbitMQ and what breaks: killed consumers, a killed broker, answers that get lost."""
 
-import signal
 import subprocess
 import sys
 import threading
@@ -62,20 +61,7 @@ def consume_the_rest(database: Database, queues: Queues, queue: str, expected: i
         wait_until(lambda: sum(accounts.totals(engine).values()) >= expected and queues.count(queue) == 0)
 
 
-@pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
-def test_a_consumer_that_is_killed(queues: Queues, postgres: Database, point: str) -> None:
-    """kill -9 between the inbox row and the handler, before COMMIT, or after it and before the message is
-    acknowledged: another consumer takes what was not, and every message took effect once."""
-    queue, ids = queues.new(), [str(number) for number in range(18)]
-    accounts.make(postgres.engine(), NAMES)
-    for number in ids:
-        queues.put(queue, NAMES[int(number) % 6], id=number)
-    with worker(postgres, queues, queue, point) as process:
-        assert process.wait(60) == -signal.SIGKILL
-    consume_the_rest(postgres, queues, queue, len(ids))
-    assert accounts.totals(postgres.engine()) == dict.fromkeys(NAMES, 3)
-
-
+@pytest.mark.long
 def test_a_consumer_that_is_killed_again_and_again(queues: Queues, postgres: Database) -> None:
     """kill -9 at whatever moment, three times under load: the accounts are exact in the end."""
     queue, count = queues.new(), 1_200
@@ -89,6 +75,7 @@ def test_a_consumer_that_is_killed_again_and_again(queues: Queues, postgres: Dat
     assert accounts.totals(postgres.engine()) == dict.fromkeys(NAMES, count // 6)
 
 
+@pytest.mark.long
 def test_a_consumer_that_is_stopped_under_load(queues: Queues, postgres: Database) -> None:
     """SIGTERM: the consumer ends by itself, what it has taken is committed and acknowledged, and all the rest
     is back in the queue, each message once."""

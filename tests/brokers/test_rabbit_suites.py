@@ -2,18 +2,26 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import URL
 
 from examples.embedded_postgres import free_port
 from inbox import Delivery
+from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
+from inbox.testing import ConsumerSuite
 from inbox_outbox_base.brokers.rabbitmq.delivery import delivery_of
-from outbox import Envelope
+from outbox import Accepted, Envelope
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from outbox.testing import PublisherSuite
 from tests.servers.rabbitmq import LocalRabbit
+from tests.support.answers import published
+from tests.support.database import Database
 from tests.support.rabbit_queues import Queues
+from tests.support.rabbit_wire import put, sized, table, text
 
 pytest_plugins = ["tests.support.rabbit_fixtures"]
 
@@ -83,3 +91,58 @@ class TestAsyncRabbitPublisher(TestRabbitPublisher):
 
     def unreachable(self) -> AsyncRabbitPublisher:  # type: ignore[override]
         return AsyncRabbitPublisher(f"amqp://me:{self.secret}@127.0.0.1:{free_port()}/", timeout=2)
+
+
+class TestRabbitConsumer(RabbitServer, ConsumerSuite):
+    """The synchronous consumer."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres: Database) -> None:
+        self.postgres = postgres
+        self.dead = list[tuple[bytes, str]]()
+
+    def database(self, folder: Path) -> URL:
+        return self.postgres.url
+
+    def address(self) -> str:
+        return self.server.url
+
+    @pytest.mark.long
+    def test_a_server_that_restarts(self) -> None:
+        """test_rabbit_failures has a test that sends more, and has messages wait for their next attempt."""
+        super().test_a_server_that_restarts()
+
+    @staticmethod
+    def consumer(address: str, topic: str, handler: Any, **options: Any) -> Any:
+        return RabbitConsumer(address, topic, handler, **options)
+
+    def put(self, topic: str, messages: Sequence[Envelope]) -> None:
+        publisher = RabbitPublisher(self.server.url)
+        self.wait_until(lambda: published(publisher, messages) == [Accepted()] * len(messages))
+        publisher.close()
+
+    def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
+        found = self.queues.take(f"{topic}.dead") if self.queues.count(f"{topic}.dead") else []
+        self.dead += [
+            (bytes(each.body), str((each.header.properties.headers or {})["inbox-reason"])) for each in found
+        ]
+        return self.dead
+
+    def put_strange(self, topic: str) -> None:
+        strange = table(time=b"T" + b"\xff" * 8, city=b"S" + sized(b"Z\xfcrich"))
+        self.queues.do(lambda channel: put(channel, topic, "a", message_id=text(b"\xfc"), headers=strange))
+        self.queues.do(lambda channel: channel.basic_publish(b"", routing_key=topic))
+
+    def unreachable(self, handler: Any) -> Any:
+        return self.consumer(f"amqp://me:{self.secret}@127.0.0.1:{free_port()}/", "q", handler)
+
+
+@pytest.mark.long
+class TestAsyncRabbitConsumer(TestRabbitConsumer):
+    """The asynchronous consumer."""
+
+    is_async = True
+
+    @staticmethod
+    def consumer(address: str, topic: str, handler: Any, **options: Any) -> Any:
+        return AsyncRabbitConsumer(address, topic, handler, **options)

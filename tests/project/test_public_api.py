@@ -22,6 +22,7 @@ NAMESPACES = (
     "inbox.rabbitmq",
     "inbox.rocketmq",
     "inbox.schema",
+    "inbox.testing",
     "outbox.errors",
     "outbox.kafka",
     "outbox.rabbitmq",

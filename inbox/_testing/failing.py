@@ -1,0 +1,195 @@
+"""Conformance tests of consumers: stops, crashes and outages."""
+
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from inbox_outbox_base.brokers.suite import Running
+from inbox_outbox_base.words.incoming import Delivery
+
+from .child import Point, child
+from .handlers import async_engine_on, async_handler, engine_on, handler
+from .place import ConsumerPlace
+from .script import Script
+
+_NOTICED = 0.5
+"""Seconds in which a consumer notices that its server is gone."""
+_NOBODY = make_url("postgresql+psycopg://nobody@127.0.0.1:1/none")
+
+
+class Failing(ConsumerPlace):
+    """Whatever stops or fails, no message is lost, and each takes effect once."""
+
+    @pytest.mark.parametrize("point", ["before commit", "after commit"])
+    def test_a_killed_consumer(self, point: Point) -> None:
+        """SIGKILL before the commit, or after it and before the acknowledgement: another consumer takes what
+        was not taken, and every message took effect once."""
+        topic = self.new_topic()
+        names = [b"%d" % number for number in range(6)]
+        self.put(topic, [self.envelope(topic, name, f"key {name!r}") for name in names])
+        with child(type(self), self.address(), topic, self.url, point, self.patience) as process:
+            assert process.exit_code() == -signal.SIGKILL
+        assert len(self.rows()) == (point == "after commit")
+        script = Script()
+        with self.consuming(topic, script):
+            self.wait_until(lambda: len(self.rows()) >= 6)
+            self.wait_until(lambda: len({each.payload for each in script.deliveries}) == 6)
+        assert sorted(self.payloads()) == names
+        self.nothing_is_left(topic)
+
+    def test_a_consumer_that_is_killed_under_load(self) -> None:
+        """SIGKILL at any moment: in the end every message took effect once."""
+        topic, names = self.new_topic(), self._load()
+        self.put(topic, [self.envelope(topic, name, f"key {name[-1:]!r}") for name in names])
+        with self._child(topic) as process:
+            process.first()
+            self.wait_until(lambda: len(self.rows()) > 5)
+        with self.consuming(topic):
+            self.wait_until(lambda: len(self.rows()) >= len(names))
+        assert sorted(self.payloads()) == names
+
+    def test_sigterm(self) -> None:
+        """A consumer in the main thread of a process ends after SIGTERM, with exit code 0. Nothing is lost,
+        and what it has taken does not come again."""
+        topic, names = self.new_topic(), self._load()
+        self.put(topic, [self.envelope(topic, name, f"key {name[-1:]!r}") for name in names])
+        with self._child(topic) as process:
+            process.first()
+            process.signal(signal.SIGTERM)
+            assert process.exit_code() == 0
+        before = {*self.payloads()}
+        assert len(before) > 0
+        script = Script()
+        with self.consuming(topic, script):
+            self.wait_until(lambda: len(self.rows()) >= len(names))
+        assert sorted(self.payloads()) == names
+        assert not before & {each.payload for each in script.deliveries}
+
+    def test_a_stop_gives_back(self) -> None:
+        """After `stop` the running message ends and is acknowledged. Those that have not begun are left to
+        the next consumer, which takes them soon, in their order."""
+        topic, names, script = self.new_topic(), self._load(), Script()
+        script.hold(names[0])
+        self.put(topic, [self.envelope(topic, name, "k") for name in names])
+        runner, running = self.started(topic, script)
+        try:
+            self.wait_until(lambda: script.ran(names[0]))
+            runner.stop()
+        finally:
+            script.release()
+        running.result(self.patience)
+        done = len(self.payloads())
+        assert self.payloads() == names[:done]
+        assert 0 < done < len(names)
+        script = Script()
+        with self.consuming(topic, script):
+            self.wait_until(lambda: len(self.rows()) >= len(names))
+        assert self.payloads() == names
+        assert script.deliveries[0].payload == names[done]
+
+    def test_a_stop_within_the_grace(self) -> None:
+        """A handler that does not end holds the consumer up only for `grace`; its message is not
+        acknowledged, and takes effect once."""
+        topic, script = self.new_topic(), Script()
+        script.hold(b"long")
+        self.put(topic, [self.envelope(topic, b"long", "k")])
+        runner, running = self.started(topic, script, grace=1)
+        try:
+            self.wait_until(lambda: script.ran(b"long"))
+            runner.stop()
+            running.result(self.patience)
+        finally:
+            script.release()
+        after = Script()
+        with self.consuming(topic, after):
+            self.wait_until(lambda: after.deliveries and script.is_idle)
+            self.wait_until(lambda: self.payloads() == [b"long"])
+        self.nothing_is_left(topic)
+
+    def test_the_database_is_away(self) -> None:
+        """While the inbox cannot reach its database, a message is tried again for as long as that takes: it
+        becomes no dead letter, and takes effect afterwards."""
+        topic, is_away, tries = self.new_topic(), threading.Event(), list[Delivery]()
+        is_away.set()
+        engine: Any = (async_engine_on if self.is_async else engine_on)(_NOBODY)
+        make: Any = async_handler if self.is_async else handler
+        without = make(engine, Script(), "exactly once")
+
+        def around(there: Any) -> Any:
+            def handle(message: Delivery) -> Any:
+                if is_away.is_set():
+                    tries.append(message)
+                    return without(message)
+                return there(message)
+
+            return handle
+
+        self.put(topic, [self.envelope(topic, b"a", "k")])
+        with self.consuming(topic, around=around, max_attempts=2):
+            self.wait_until(lambda: len(tries) > 4)
+            is_away.clear()
+            self.wait_until(lambda: self.payloads() == [b"a"])
+        self.nothing_is_left(topic)
+        if type(self).dead_letters is not ConsumerPlace.dead_letters:
+            assert not self.dead_letters(topic)
+
+    def test_a_server_that_restarts(self) -> None:
+        """The consumer goes on by itself after a crash of the server, and every message takes effect once."""
+        topic = self.new_topic()
+        names = [b"%03d" % number for number in range(40)]
+        batch = [self.envelope(topic, name, f"key {name[-1:]!r}") for name in names]
+        self.put(topic, batch[:20])
+        script = Script()
+        script.hold(b"007")
+        with self.consuming(topic, script):
+            self.wait_until(lambda: script.ran(b"007"))
+            self.kill()
+            script.release()
+            self.wait_until(lambda: script.is_idle)
+            time.sleep(_NOTICED)
+            self.start()
+            self.put(topic, batch[20:])
+            self.wait_until(lambda: len(self.rows()) >= 40)
+        assert sorted(self.payloads()) == names
+
+    def test_an_unreachable_server(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A consumer whose server is not there raises an error, or runs until it is stopped. Neither the
+        error, nor the log, nor its repr has the password."""
+        consumer = self.unreachable(_awaited if self.is_async else _refuse)
+
+        def run() -> None:
+            if self.is_async:
+                import asyncio
+
+                asyncio.run(consumer.run())
+            else:
+                consumer.run()
+
+        running, text = Running(run), repr(consumer)
+        threading.Event().wait(1)
+        consumer.stop()
+        try:
+            running.result(self.patience)
+        except AssertionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whichever it is
+            text += f"{error!r} {error}"
+        assert self.secret not in text + caplog.text
+
+    def _load(self) -> list[bytes]:
+        return [b"%03d" % number for number in range(200)]
+
+    def _child(self, topic: str) -> Any:
+        return child(type(self), self.address(), topic, self.url, "never", self.patience)
+
+
+def _refuse(_: Delivery) -> Any:
+    raise AssertionError("nothing can be delivered")
+
+
+async def _awaited(message: Delivery) -> Any:
+    _refuse(message)

@@ -1,0 +1,185 @@
+"""Conformance tests of consumers: what is taken, retried and put away."""
+
+import pytest
+
+from inbox_outbox_base.checks.backoff import Backoff
+from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption
+from inbox_outbox_base.words.incoming import Delivery
+
+from .handlers import Mode
+from .place import ConsumerPlace
+from .script import Script
+
+
+class Fault(Exception):
+    """A handler's own error."""
+
+
+class Taking(ConsumerPlace):
+    """Every message takes effect once, and is acknowledged when that is committed."""
+
+    def test_every_message_takes_effect_once(self) -> None:
+        """Messages that come twice are taken once, and all of them are acknowledged."""
+        topic = self.new_topic()
+        batch = [self.envelope(topic, b"%d" % number, f"key {number % 3}") for number in range(30)]
+        script = Script()
+        self.put(topic, batch)
+        self.put(topic, batch)
+        with self.consuming(topic, script):
+            self.wait_until(lambda: len(script.deliveries) >= 60)
+            self.wait_until(lambda: len(self.rows()) >= 30)
+        assert sorted(self.payloads(), key=int) == [b"%d" % number for number in range(30)]
+        self.nothing_is_left(topic)
+
+    def test_what_a_handler_gets(self) -> None:
+        """Id, topic, key, payload, content type, headers and time are those of the message, and are the same
+        in a later attempt; attempts are counted from 1."""
+        topic = self.new_topic()
+        given = [
+            self.envelope(topic, bytes(range(256)), "Ärger 日本", plain="a", empty="", unicode="é"),
+            self.envelope(topic, b""),
+        ]
+        failed = set[str]()
+
+        def fail_once(message: Delivery) -> None:
+            if message.id not in failed:
+                failed.add(message.id)
+                raise Fault("not yet")
+
+        script = Script(fail_once)
+        self.put(topic, given)
+        with self.consuming(topic, script):
+            self.wait_until(lambda: len(self.rows()) == 2)
+        for sent in given:
+            seen = [each for each in script.runs if each.id == sent.id]
+            assert len(seen) == 2
+            assert seen[0].attempt == 1
+            for each in seen:
+                assert (each.topic, each.key, each.payload) == (topic, sent.key, sent.payload)
+                assert (each.content_type, dict(each.headers)) == (sent.content_type, dict(sent.headers))
+                assert each.created_at == sent.created_at
+
+    @pytest.mark.parametrize("mode", ["exactly once", "status"])
+    def test_a_failed_message_comes_again(self, mode: Mode) -> None:
+        """A handler of either inbox mode that fails twice runs three times; its writes take effect once, and
+        a later copy is acknowledged."""
+        topic = self.new_topic()
+
+        def fail_twice(message: Delivery) -> None:
+            if message.payload == b"bad" and script.ran(b"bad") < 3:
+                raise Fault("not yet")
+
+        script = Script(fail_twice)
+        bad = self.envelope(topic, b"bad", "k")
+        self.put(topic, [bad, self.envelope(topic, b"good", "l")])
+        with self.consuming(topic, script, mode=mode):
+            self.wait_until(lambda: {*self.payloads()} == {b"bad", b"good"})
+            self.put(topic, [bad])
+            self.wait_until(lambda: len(script.deliveries) >= 5)
+        assert script.ran(b"bad") == 3
+        assert sorted(self.payloads()) == [b"bad", b"good"]
+        self.nothing_is_left(topic)
+
+    def test_a_retry_waits(self) -> None:
+        """A failed message does not run again before its delay has passed. Others go on meanwhile, at least
+        those of some keys."""
+        topic = self.new_topic()
+        others = [f"key {number}" for number in range(16)]
+
+        def fail(message: Delivery) -> None:
+            if message.payload == b"bad":
+                raise Fault("once")
+
+        script = Script(fail)
+        self.put(topic, [self.envelope(topic, b"bad", "bad")])
+        runner, running = self.started(topic, script, backoff=Backoff(first=3_600))
+        try:
+            self.wait_until(lambda: script.ran(b"bad"))
+            for turn in range(3):
+                self.put(topic, [self.envelope(topic, b"%d" % turn, key) for key in others])
+                self.wait_until(lambda: b"%d" % turn in self.payloads())  # noqa: B023 - ends within the turn
+        finally:
+            runner.stop()
+        running.result(self.patience)
+        assert script.ran(b"bad") == 1
+
+    @pytest.mark.parametrize("mode", ["exactly once", "status"])
+    def test_a_poison_message(self, mode: Mode) -> None:
+        """A message that its handler gives up is put away whole, with the reason. Those before and behind it,
+        also of its key, take effect."""
+        topic = self.new_topic()
+
+        def give_up(message: Delivery) -> None:
+            if message.payload == b"\xffpoison":
+                raise GiveUp("no way")
+
+        script = Script(give_up)
+        names = [b"before", b"\xffpoison", b"behind"]
+        self.put(topic, [self.envelope(topic, name, "k") for name in names])
+        self.put(topic, [self.envelope(topic, b"other", "l")])
+        with self.consuming(topic, script, mode=mode):
+            self.wait_until(lambda: {*self.payloads()} == {b"before", b"behind", b"other"})
+            self.wait_until(lambda: self.dead_letters(topic))
+        ((payload, reason),) = self.dead_letters(topic)
+        assert payload == b"\xffpoison"
+        assert "no way" in reason
+        assert script.ran(b"\xffpoison") == 1
+        self.nothing_is_left(topic)
+
+    def test_too_many_failures(self) -> None:
+        """A message that has failed `max_attempts` times is put away with its error, and blocks no other."""
+        topic = self.new_topic()
+
+        def fail(message: Delivery) -> None:
+            if message.payload == b"bad":
+                raise Fault("every time")
+
+        script = Script(fail)
+        self.put(topic, [self.envelope(topic, name, "k") for name in (b"bad", b"good")])
+        with self.consuming(topic, script, max_attempts=3):
+            self.wait_until(lambda: self.payloads() == [b"good"] and self.dead_letters(topic))
+        assert script.ran(b"bad") == 3
+        ((payload, reason),) = self.dead_letters(topic)
+        assert payload == b"bad"
+        assert "every time" in reason
+
+    def test_the_order_of_a_key(self) -> None:
+        """However many run at the same time, messages of one key run one after the other, in their order."""
+        topic = self.new_topic()
+        batch = [self.envelope(topic, b"%d" % number, f"{number % 3}") for number in range(60)]
+        script = Script()
+        self.put(topic, batch)
+        with self.consuming(topic, script, concurrency=4):
+            self.wait_until(lambda: len(self.rows()) >= 60)
+        assert not script.overlaps
+        for key in "012":
+            numbers = [int(payload) for each, payload in self.rows() if each == key]
+            assert numbers == list(range(int(key), 60, 3))
+
+    @pytest.mark.parametrize("mistake", ["another result", "SystemExit"])
+    def test_a_handler_that_is_none(self, mistake: str) -> None:
+        """A handler that does not return an `Outcome`, or ends the program, ends the consumer with an error.
+        The message is not acknowledged."""
+        topic = self.new_topic()
+        error: type[BaseException] = InvalidOption if mistake == "another result" else SystemExit
+
+        def handle(_: Delivery) -> str:
+            if mistake == "SystemExit":
+                raise SystemExit(mistake)
+            return "done"
+
+        self.put(topic, [self.envelope(topic, b"a", "k")])
+        _, running = self.started(topic, own=handle)
+        with pytest.raises(error):
+            running.result(self.patience)
+        with self.consuming(topic):
+            self.wait_until(lambda: self.payloads() == [b"a"])
+
+    def test_strange_messages(self) -> None:
+        """Messages that no outbox has sent stop nothing: one that comes after them is taken."""
+        topic = self.new_topic()
+        self.put_strange(topic)
+        self.put(topic, [self.envelope(topic, b"good", "k")])
+        with self.consuming(topic):
+            self.wait_until(lambda: b"good" in self.payloads())
+        self.nothing_is_left(topic)
