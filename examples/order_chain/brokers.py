@@ -10,7 +10,7 @@ from tests.servers.server import Missing
 
 T = TypeVar("T")
 
-EXPECTED = "rabbitmq, kafka, amqp://user:password@host/vhost or kafka://host:9092"
+EXPECTED = "rabbitmq, kafka, rocketmq, amqp://user:password@host/vhost or kafka://host:9092"
 
 
 @contextmanager
@@ -29,6 +29,9 @@ def transport_over(given: str) -> Iterator[Brokered]:
             yield transport
     elif given == "kafka":
         with _own_kafka() as transport:
+            yield transport
+    elif given == "rocketmq":
+        with _own_rocket() as transport:
             yield transport
     elif scheme in ("amqp", "amqps") and separator:
         yield _over_rabbit(given)
@@ -57,6 +60,18 @@ def _own_kafka() -> Iterator[Brokered]:
     server = kafka.LocalKafka(_installed(kafka.program()))
     try:
         yield _over_kafka(server.address, server.restart)
+    finally:
+        server.close()
+
+
+@contextmanager
+def _own_rocket() -> Iterator[Brokered]:
+    from examples.order_chain.rocket import Rocket  # needs the extra `rocketmq`
+    from tests.servers import rocketmq
+
+    server = rocketmq.LocalRocket(_installed(rocketmq.program()))
+    try:
+        yield Brokered("RocketMQ", Rocket(server.address, server.broker), server.restart)
     finally:
         server.close()
 

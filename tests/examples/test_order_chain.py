@@ -21,6 +21,7 @@ from examples.order_chain.crew import Heard
 from examples.order_chain.kafka import Kafka
 from examples.order_chain.plan import Plan
 from examples.order_chain.rabbit import Rabbit
+from examples.order_chain.rocket import Rocket
 from examples.order_chain.shop import INVENTORY, Order
 from examples.order_chain.steps import publish, steps
 from examples.order_chain.transport import Brokered, Direct, Transport
@@ -39,7 +40,11 @@ from tests.support import order_chain_crash
 from tests.support.database import Database
 from tests.support.program import ROOT, command, complaints, run
 
-pytest_plugins = ["tests.support.rabbit_fixtures", "tests.support.kafka_fixtures"]
+pytest_plugins = [
+    "tests.support.rabbit_fixtures",
+    "tests.support.kafka_fixtures",
+    "tests.support.rocketmq_fixtures",
+]
 
 PLAN = Plan(orders=12, kills=6)
 ONE = Plan(orders=1, kills=1)
@@ -68,7 +73,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(params=["direct", "rabbitmq", pytest.param("kafka", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=[
+        "direct",
+        "rabbitmq",
+        pytest.param("kafka", marks=pytest.mark.long),
+        pytest.param("rocketmq", marks=pytest.mark.long),
+    ]
+)
 def transport(request: pytest.FixtureRequest) -> Transport:
     """Each way from step to step in turn; a broker is killed like the others."""
     if request.param == "direct":
@@ -76,6 +88,8 @@ def transport(request: pytest.FixtureRequest) -> Transport:
     server = request.getfixturevalue(f"private_{request.param}")
     if request.param == "kafka":
         return Brokered("Kafka", Kafka(server.address), server.restart)
+    if request.param == "rocketmq":
+        return Brokered("RocketMQ", Rocket(server.address, server.broker), server.restart)
     return Brokered("RabbitMQ", Rabbit(server.url), server.restart)
 
 

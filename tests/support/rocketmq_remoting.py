@@ -13,8 +13,8 @@ from typing import Any
 
 _PULL, _MAKE_TOPIC, _MAKE_GROUP, _LAST_OFFSET, _DELETE_TOPIC, _DELETE_GROUP = 11, 17, 200, 30, 215, 207
 _CONFIGURATION, _ROUTE, _NO_ROUTE = 26, 105, 17
-_NOTHING_THERE = {19, 20, 21}
-"""Answers to a pull: no message, and two kinds of an offset that is not there."""
+_NOTHING_THERE = {17, 19, 20, 21}
+"""Answers to a pull: no such topic, no message, and two kinds of an offset that is not there."""
 _BETWEEN_NAME_AND_VALUE, _BETWEEN_PROPERTIES = "\x01", "\x02"
 _AT_ONCE = 32
 
