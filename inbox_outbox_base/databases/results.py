@@ -40,9 +40,9 @@ class Append:
 class Upsert:
     """Insert each new row into a table, or update the existing one if the new one is newer.
 
-    Of several new rows for one row of the table the newest wins. Rows are taken by one key (an event's id, or
-    an account's number together with the version) and updated by another (the account's number). The writer
-    refuses to take them by the same key: each key is taken once, so newer versions would be ignored.
+    Of several new rows for one row of the table the newest wins. The writer takes rows by its own key, such
+    as an event's id, and updates by this one. If both are the same, it takes the key together with the
+    version: each version once.
 
     Args:
         key: the columns of a unique or primary key of the table.

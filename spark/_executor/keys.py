@@ -28,13 +28,13 @@ def check_type(name: str, kind: pa.DataType) -> None:
     """Reject a key column whose values have more than one text form.
 
     Raises:
-        ColumnMismatch: not text, a whole number or a date.
+        ColumnMismatch: not text, a whole number, a date or a timestamp.
     """
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if not (is_text or _is_number(kind) or pa.types.is_date(kind)):
+    if not (is_text or _is_number(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
         raise ColumnMismatch(
-            f"key column {name!r} has the type {kind}: expected a string, a whole number or a date; "
-            "cast it to a string first"
+            f"key column {name!r} has the type {kind}: expected a string, a whole number, a date or a "
+            "timestamp; cast it to a string first"
         )
 
 
@@ -68,6 +68,9 @@ def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
 
 
 def _text(column: pa.Array) -> pa.StringArray:
+    if pa.types.is_timestamp(column.type):
+        # The session's time zone is that of the Arrow data, and may be another one tomorrow.
+        column = column.cast(pa.timestamp("us", column.type.tz and "UTC"))
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 

@@ -119,7 +119,7 @@ def checked(
         InvalidOption: an option is invalid; the message names it and its value, but never a password.
     """
     first, *more = _targets(table, results)
-    checked_key = _names("key", key)
+    checked_key = _key(_names("key", key), first.results)
     for each in (first, *more):
         _check_versions(checked_key, each.results)
     return Settings(
@@ -178,6 +178,12 @@ def _results(value: object) -> Results:
     raise InvalidOption(
         f"results={value!r}: expected Append(), Upsert(...), a list of these, Statements(...) or a function"
     )
+
+
+def _key(key: tuple[str, ...], how: Results) -> tuple[str, ...]:
+    """The key; if an Upsert has the same key, each version is a row of its own."""
+    is_updated = isinstance(how, Upsert) and how.explode is None and set(key) == set(how.key)
+    return (*key, how.version) if isinstance(how, Upsert) and is_updated else key
 
 
 def _check_versions(key: tuple[str, ...], results: Results) -> None:

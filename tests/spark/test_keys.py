@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise, permutations, product
 
@@ -16,6 +16,7 @@ from inbox_outbox_base.checks.keys import LONGEST_KEY, encode_key
 from spark._executor.keys import Fingerprint, check_type, encode
 from spark.errors import ColumnMismatch, InvalidRow
 
+AT, CLOCK = datetime(2026, 2, 3, 4, 5, 6, 7_000, tzinfo=UTC), "2026-02-03 04:05:06.007000"
 AWKWARD = "\"\\/,[]{}:'\t\n\r\b\f\x01\x1f\x7f\x80\x85\u2028\ufeff\ue000é\u0301ß€🙂\U0010ffff aA0"
 ANY = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 part_texts = st.text(st.sampled_from(AWKWARD) | ANY, max_size=12)
@@ -67,10 +68,14 @@ def expected(row: tuple[str | int | None, ...]) -> str | None:
         (pa.array([2**64 - 1], pa.uint64()), [str(2**64 - 1)], None),
         (pa.array([Decimal(10**37), Decimal(-1)], pa.decimal128(38, 0)), [str(10**37), "-1"], None),
         (pa.array([date(2026, 2, 3)], pa.date32()), ["2026-02-03"], ['"2026-02-03"']),
+        (pa.array([AT], pa.timestamp("us")), [f"{CLOCK}"], [f'"{CLOCK}"']),
+        (pa.array([AT], pa.timestamp("ms", "UTC")), [f"{CLOCK}Z"], [f'"{CLOCK}Z"']),
+        (pa.array([AT], pa.timestamp("us", "America/New_York")), [f"{CLOCK}Z"], [f'"{CLOCK}Z"']),
     ],
 )
 def test_numbers_and_dates_have_one_text(column: pa.Array, texts: list[str], parts: list[str] | None) -> None:
-    """Whole numbers are digits, inside a tuple without quotes; dates are ISO 8601."""
+    """Whole numbers are digits, inside a tuple without quotes; dates are ISO 8601, and instants are in UTC,
+    whatever the session's time zone is."""
     assert encode([column]).to_pylist() == texts
     assert encode([column, column]).to_pylist() == [f"[{part},{part}]" for part in parts or texts]
 
@@ -81,8 +86,7 @@ def test_numbers_and_dates_have_one_text(column: pa.Array, texts: list[str], par
         pa.float64(),
         pa.bool_(),
         pa.binary(),
-        pa.timestamp("us"),
-        pa.timestamp("us", "UTC"),
+        pa.time64("us"),
         pa.decimal128(10, 2),
         pa.list_(pa.string()),
         pa.struct([("a", pa.string())]),

@@ -1,0 +1,126 @@
+"""An Upsert by the writer's own key: each version is taken once, and takes effect if it is newer."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Engine, text
+
+from inbox.errors import InvalidOption
+from inbox_outbox_base.databases.results import Append, Upsert
+from spark._driver.comparison import check, summary
+from spark._executor.reconcile import compared
+from spark._executor.task import run_task
+from spark._options.settings import checked
+from spark.errors import InvalidRow
+from tests.support.database import Database
+from tests.support.spark_writes import counts, options_of, prepared, taken, write
+from tests.support.together import together
+
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+ZONE = "America/New_York"
+OPTIONS: dict[str, Any] = {
+    "table": "account_state",
+    "key": "account",
+    "results": Upsert("account", "changed_at"),
+}
+INBOXES = pytest.mark.parametrize("inbox", ["rows", "table"])
+COLUMN = {"postgresql": "timestamptz", "mysql": "datetime(6)", "mariadb": "datetime(6)", "sqlite": "datetime"}
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    """A database with the table."""
+    with migrated.engine().begin() as connection:
+        columns = f"account varchar(20) PRIMARY KEY, changed_at {COLUMN[migrated.name]}, amount bigint"
+        connection.execute(text(f"CREATE TABLE account_state ({columns})"))
+    return migrated.engine()
+
+
+def states(*rows: tuple[str, int | None], zone: str = "UTC") -> pa.RecordBatch:
+    """A state of each account, changed so many microseconds after the first moment, which is its amount."""
+    at = [None if number is None else FIRST + timedelta(microseconds=number) for _, number in rows]
+    return pa.record_batch(
+        {
+            "account": [account for account, _ in rows],
+            "changed_at": pa.array(at, pa.timestamp("us", zone)),
+            "amount": pa.array([number for _, number in rows], pa.int64()),
+        }
+    )
+
+
+def stored(engine: Engine) -> dict[str, int]:
+    """The amount of each account."""
+    with engine.connect() as connection:
+        return {row.account: row.amount for row in connection.execute(text("SELECT * FROM account_state"))}
+
+
+@INBOXES
+def test_the_newest_state_stands(migrated: Database, engine: Engine, inbox: str) -> None:
+    """In whatever order states come, in one partition, in several, and in later jobs. One that comes again
+    changes nothing, whatever the session's time zone is."""
+    options = OPTIONS | {"inbox": inbox}
+    first = write(migrated, [states(("a", 2), ("a", 9), ("b", 1))], [states(("a", 5))], **options)
+    assert stored(engine) == {"a": 9, "b": 1}
+    assert counts(first) == ({"new": 4} if inbox == "rows" else {"new": 2, "duplicate": 2})
+    again = write(migrated, [states(("a", 9), ("b", 1), zone=ZONE)], **options)
+    assert counts(again) == {"duplicate": 2}
+    write(migrated, [states(("a", 7), ("b", 3), ("c", 4))], **options)
+    assert stored(engine) == {"a": 9, "b": 3, "c": 4}
+    keys = ['["a","2026-01-01 00:00:00.000002Z"]', '["c","2026-01-01 00:00:00.000004Z"]']
+    there = taken(engine)
+    assert (there[0], there[-1]) == tuple(keys) if inbox == "rows" else there == []
+
+
+@INBOXES
+def test_jobs_with_other_states_at_the_same_time(migrated: Database, engine: Engine, inbox: str) -> None:
+    """Four jobs with states of the same accounts: the newest of each stands, and no error reaches anybody."""
+    options = OPTIONS | {"inbox": inbox}
+
+    def job(number: int) -> None:
+        task = prepared(migrated, schema=states(("a", 1)).schema, **options)
+        rows = [(f"a{account}", version) for account in range(20) for version in range(number, 40, 4)]
+        random.Random(number).shuffle(rows)
+        for part in range(2):
+            run_task(task, part, iter([states(*rows[part::2])]))
+
+    together([lambda number=number: job(number) for number in range(4)])  # type: ignore[misc]
+    assert stored(engine) == {f"a{account}": 39 for account in range(20)}
+
+
+def test_a_state_that_is_lost_is_named(migrated: Database, engine: Engine) -> None:
+    """A newer state that was taken and is not in the table any more, and one that was not written."""
+    write(migrated, [states(("a", 1), ("a", 2), ("b", 1))], **OPTIONS)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM account_state WHERE account = 'b'"))
+    settings = options_of(migrated, **OPTIONS)
+    rows = [states(("a", 1), ("a", 2), ("a", 3), ("b", 1))]
+    compares_table = check(settings, rows[0].schema)
+    part = compared(settings, 0, iter(rows))
+    assert part is not None
+    found = summary(settings, compares_table, [part])
+    assert (found.present, found.unapplied, found.missing) == (2, 1, 1)
+
+
+def test_a_state_without_a_version(migrated: Database, engine: Engine) -> None:
+    """It has no key: an error, or left out and counted."""
+    with pytest.raises(InvalidRow, match=r"changed_at.*1 rows have no key"):
+        write(migrated, [states(("a", 1), ("b", None))], **OPTIONS)
+    report = write(migrated, [states(("a", 1), ("b", None))], null_keys="drop", **OPTIONS)
+    assert counts(report) == {"new": 1, "dropped": 1}
+
+
+def test_what_remains_refused() -> None:
+    """A key that is a part of the upsert's, and targets besides the first one."""
+    usual: dict[str, Any] = {"url": "postgresql://h/d", "table": "t", "consumer": "c"}
+    for key, results in (
+        ("shop", Upsert(["shop", "item"], "v")),
+        ("k", [Append("a"), Upsert("k", "v", "b")]),
+        ("k", Upsert(["k"], "v", explode="lines")),
+    ):
+        with pytest.raises(InvalidOption, match="each key is taken once"):
+            checked(**usual, key=key, results=results)
+    same = checked(**usual, key=["item", "shop"], results=Upsert(["shop", "item"], "v"))
+    assert same.key == ("item", "shop", "v")
