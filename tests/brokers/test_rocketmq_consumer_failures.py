@@ -25,6 +25,8 @@ NAMES = [f"account-{number}" for number in range(6)]
 FORK = """
 import os, sys, threading
 from inbox import Outcome, Verdict
+from inbox.errors import InboxError
+from inbox.rocketmq import RocketMQConsumer
 url, topic, group = sys.argv[1:]
 seen = threading.Event()
 def handle(message):
