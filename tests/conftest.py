@@ -34,7 +34,7 @@ GROUPS = {
         "relay/test_router",
     ),
     "rabbitmq": ("brokers/test_rabbit", "examples/test_order_chain"),
-    "rocketmq": ("brokers/test_rocketmq",),
+    "rocketmq": ("brokers/test_rocketmq", "examples/test_rocketmq_dedup"),
     "spark session": (
         "spark/test_dataframes",
         "spark/test_documented_code",
