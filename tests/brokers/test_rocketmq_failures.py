@@ -1,5 +1,8 @@
 """The publisher for RocketMQ, and a server that is away, or whose answer is lost."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -9,6 +12,7 @@ from examples.embedded_postgres import free_port
 from outbox import Accepted, Unavailable, Unknown
 from outbox.rocketmq import RocketMQPublisher
 from tests.support.answers import published
+from tests.support.program import ROOT
 from tests.support.rocketmq_proxy import RocketProxy
 from tests.support.rocketmq_topics import Topics, envelope
 from tests.support.status_workers import wait_until
@@ -17,6 +21,24 @@ pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
 HERE = b"this message"
 TIMEOUT = 4.0
+FORK = """
+import os, sys
+from inbox_outbox_base.brokers.rocketmq import forking
+from outbox.rocketmq import RocketMQPublisher
+from tests.support.answers import published
+from tests.support.program import ROOT
+from tests.support.rocketmq_topics import envelope
+url, topic, support = sys.argv[1:]
+publisher = RocketMQPublisher(url, timeout=4)
+print(*published(publisher, [envelope(topic)]), flush=True)
+if support == "1":
+    forking.begin()  # as a consumer does when it connects
+if os.fork() == 0:
+    print(*published(publisher, [envelope(topic)]), flush=True)
+    os._exit(0)
+os.wait()
+publisher.close()
+"""
 
 
 @pytest.fixture
@@ -57,6 +79,19 @@ def test_a_server_that_goes_away_between_sends(
         proxy.__exit__(None, None, None)
         outcomes = published(publisher, [envelope(topic) for _ in range(5)])
     assert {type(each) for each in outcomes} == {Unavailable}
+    assert len(rocketmq.stored(topic)) == 1
+
+
+@pytest.mark.parametrize("support", ["0", "1"])
+def test_a_fork_that_grpc_does_not_support(rocketmq: Topics, support: str) -> None:
+    """A forked process would crash if its parent had a consumer, or gRPC's support is off: nothing is sent,
+    and the reason says why."""
+    topic, environment = rocketmq.new(), os.environ | {"GRPC_ENABLE_FORK_SUPPORT": support}
+    command = [sys.executable, "-c", FORK, f"rocketmq://{rocketmq.address}", topic, support]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    first, child = done.stdout.splitlines()
+    assert first == "Accepted()"
+    assert child.startswith('Unavailable(reason="not sent: this process was forked while its parent')
     assert len(rocketmq.stored(topic)) == 1
 
 

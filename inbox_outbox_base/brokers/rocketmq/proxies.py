@@ -7,8 +7,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from inbox_outbox_base.errors.inbox import InboxError
 from inbox_outbox_base.words.outgoing import Outcome, Unavailable
 
+from . import forking
 from .address import Address
 from .answers import described, outcome_of_route, text_of
 from .client import ClientId, RpcEndpoints, Signature, grpc, protocol
@@ -173,6 +175,10 @@ class Proxies:
         return protocol.MessagingServiceStub(channel)
 
     def _open(self, target: str) -> Any:
+        try:
+            forking.begin_synchronous()
+        except InboxError as error:
+            raise NoAnswer(f"not sent: {error}") from None
         if self._has_tls:
             return grpc.secure_channel(target, grpc.ssl_channel_credentials(), _OPTIONS)
         return grpc.insecure_channel(target, _OPTIONS)
