@@ -1,5 +1,6 @@
 """The options of RocketMQ's consumer, and the handler's view of a message."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -10,8 +11,13 @@ from examples.embedded_postgres import free_port
 from inbox import Delivery, Outcome, Verdict
 from inbox.errors import InvalidOption
 from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
+from inbox_outbox_base.brokers.rocketmq import sources
+from inbox_outbox_base.brokers.rocketmq.address import parse
 from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.delivery import delivery_of
+from inbox_outbox_base.brokers.rocketmq.held import Held
+from inbox_outbox_base.brokers.rocketmq.link import Membership
+from inbox_outbox_base.brokers.rocketmq.source import Source
 from tests.support.rocketmq_consumers import send, url_of
 from tests.support.rocketmq_topics import Topics, envelope
 
@@ -103,6 +109,43 @@ def test_what_does_not_exist(rocketmq: Topics) -> None:
         run(url, topic, "no-such")
     with pytest.raises(InvalidOption, match=rf"^max_attempts=3: group '{few}' has retryMaxTimes=2"):
         run(url, topic, few, max_attempts=3)
+
+
+def test_a_broker_that_is_new(rocketmq: Topics) -> None:
+    """Messages from another place are received on the same connection, once the place is known; those that
+    were received before are not lost."""
+    first, second, group = rocketmq.new(), rocketmq.new(), rocketmq.group()
+    send(rocketmq.address, [envelope(first, "1")])
+    send(rocketmq.address, [envelope(second, "2")])
+
+    async def receive() -> list[bytes]:
+        member = Membership(parse(url_of(rocketmq.address)), group, {first: "*", second: "*"})
+        ((endpoints, queues),) = (await sources.find(member)).values()
+        by_topic = {queue.topic.name: queue for queue in queues}
+        received: asyncio.Queue[Held] = asyncio.Queue()
+        stopping = asyncio.Event()
+        source = Source(
+            member,
+            endpoints,
+            [by_topic[first]],
+            limit=8,
+            hidden=60,
+            take=received.put_nowait,
+            tell=lambda _: None,
+            stopping=stopping,
+        )
+        running = asyncio.create_task(source.run())
+        held = [await asyncio.wait_for(received.get(), 60)]
+        source.cover([by_topic[second]])
+        held.append(await asyncio.wait_for(received.get(), 60))
+        for each in held:
+            await each.acknowledge()
+        stopping.set()
+        await running
+        await source.close()
+        return [each.delivery.payload for each in held]
+
+    assert asyncio.run(receive()) == [b"1", b"2"]
 
 
 def test_a_handler_that_is_none(rocketmq: Topics) -> None:

@@ -53,8 +53,9 @@ class Held:
 
     @property
     def is_due(self) -> bool:
-        """Whether its time has to be extended now."""
-        return self.is_open and time.monotonic() >= self._due_at
+        """Whether its time has to be extended now. If it is being settled, that can take long, and the others
+        must not wait for it."""
+        return self.is_open and not self._lock.locked() and time.monotonic() >= self._due_at
 
     @property
     def has_lapsed(self) -> bool:

@@ -8,7 +8,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from .answers import text_of
 from .client import RpcEndpoints, grpc, protocol
 from .link import Calls, Membership, Refusal
-from .source import Source
+from .source import FAILURES, Source
 
 _UNKNOWN = {protocol.Code.TOPIC_NOT_FOUND, protocol.Code.NOT_FOUND}
 _LOGIN_REFUSED = {protocol.Code.FORBIDDEN, protocol.Code.UNAUTHORIZED}
@@ -54,9 +54,11 @@ async def first(
         for name, (endpoints, queues) in (await find(member, dead_letter)).items():
             made[name] = make(endpoints, queues)
             await made[name].connect()
-    except (grpc.RpcError, Refusal, OSError) as error:
+    except BaseException as error:
         for source in made.values():
             await source.close()
+        if not isinstance(error, FAILURES):
+            raise
         if isinstance(error, grpc.RpcError) and error.code() in _GROUP:
             raise InvalidOption(f"group={member.group!r}: {text_of(error)} at {place}") from None
         raise ConnectionError(f"{place} does not answer: {text_of(error)}") from None
