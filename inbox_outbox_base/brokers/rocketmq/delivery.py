@@ -39,10 +39,12 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     }
     content_type = properties.get(CONTENT_TYPE) or _BYTES
     own_id = properties.get(ID) or event_id(headers, content_type, payload)
+    # An outbox's message without a key has its id as the group, in a FIFO topic.
+    group = None if ID in properties else system.message_group or None
     return Delivery(
         id=own_id or min(system.keys, default="") or system.message_id,
         topic=properties.get(TOPIC) or message.topic.name,
-        key=properties.get(KEY) or system.message_group or None,
+        key=properties.get(KEY) or group,
         payload=payload,
         content_type=content_type,
         headers=headers,

@@ -1,0 +1,76 @@
+"""RocketMQ passes the conformance suite of consumers, in a FIFO topic."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from sqlalchemy import URL
+
+from examples.embedded_postgres import free_port
+from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
+from inbox.testing import ConsumerSuite
+from outbox import Accepted, Envelope
+from outbox.rocketmq import RocketMQPublisher
+from tests.servers.rocketmq import LocalRocket
+from tests.support.answers import published
+from tests.support.database import Database
+from tests.support.rocketmq_topics import Topics
+
+pytest_plugins = ["tests.support.rocketmq_fixtures"]
+
+
+@pytest.mark.long  # the shortest invisible time is 10 s, and most tests wait for it
+class TestRocketMQConsumer(ConsumerSuite):
+    """The synchronous consumer."""
+
+    kind: ClassVar[Any] = RocketMQConsumer
+    redelivered_after = 11.0
+    """The shortest invisible time, and one more."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, private_rocketmq: LocalRocket, postgres: Database) -> Iterator[None]:
+        self.server, self.postgres = private_rocketmq, postgres
+        with Topics(private_rocketmq.address, private_rocketmq.broker) as self.topics:
+            yield
+
+    def database(self, folder: Path) -> URL:
+        return self.postgres.url
+
+    def address(self) -> str:
+        return f"rocketmq://{self.server.address}"
+
+    @classmethod
+    def consumer(cls, address: str, topic: str, handler: Any, **options: Any) -> Any:
+        given = {"group": topic, "invisible": 10, "dead_letter": f"{topic}-dead", **options}
+        return cls.kind(address, topic, handler, **given)
+
+    def new_topic(self) -> str:
+        topic = self.topics.new("FIFO")
+        self.topics.new(name=f"{topic}-dead")
+        return self.topics.group(name=topic, in_order=True)
+
+    def put(self, topic: str, messages: Sequence[Envelope]) -> None:
+        publisher = RocketMQPublisher(self.address())
+        self.wait_until(lambda: published(publisher, messages) == [Accepted()] * len(messages))
+        publisher.close()
+
+    def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
+        return [(each.body, each.properties["inbox-reason"]) for each in self.topics.stored(f"{topic}-dead")]
+
+    def unreachable(self, handler: Any) -> Any:
+        url = f"rocketmq://me:{self.secret}@127.0.0.1:{free_port()}"
+        return self.kind(url, "topic", handler, group="group")
+
+    def kill(self) -> None:
+        self.server.crash()
+
+    def start(self) -> None:
+        self.server.start()
+
+
+@pytest.mark.long
+class TestAsyncRocketMQConsumer(TestRocketMQConsumer):
+    """The asynchronous consumer."""
+
+    is_async, kind = True, AsyncRocketMQConsumer
