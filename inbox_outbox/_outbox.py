@@ -9,7 +9,7 @@ import typer
 
 import outbox
 from inbox.errors import InvalidOption
-from outbox import MessageState, OutboxStatus, StoredMessage
+from outbox import GenerationStatus, MessageState, OutboxStatus, StoredMessage
 
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import LATE
@@ -61,6 +61,8 @@ def _print_status(found: OutboxStatus) -> None:
         (*MessageState, "oldest", "buckets", "of no relay", "paused"),
         [(*shown.values(), age, str(found.buckets), str(found.unowned), ", ".join(found.paused) or "-")],
     )
+    if len(found.generations) > 1:
+        _print_generations(found.generations)
     if found.stray:
         print(
             f"{found.stray:,} of them are in buckets that do not exist: no relay will send them. "
@@ -80,6 +82,43 @@ def _print_status(found: OutboxStatus) -> None:
                 for relay in found.relays
             ],
         )
+
+
+@app.command()
+def buckets(
+    url: Url,
+    count: Annotated[
+        int | None, typer.Option(help="Change the number of buckets for new messages.", metavar="NUMBER")
+    ] = None,
+    schema: Schema = None,
+    json: Json = False,
+) -> None:
+    """The buckets that share messages among relays, and the messages in old ones; with --count, other
+    buckets."""
+    with engine_at(url, schema) as engine:
+        if count is not None:
+            outbox.set_bucket_count(engine, count, schema=schema)
+        found = outbox.status(engine, schema=schema).generations
+    if json:
+        as_json(list(found))
+    else:
+        _print_generations(found)
+
+
+def _print_generations(found: tuple[GenerationStatus, ...]) -> None:
+    now = datetime.now(UTC)
+    grid(
+        ("generation", "buckets", "added", "messages"),
+        [
+            (
+                str(each.number),
+                str(each.buckets),
+                "-" if each.added_at is None else f"{duration(now - each.added_at)} ago",
+                "-" if each.messages is None else f"{each.messages:,}",
+            )
+            for each in found
+        ],
+    )
 
 
 @app.command()

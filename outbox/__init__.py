@@ -29,7 +29,7 @@ from outbox._operating.audit_parts import Missing
 from outbox._operating.bucket_count import set_bucket_count
 from outbox._operating.operate import drop, pause, purge_dead, resume, retry, retry_all
 from outbox._operating.peek import peek
-from outbox._operating.status import OutboxStatus, RelayStatus, is_drained, status
+from outbox._operating.status import GenerationStatus, OutboxStatus, RelayStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
 from outbox._publishing.outbox import Outbox
 from outbox._relaying.async_relay import AsyncRelay
@@ -49,6 +49,7 @@ __all__ = [
     "Audit",
     "DirectDelivery",
     "Envelope",
+    "GenerationStatus",
     "Message",
     "MessageState",
     "Missing",

@@ -13,7 +13,7 @@
     ├── TablesMissing        (LookupError)          the outbox tables are not in this database
     ├── MessageNotFound      (LookupError)          there is no such message
     ├── WrongState           (WrongStatus)          the message's state does not allow this
-    └── RelayRunning                                a relay is running where none is allowed
+    └── RelayRunning                                a relay of an older version is running
 
 All derive from `inbox.errors.InboxError`; an error with a namesake there also derives from the namesake.
 `InvalidRequestError` is SQLAlchemy's. Database driver errors come through as SQLAlchemy raises them.

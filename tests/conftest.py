@@ -46,6 +46,7 @@ GROUPS = {
 LONG_FILES = (
     "brokers/test_redis_suites",
     "relay/test_leases",
+    "relay/test_bucket_model",
     "relay/test_faults",
     "status_mode/test_locked",
     "status_mode/test_async_leases",

@@ -9,12 +9,14 @@ from sqlalchemy import (
     Insert,
     Integer,
     Select,
+    Table,
     Update,
     and_,
     bindparam,
     delete,
     func,
     insert,
+    literal,
     null,
     select,
     update,
@@ -33,17 +35,57 @@ def count_buckets(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
+def generations(tables: OutboxTables) -> Select[Any, Any, Any, Any]:
+    """The generations of buckets, oldest first: each has neighbouring numbers."""
+    c = tables.bucket.c
+    first, is_open = func.min(c.bucket).label("first"), (func.count(c.added_at) > 0).label("is_open")
+    found = select(c.generation, first, func.count().label("buckets"), is_open)
+    return found.group_by(c.generation).order_by(c.generation)
+
+
+@cache
+def aged(tables: OutboxTables) -> Select[Any]:
+    """The generations that were added more than a number of seconds ago."""
+    c = tables.bucket.c
+    ago = select(in_seconds("age")).scalar_subquery()
+    return select(c.generation).where(c.added_at < ago).distinct()
+
+
+@cache
+def retire(tables: OutboxTables) -> Delete:
+    """Delete the buckets of a generation."""
+    return delete(tables.bucket).where(tables.bucket.c.generation == bindparam("generation_"))
+
+
+@cache
+def anything(table: Table) -> Select[Any]:
+    """One message, if there is any, in some neighbouring buckets."""
+    c = table.c
+    between = c.bucket.between(bindparam("first", type_=Integer), bindparam("last", type_=Integer))
+    return select(literal(1)).where(between).limit(1)
+
+
+@cache
 def join(tables: OutboxTables) -> Insert:
     """Insert a new relay; the database draws its epoch."""
-    values = {"name": bindparam("name"), "lease_until": in_seconds("lease")}
+    c = tables.relay.c
+    generation: BindParameter[Any] = bindparam("generation", type_=c.generation.type)
+    values = {"name": bindparam("name"), "lease_until": in_seconds("lease"), "generation": generation}
     return insert(tables.relay).values(values)
 
 
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """Renew a relay's lease, if the relay still has it."""
-    mine = tables.relay.c.epoch == bindparam("epoch_")
+    """Renew a relay's lease, if the relay still has it, and knows all generations of buckets."""
+    c = tables.relay.c
+    mine = and_(c.epoch == bindparam("epoch_"), c.generation == bindparam("generation_"))
     return update(tables.relay).where(mine).values(lease_until=in_seconds("lease"))
+
+
+@cache
+def told(tables: OutboxTables) -> Select[Any]:
+    """The last generation of buckets of which a relay was told, if the relay still exists."""
+    return select(tables.relay.c.generation).where(tables.relay.c.epoch == bindparam("epoch_"))
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Select, Table, func, select
 
 from inbox_outbox_base.tables.outbox import OutboxTables
 
@@ -13,6 +13,7 @@ from . import member_statements, relaying_statements
 from .letter import Letter, read_loose
 
 _MOST_PARAMETERS = 1_000
+PREPARED = "prepared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class Relaying:
     own_isolation: Literal["READ COMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
     """The isolation level of a relay's transactions: commits of others must be visible immediately."""
 
+    retiring_isolation: Literal["READ COMMITTED", "READ UNCOMMITTED", "SERIALIZABLE"] = "READ COMMITTED"
+    """The isolation level of a transaction that retires buckets: it should see what is not committed yet."""
+
     has_notifications = False
     """Whether the database can wake relays of other processes; if so, its folder holds `notifying.py`."""
 
@@ -97,9 +101,10 @@ class Relaying:
     def prepare(self, connection: Connection) -> None:
         """Prepare a scan in a transaction that has not renewed the lease."""
 
-    def renew(self, connection: Connection, epoch: int, lease: float) -> bool:
-        """Renew the lease, and lock it until the transaction ends; False if it is lost."""
-        parameters = {"epoch_": epoch, "lease": lease}
+    def renew(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
+        """Renew the lease, and lock it until the transaction ends; False if it is lost, or buckets were added
+        since this generation."""
+        parameters = {"epoch_": epoch, "generation_": generation, "lease": lease}
         return connection.execute(member_statements.renew(self.tables), parameters).rowcount == 1
 
     def scan(self, connection: Connection, scan: Scan) -> ScanResult:
@@ -143,6 +148,29 @@ class Relaying:
             found |= waits(connection.execute(statement, {"these": part}).all())
         return found
 
+    def firsts(
+        self,
+        connection: Connection,
+        lows: Mapping[int, int],
+        high: int,
+        keys: Sequence[str],
+        paused: Sequence[str],
+    ) -> list[tuple[str, int, int]]:
+        """Key, bucket and sequence of the oldest message of each of these keys in each of these buckets,
+        without paused topics, and without messages from a sequence on. No message of a bucket is below its
+        `low`."""
+        given: dict[str, Any] = {"buckets": [*lows], "high": high}
+        if paused:
+            given["paused"] = paused
+        found: list[tuple[str, int, int]] = []
+        for part in parts(keys):
+            rows = connection.execute(self._firsts(unpaused=bool(paused)), given | {"keys": part})
+            found += [(row.key, row.bucket, row.sequence) for row in rows]
+        return found
+
+    def _firsts(self, *, unpaused: bool) -> Select[Any, Any, Any]:
+        return relaying_statements.firsts(self.tables, unpaused=unpaused)
+
     def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
         """The payloads of some messages, by their sequence."""
         statement = relaying_statements.payloads(self.tables)
@@ -185,6 +213,11 @@ class Relaying:
             UnsafeSequence: each session caches numbers, so that it cannot be known.
         """
         return None
+
+    def running(self, connection: Connection) -> frozenset[str]:
+        """The running transactions of others, if `retiring_isolation` does not show their messages; all that
+        are prepared for a two-phase commit are called `PREPARED`."""
+        return frozenset()
 
     def marks(self, connection: Connection) -> dict[int, int]:
         """By bucket, the sequence up to which operators need not read: everything there has left."""

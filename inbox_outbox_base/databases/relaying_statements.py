@@ -184,6 +184,21 @@ def tally(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
+def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
+    """The oldest message of each of some keys in each of some buckets, below a sequence, without paused
+    topics."""
+    c = tables.message.c
+    found = select(c.key, c.bucket, func.min(c.sequence).label("sequence")).where(
+        c.bucket.in_(bindparam("buckets", expanding=True)),
+        c.sequence < bindparam("high"),
+        c.key.in_(bindparam("keys", expanding=True)),
+    )
+    if unpaused:
+        found = found.where(c.topic.not_in(bindparam("paused", expanding=True)))
+    return found.group_by(c.key, c.bucket)
+
+
+@cache
 def fetch(tables: OutboxTables) -> Select[Any]:
     """Some messages."""
     return select(*fetched(tables)).where(among(tables.message))

@@ -50,4 +50,4 @@ class WrongState(OutboxError, inbox_errors.WrongStatus):
 
 
 class RelayRunning(OutboxError):
-    """This can only be done while no relay is at work."""
+    """This can only be done while no relay of an older version is at work."""

@@ -201,7 +201,11 @@ def _sent(metadata: MetaData) -> Table:
 
 def _bucket(metadata: MetaData) -> Table:
     """The buckets and their owners: the epoch is that of the owning relay. Up to the mark, every message of
-    the bucket has left, and no other can appear, as long as numbers come from the same origin."""
+    the bucket has left, and no other can appear, as long as numbers come from the same origin.
+
+    Buckets with the same generation were added together, with neighbouring numbers; each key has one of them.
+    New messages go to the last generation. One that has no `added_at` is being added, and is not used yet;
+    the first generation never has."""
     bucket = Table(
         "outbox_bucket",
         metadata,
@@ -209,6 +213,8 @@ def _bucket(metadata: MetaData) -> Table:
         Column("epoch", BigInteger),
         Column("mark", BigInteger),
         Column("mark_origin", String(255)),
+        Column("generation", Integer, nullable=False, server_default="1"),
+        Column("added_at", UtcDateTime),
         PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **options(),
     )
@@ -217,7 +223,8 @@ def _bucket(metadata: MetaData) -> Table:
 
 
 def _relay(metadata: MetaData) -> Table:
-    """Relays at work: the epoch is drawn when one joins, and all its writes repeat it."""
+    """Relays at work: the epoch is drawn when one joins, and all its writes repeat it. The generation is that
+    of the last buckets of which the relay was told; 0 is a relay of a version that knows none."""
     return Table(
         "outbox_relay",
         metadata,
@@ -226,6 +233,7 @@ def _relay(metadata: MetaData) -> Table:
         Column("lease_until", UtcDateTime, nullable=False),
         Column("sending", long_text()),
         Column("joined_at", UtcDateTime, nullable=False, server_default=utcnow()),
+        Column("generation", Integer, nullable=False, server_default="0"),
         PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **options(numbered=True),  # an epoch is never reused
     )

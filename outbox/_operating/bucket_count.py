@@ -1,54 +1,114 @@
 """The number of buckets, which limits how many relays can share the work."""
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.errors.outbox import InvalidOption, RelayRunning, WrongState
-from outbox._publishing.buckets import forget_bucket_counts
+from inbox_outbox_base.errors.outbox import InvalidOption, RelayRunning, WrongBucketCount, WrongState
+from outbox._publishing.buckets import Generation, forget_newest, generations
+from outbox._waking.hints import CHORES, notify
 from outbox.schema import OutboxTables, tables
 
 from . import statements
 from .transact import transact
 
 MOST_BUCKETS = 4_096
+_NUMBERS = range(32_768)
 
 
 def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -> None:
-    """Increase the number of buckets. This changes the bucket of a key, so drain the outbox first.
+    """Change the number of buckets, up or down, while messages are published and sent; each key keeps its
+    order.
 
-    Stop all publishers, let the relays drain the outbox, stop them, call this, and start everything again. A
-    program that publishes meanwhile reads the number once a minute, and logs a WARNING if it has changed.
-    `Outbox(buckets=...)` and `Relay(buckets=...)` reject any other number.
+    New messages go to new buckets. Programs that publish notice within a minute, with an INFO line; relays
+    notice before they send their next message. The old buckets are emptied by the relays, and deleted a day
+    later. Calling it again with the same number changes nothing, except that it completes a call that was
+    interrupted.
+
+    `Outbox(buckets=...)` and `Relay(buckets=...)` reject any other number, so change these first.
 
     Args:
         engine: the Engine of the outbox's database.
-        count: at most 4,096, and not fewer than there are.
+        count: 1 to 4,096.
         schema: the PostgreSQL schema of the tables.
 
     Raises:
         InvalidOption: an argument is invalid.
-        RelayRunning: a relay's lease has not expired.
-        WrongState: there are waiting or delayed messages: keys would lose their order.
+        RelayRunning: a relay of a version that knows only a fixed number of buckets is running.
+        WrongState: another operator has just changed the number; or there are so many old buckets that no
+            numbers are left: wait until the relays have deleted some.
         TablesMissing: the tables have not been created.
     """
     if outbox_options.count("count", count) > MOST_BUCKETS:
         raise InvalidOption(f"count={count!r}: expected at most {MOST_BUCKETS:,}")
     all_tables = tables(schema)
-    transact(engine, all_tables, lambda connection: _add_buckets(connection, all_tables, count))
-    forget_bucket_counts()
+    try:
+        added = transact(engine, all_tables, lambda connection: _add(connection, all_tables, count))
+    except IntegrityError:
+        raise _changed(count) from None
+    if added is not None:
+        # A separate transaction: a relay that joins before its end reads the new buckets, and any other one
+        # is told of them.
+        transact(engine, all_tables, lambda connection: _open(connection, all_tables, added))
+    forget_newest()
 
 
-def _add_buckets(connection: Connection, tables: OutboxTables, count: int) -> None:
-    connection.execute(statements.lock_relays(tables))
+def _add(connection: Connection, tables: OutboxTables, count: int) -> Generation | None:
+    """Add the buckets of a new generation, which is not used yet; None if the newest has as many."""
+    _check_relays(connection, tables)
+    try:
+        known = generations(connection, tables)
+    except WrongBucketCount:  # somebody has deleted all of them
+        known = []
+    last = known[-1] if known else None
+    if last is not None and len(last.buckets) == count:
+        return None if last.is_open else last
+    number = last.number + 1 if last is not None else 1
+    if last is not None and not last.is_open:  # an interrupted call has left it; nothing is in it
+        connection.execute(statements.drop_unused(tables), {"generation_": last.number})
+        known.remove(last)
+    buckets = _free(known, count)
+    rows = [{"bucket_": bucket, "generation_": number} for bucket in buckets]
+    connection.execute(statements.add_buckets(tables), rows)
+    return Generation(number, buckets, is_open=False)
+
+
+def _free(known: list[Generation], count: int) -> range:
+    """Bucket numbers that are not in use: after the last ones, or else the lowest."""
+    ends = sorted((each.buckets.stop for each in known), reverse=True)
+    for first in (*ends[:1], 0, *reversed(ends)):
+        free = range(first, first + count)
+        if free.stop <= _NUMBERS.stop and not any(_overlap(free, each.buckets) for each in known):
+            return free
+    raise WrongState(
+        f"count={count}: there are {sum(len(each.buckets) for each in known):,} old buckets, which leave no "
+        "numbers for others; relays delete them a day after a change"
+    )
+
+
+def _overlap(one: range, other: range) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def _open(connection: Connection, tables: OutboxTables, added: Generation) -> None:
+    """Let messages be published to new buckets, and tell all relays."""
+    # Each relay has this row locked from before it looks for messages until it has noted which it sends.
+    connection.execute(statements.tell_relays(tables), {"generation_": added.number})
+    _check_relays(connection, tables)
+    opened = connection.execute(statements.open_buckets(tables), {"generation_": added.number}).rowcount
+    if opened != len(added.buckets):
+        raise _changed(len(added.buckets))
+    notify(connection, CHORES, tables.bucket.schema)
+
+
+def _check_relays(connection: Connection, tables: OutboxTables) -> None:
     for relay in connection.execute(statements.relays(tables)):
-        if relay.lease_until >= relay.now:
-            raise RelayRunning(f"relay {relay.name} is running, or was lost just now; stop all relays first")
-    for table in (tables.message, tables.delayed):
-        if connection.execute(statements.anything(table)).first() is not None:
-            raise WrongState(f"table {table.name} is not empty: with other buckets keys lose their order")
-    there = len(connection.execute(statements.buckets(tables)).all())
-    if count < there:
-        raise InvalidOption(f"count={count!r}: expected at least {there}, the present number")
-    if count > there:
-        added = [{"bucket_": number} for number in range(there, count)]
-        connection.execute(statements.add_buckets(tables), added)
+        if relay.generation == 0 and relay.lease_until >= relay.now:
+            raise RelayRunning(
+                f"relay {relay.name} is of an older version, which cannot follow a change of the number of "
+                "buckets; replace it first"
+            )
+
+
+def _changed(count: int) -> WrongState:
+    return WrongState(f"count={count}: another operator has just changed the number of buckets")

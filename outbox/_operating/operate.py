@@ -14,11 +14,10 @@ from sqlalchemy import Connection, Delete, Engine, Insert, Row, Update
 from sqlalchemy.exc import IntegrityError
 
 from inbox_outbox_base.checks import outbox_options
-from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.errors.outbox import InvalidOption, MessageNotFound, WrongState
-from outbox._publishing.buckets import bucket_of
+from outbox._publishing.buckets import newest
 from outbox._waking.hints import ANY, CHORES, notify
 from outbox.schema import OutboxTables, tables
 
@@ -194,9 +193,9 @@ def _revive_those_left(connection: Connection, tables: OutboxTables, letters: Se
 
 
 def _revive(connection: Connection, tables: OutboxTables, letters: Sequence[Row[Any]]) -> None:
-    """Make them messages again, in newly computed buckets: the number of buckets may have grown."""
-    buckets = connection.execute(member_statements.count_buckets(tables)).scalar_one()
-    given = [{"id_": letter.id, "bucket_": bucket_of(letter.key or letter.id, buckets)} for letter in letters]
+    """Make them messages again, in newly computed buckets: the number of buckets may have changed."""
+    bucket_of = newest(connection, tables).bucket_of
+    given = [{"id_": letter.id, "bucket_": bucket_of(letter.key or letter.id)} for letter in letters]
     connection.execute(statements.revive(tables), given)
     these = {"these": [letter.id for letter in letters]}
     if connection.execute(statements.forget_dead(tables), these).rowcount != len(letters):

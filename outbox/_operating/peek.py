@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, Integer, Row, Select, Table, bindpara
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.tables.times import readable
-from outbox._publishing.buckets import bucket_of
+from outbox._publishing.buckets import generations
 from outbox.schema import OutboxTables, tables
 
 from . import statements
@@ -84,11 +84,12 @@ def _in_line(
 ) -> list[StoredMessage]:
     """The oldest messages of each bucket, found by an index and merged. For messages that may be rare, one
     query reads all buckets."""
-    buckets = [row.bucket for row in connection.execute(statements.buckets(tables))]
     if "key_" in given:
-        buckets = [bucket_of(given["key_"], len(buckets))]
+        buckets = [each.bucket_of(given["key_"]) for each in generations(connection, tables)]
+    else:
+        buckets = [row.bucket for row in connection.execute(statements.buckets(tables))]
     statement = _line(tables, state, *_filters(given))
-    if len(buckets) > 1 and (state is not None or "topic_" in given):
+    if "key_" not in given and len(buckets) > 1 and (state is not None or "topic_" in given):
         found = [connection.execute(statement, given).all()]
     else:
         of_bucket = statement.where(statements.above(tables))

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     CompoundSelect,
     Delete,
     Float,
@@ -185,7 +186,7 @@ def relays(tables: OutboxTables) -> Select[Any]:
     """The relays with their buckets and the database's clock, in the order in which they joined."""
     c, bucket = tables.relay.c, tables.bucket.c
     owned = select(func.count()).where(bucket.epoch == c.epoch).scalar_subquery().label("buckets")
-    columns = (c.epoch, c.name, c.lease_until, c.sending, c.joined_at)
+    columns = (c.epoch, c.name, c.lease_until, c.sending, c.joined_at, c.generation)
     return select(*columns, owned, utcnow().label("now")).order_by(c.epoch)
 
 
@@ -213,14 +214,42 @@ def buckets(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def add_buckets(tables: OutboxTables) -> Insert:
-    """Insert buckets without an owner."""
-    return insert(tables.bucket).values(bucket=bindparam("bucket_", type_=tables.bucket.c.bucket.type))
+    """Insert buckets without an owner, which are not used yet."""
+    c = tables.bucket.c
+    names = ("bucket", "generation")
+    return insert(tables.bucket).values({name: bindparam(f"{name}_", type_=c[name].type) for name in names})
+
+
+def _unused(tables: OutboxTables) -> ColumnElement[bool]:
+    c = tables.bucket.c
+    return and_(c.generation == bindparam("generation_"), c.added_at.is_(None))
 
 
 @cache
-def anything(table: Table) -> Select[Any]:
-    """One row, if the table has any."""
-    return select(literal(1)).select_from(table).limit(1)
+def open_buckets(tables: OutboxTables) -> Update:
+    """Let buckets be used that were added before."""
+    return update(tables.bucket).where(_unused(tables)).values(added_at=utcnow())
+
+
+@cache
+def drop_unused(tables: OutboxTables) -> Delete:
+    """Delete buckets that were added, and were never used."""
+    return delete(tables.bucket).where(_unused(tables))
+
+
+@cache
+def tell_relays(tables: OutboxTables) -> Update:
+    """Let relays notice that there is another generation; those of older versions could not."""
+    c = tables.relay.c
+    generation: BindParameter[int] = bindparam("generation_", type_=c.generation.type)
+    return update(tables.relay).where(c.generation.between(1, generation - 1)).values(generation=generation)
+
+
+@cache
+def added_at(tables: OutboxTables) -> Select[Any, Any]:
+    """By generation, when its buckets were added."""
+    c = tables.bucket.c
+    return select(c.generation, readable(func.min(c.added_at)).label("added_at")).group_by(c.generation)
 
 
 @cache
@@ -231,11 +260,10 @@ def count_up_to(table: Table) -> Select[Any]:
 
 
 @cache
-def count_stray(table: Table, *, above: bool) -> Select[Any]:
-    """Count the rows in buckets above the last one, or below 0, up to a limit."""
-    c = table.c
-    rows = select(literal(1).label("row")).select_from(table)
-    rows = rows.where(c.bucket > bindparam("highest", type_=Integer) if above else c.bucket < 0)
+def count_between(table: Table) -> Select[Any]:
+    """Count the rows in some neighbouring buckets, up to a limit."""
+    between = table.c.bucket.between(bindparam("first", type_=Integer), bindparam("last", type_=Integer))
+    rows = select(literal(1).label("row")).select_from(table).where(between)
     return select(func.count()).select_from(rows.limit(bindparam("limit", type_=Integer)).subquery())
 
 
@@ -259,13 +287,12 @@ def above(tables: OutboxTables) -> ColumnElement[bool]:
 
 
 @cache
-def can_leave(tables: OutboxTables, *, of_bucket: bool) -> Select[Any]:
-    """One message, if there is any, that is not held, not behind a held one of its key, not paused, and in an
-    existing bucket; or in one bucket above a sequence."""
+def can_leave(tables: OutboxTables, *, of_bucket: bool, across: bool) -> Select[Any]:
+    """One message, if there is any, that is not held, not behind a held one of its key (with `across`, in any
+    bucket), not paused, and in an existing bucket; or in one bucket above a sequence."""
     c, before = tables.message.c, tables.message.alias().c
-    is_behind = exists(
-        select(literal(1)).where(before.bucket == c.bucket, before.key == c.key, before.state == "held")
-    )
+    near = before.sequence < c.sequence if across else before.bucket == c.bucket
+    is_behind = exists(select(literal(1)).where(near, before.key == c.key, before.state == "held"))
     is_paused = exists(select(literal(1)).where(or_(tables.pause.c.topic == c.topic, _all_topics(tables))))
     place = above(tables) if of_bucket else c.bucket.in_(select(tables.bucket.c.bucket))
     return select(literal(1)).where(c.state != "held", ~is_behind, ~is_paused, place).limit(1)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.taking_statements import clock
 from inbox_outbox_base.tables.times import NO_TIME
+from outbox._publishing.buckets import Generation, generations
 from outbox.schema import OutboxTables, tables
 
 from . import statements
@@ -21,6 +22,8 @@ from .stored_message import MessageState
 from .transact import transact
 
 _NO_LIMIT = 2**31 - 1
+_NUMBERS = range(-(2**15), 2**15)
+"""The numbers that a bucket can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,19 @@ class RelayStatus:
     sending: int
     """Messages in the batch that is being sent."""
     joined_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStatus:
+    """Buckets that were added together."""
+
+    number: int
+    buckets: int
+    added_at: datetime | None
+    """When messages began to go there; None for the first generation, or if a change was interrupted."""
+    messages: int | None
+    """Messages that wait in these buckets, including delayed ones, counted up to a limit; None if this is the
+    only generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +71,13 @@ class OutboxStatus:
     delayed and never sent. None if there is no such message."""
     relays: tuple[RelayStatus, ...]
     buckets: int
+    """The number of buckets for new messages."""
     unowned: int
     """Buckets without a relay: their messages wait."""
     paused: tuple[str, ...]
     """Paused topics; "*" is all of them."""
+    generations: tuple[GenerationStatus, ...]
+    """All buckets, by generation, the oldest first: more than one after the number of buckets has changed."""
     stray: int
     """Messages in buckets that do not exist: no relay will ever send them. Other counts include them."""
 
@@ -100,21 +119,23 @@ def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
 
 
 def _is_drained(connection: Connection, tables: OutboxTables) -> bool:
+    across = len(generations(connection, tables)) > 1
     questions: list[tuple[Select[Any], dict[str, int]]] = [(statements.is_due(tables), {})]
     if marks := relaying(connection.dialect.name, tables).marks(connection):
-        of_bucket = statements.can_leave(tables, of_bucket=True)
+        of_bucket = statements.can_leave(tables, of_bucket=True, across=across)
         buckets = connection.execute(statements.buckets(tables)).scalars()
         questions += [(of_bucket, {"bucket_": each, "low_": marks.get(each, 0)}) for each in buckets]
     else:
-        questions.append((statements.can_leave(tables, of_bucket=False), {}))
+        questions.append((statements.can_leave(tables, of_bucket=False, across=across), {}))
     return all(connection.execute(*each).first() is None for each in questions)
 
 
 def _status(connection: Connection, tables: OutboxTables, most: int | None) -> OutboxStatus:
     owners = connection.execute(statements.buckets(tables)).all()
     relays = connection.execute(statements.relays(tables)).all()
-    given = {"highest": max((row.bucket for row in owners), default=-1), "limit": most or _NO_LIMIT}
-    stray = _count_stray(connection, tables.message, given)
+    known = generations(connection, tables) if owners else []
+    gaps = _gaps(known)
+    stray = _count_in(connection, tables.message, gaps, most)
     marks = {} if stray else relaying(connection.dialect.name, tables).marks(connection)
     line = _Line(connection, tables, {row.bucket: marks.get(row.bucket, 0) for row in owners}, most)
     delayed, delayed_is_estimate = _count(connection, tables.delayed, most)
@@ -128,10 +149,11 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
         estimated=tuple(estimated),
         oldest_age=line.oldest_age,
         relays=tuple(_relay(row) for row in relays),
-        buckets=len(owners),
+        buckets=next((len(each.buckets) for each in reversed(known) if each.is_open), 0),
         unowned=sum(row.epoch is None for row in owners),
         paused=tuple(sorted(connection.execute(relaying_statements.paused(tables)).scalars())),
-        stray=stray + (0 if delayed_is_estimate else _count_stray(connection, tables.delayed, given)),
+        generations=tuple(_generations(connection, tables, known, most)),
+        stray=stray + (0 if delayed_is_estimate else _count_in(connection, tables.delayed, gaps, most)),
     )
 
 
@@ -202,9 +224,30 @@ def _estimated(connection: Connection, table: Table, least: int) -> int:
     return max(least, relaying(connection.dialect.name, tables(table.schema)).estimate(connection, table))
 
 
-def _count_stray(connection: Connection, table: Table, given: dict[str, int]) -> int:
-    questions = (statements.count_stray(table, above=above) for above in (True, False))
-    return sum(connection.execute(each, given).scalar_one() for each in questions)
+def _gaps(known: Sequence[Generation]) -> list[range]:
+    """The numbers of buckets that do not exist."""
+    starts = sorted(known, key=lambda each: each.buckets.start)
+    edges = [_NUMBERS.start, *(edge for each in starts for edge in (each.buckets.start, each.buckets.stop))]
+    ends = [*edges[1:], _NUMBERS.stop]
+    return [range(first, end) for first, end in zip(edges[::2], ends[::2], strict=True) if first < end]
+
+
+def _count_in(connection: Connection, table: Table, places: Sequence[range], most: int | None) -> int:
+    """The number of rows in these buckets; in each range up to a limit."""
+    questions = ({"first": each.start, "last": each.stop - 1, "limit": most or _NO_LIMIT} for each in places)
+    return sum(connection.execute(statements.count_between(table), each).scalar_one() for each in questions)
+
+
+def _generations(
+    connection: Connection, tables: OutboxTables, known: Sequence[Generation], most: int | None
+) -> Iterator[GenerationStatus]:
+    times = {row.generation: row.added_at for row in connection.execute(statements.added_at(tables))}
+    for each in known:
+        messages = None
+        if len(known) > 1:
+            both = (tables.message, tables.delayed)
+            messages = sum(_count_in(connection, table, [each.buckets], most) for table in both)
+        yield GenerationStatus(each.number, len(each.buckets), times.get(each.number), messages)
 
 
 def _relay(row: Row[Any]) -> RelayStatus:

@@ -19,7 +19,7 @@ from outbox._waking.hints import word
 from outbox._waking.wake import mark
 from outbox.schema import tables
 
-from .buckets import bucket_count, bucket_of
+from .buckets import known_newest
 from .drafts import Drafts
 from .rows import Rows
 from .serializer import Serializer
@@ -51,7 +51,8 @@ class Outbox:
             the payload becomes `application/cloudevents+json` with the message's own payload as its data.
         wake: whether a commit wakes the relays: those of this process, and on PostgreSQL all others, with a
             NOTIFY from a separate connection.
-        buckets: how many buckets the database must have; None accepts any number.
+        buckets: how many buckets the database must have for new messages; None accepts any number, and an
+            operator may change it at any time.
 
     Raises:
         InvalidOption: an argument is invalid.
@@ -241,7 +242,7 @@ class Outbox:
         connection = connection_of(session, bind, UnusableConnection)
         if isinstance(bind, Engine):
             self._prepare(connection, drafts)
-            stage(connection, drafts, self._rows.insert)
+            stage(connection, drafts, self._write_staged)
             self._mark(connection, drafts)
             return
         # The session was bound to a connection: its owner may commit that without the session's knowledge.
@@ -261,11 +262,20 @@ class Outbox:
         """Reject a connection without a transaction to join, and choose the buckets."""
         database_to_join(connection, UnusableConnection, "outbox row")
         self._rows.database(connection)  # raises for a schema where there is none
-        buckets = bucket_count(connection, self.tables)
-        if self._buckets not in (None, buckets):
-            raise WrongBucketCount(f"buckets={self._buckets}: the database has {buckets}")
+        generation = known_newest(connection, self.tables)
+        if self._buckets not in (None, len(generation.buckets)):
+            raise WrongBucketCount(f"buckets={self._buckets}: the database has {len(generation.buckets)}")
         for draft in drafts:
-            draft.row["bucket"] = bucket_of(draft.row["key"] or draft.row["id"], buckets)
+            draft.row["bucket"] = generation.bucket_of(draft.row["key"] or draft.row["id"])
+
+    def _write_staged(self, connection: Connection, drafts: list[Draft]) -> None:
+        generation = known_newest(connection, self.tables)
+        # The number of buckets may have changed since they were published.
+        late = [draft for draft in drafts if draft.row["bucket"] not in generation.buckets]
+        for draft in late:
+            draft.row["bucket"] = generation.bucket_of(draft.row["key"] or draft.row["id"])
+        self._rows.insert(connection, drafts)
+        self._mark(connection, late)
 
     def _mark(self, connection: Connection, drafts: list[Draft]) -> None:
         if self._wakes and drafts:

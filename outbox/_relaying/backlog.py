@@ -17,6 +17,9 @@ down with it. A message that was never sent alone is not given up: it may never 
 LOOK_AGAIN = 5.0
 """Seconds after which a waiting message is checked again, in case an operator has acted on it."""
 
+_LOOK_FIRST = 0.02
+"""The same for a message that another generation blocks; the time doubles with each check."""
+
 _NEW, _AGAIN, _ALONE = range(3)
 """Queues: of messages that were never sent, are sent again, or are sent alone. None waits for all of another
 one: the broker may take some keys of a topic and not others."""
@@ -30,6 +33,7 @@ class Entry:
     __slots__ = (
         "attempts",
         "bucket",
+        "checks",
         "follower",
         "is_away",
         "key",
@@ -52,6 +56,8 @@ class Entry:
         """Whether it is being sent, or its outcome is being written."""
         self.until = 0.0
         """Before that time it is not sent again."""
+        self.checks = 0
+        """How often it was blocked by a message of another generation."""
 
     def __lt__(self, other: "Entry") -> bool:
         return self.sequence < other.sequence
@@ -201,6 +207,13 @@ class Backlog:
             self._dequeue(entry)
             entry.until = time.monotonic() + min(seconds, LOOK_AGAIN)
             heapq.heappush(self._waits, (entry.until, entry))
+
+    def wait_for_others(self, sequence: int) -> None:
+        """Let a message wait for one of its key that is in another generation's bucket."""
+        entry = self._entries[sequence]
+        if self._is_first(entry):  # others follow it
+            self.wait(sequence, min(LOOK_AGAIN, _LOOK_FIRST * 2**entry.checks))
+            entry.checks = min(entry.checks + 1, 10)
 
     def remove(self, sequences: Iterable[int]) -> None:
         """Forget messages that have left; those that follow them can be sent."""

@@ -109,6 +109,8 @@ class RelayLoop(ABC, Generic[E, P]):
         self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
         around = Surroundings(self._rounds.committed, lambda: self._is_stopped, self._pause, self._aside)
         self._transactions = Transactions(self._engine, self._settings.tables, around)
+        retiring = own.execution_options(isolation_level=self._rounds.retiring_isolation)
+        self._retiring = Transactions(retiring, self._settings.tables, around)
         self._journal = Journal(self._settings.name, self._settings.hooks)
         self._is_checked = False
         self._is_stopped = False
@@ -238,6 +240,8 @@ class RelayLoop(ABC, Generic[E, P]):
                     )
                 if self._rounds.recheck_is_due:
                     self._recheck(self._rounds.recheck)
+                if self._rounds.retirement_is_due:
+                    self._retire()
                 choice = self._do(self._round, tries)
             except Retired as error:
                 self._lost(error)
@@ -257,6 +261,13 @@ class RelayLoop(ABC, Generic[E, P]):
             return 0
         self._journal.overlooked(overlooked)
         return overlooked
+
+    def _retire(self) -> None:
+        """Delete old buckets in a separate transaction, if that is possible now."""
+        try:
+            self._retiring.do(self._rounds.retire, 1)
+        except (SQLAlchemyError, OSError, OutboxError) as error:
+            _log.warning("old buckets could not be deleted, retrying: %s", reason(error))
 
     def _round(self, connection: Connection) -> Choice:
         return self._rounds.round(connection, self._flights.report)

@@ -33,12 +33,20 @@ class Members:
     def __init__(self, tables: OutboxTables) -> None:
         self._tables = tables
 
-    def join(self, connection: Connection, name: str, lease: float) -> int:
+    def join(self, connection: Connection, name: str, lease: float, generation: int) -> int:
         """Join the relays; return the epoch, which is larger than any before it."""
-        added = connection.execute(member_statements.join(self._tables), {"name": name, "lease": lease})
+        given = {"name": name, "lease": lease, "generation": generation}
+        added = connection.execute(member_statements.join(self._tables), given)
         key = added.inserted_primary_key
         assert key is not None  # noqa: S101 - a single row was inserted
         return int(key[0])
+
+    def told(self, connection: Connection, epoch: int) -> int | None:
+        """The last generation of buckets of which a relay was told; None if it was retired."""
+        found: int | None = connection.execute(
+            member_statements.told(self._tables), {"epoch_": epoch}
+        ).scalar()
+        return found
 
     def leave(self, connection: Connection, epoch: int) -> None:
         """Leave the group; the relay's buckets become free immediately."""

@@ -1,5 +1,6 @@
 """A relay's transactions, each a function of a connection; sending happens elsewhere, between them."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases import member_statements, relaying_statements
+from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
+from outbox._publishing.buckets import newest
 from outbox._waking.hints import CHORES, notify
 
 from . import chores
@@ -22,9 +24,12 @@ from .marks import Marks
 from .members import Members
 from .recheck import Recheck
 from .report import Report
+from .retiring import Retirement
 from .scanning import Scanner
 from .settings import Settings
 from .settle import Settlement
+
+_log = logging.getLogger("outbox.relay")
 
 _MARKS_EVERY = 1.0
 """Seconds between calls of `tend` while messages are sent: the marks have to follow them."""
@@ -51,11 +56,14 @@ class Rounds:
         self._scanner = Scanner(settings, self._database, lanes)
         self._marks = Marks(self._database, self._scanner)
         self._recheck = Recheck(self._database)
+        self._retirement = Retirement(self._database)
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         self._tended: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         """When to call `tend` again, once it has committed."""
         self.epoch = 0
+        self._told = 0
+        """The last generation of buckets of which an operator has told this relay."""
         self.expires = 0.0
         """When the lease expires, by this process's monotonic clock."""
         self.next_tend = 0.0
@@ -67,6 +75,11 @@ class Rounds:
     def own_isolation(self) -> Any:
         """The isolation level of the transactions."""
         return self._database.own_isolation
+
+    @property
+    def retiring_isolation(self) -> Any:
+        """The isolation level of the transactions that delete old buckets."""
+        return self._database.retiring_isolation
 
     @property
     def buckets(self) -> Sequence[int]:
@@ -87,17 +100,14 @@ class Rounds:
         """
         # Only for its check of the sequence.
         self._database.writers(connection)
-        count = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()
+        generation = newest(connection, self._tables)
+        count = len(generation.buckets)
         if self._settings.buckets not in (None, count):
             raise WrongBucketCount(f"buckets={self._settings.buckets}: the database has {count}")
-        if count == 0:
-            raise WrongBucketCount(
-                f"table {self._tables.bucket.fullname} is empty: the database has no buckets"
-            )
         begun = time.monotonic()
-        epoch = self._members.join(connection, self._settings.name, self._settings.lease)
+        epoch = self._members.join(connection, self._settings.name, self._settings.lease, generation.number)
         self.forget()
-        self.epoch = epoch
+        self.epoch, self._told = epoch, generation.number
         self._renewals[connection] = begun
         notify(connection, CHORES, self._tables.relay.schema)
 
@@ -130,17 +140,21 @@ class Rounds:
             Retired: as `round`.
             UnsafeSequence: as `join`.
         """
-        self.renew(connection)
+        self._renew(connection)
         if not report.is_empty:
             self._settle(connection, report)
         self._members.retire_expired(connection)
         scanner = self._scanner
+        if scanner.crossings.are_several:  # the marks have moved, or old ones are gone
+            scanner.crossings.learn(connection, self._told)
         owned, balanced = self._members.balance(connection, self.epoch, scanner.backlog.busy)
         scanner.own([each.bucket for each in owned])
         if self._marks.tend(connection, self.epoch, owned):
             self._recheck.begin_soon()
         scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
-        moved = chores.move_due(connection, self._database, scanner.buckets)
+        # Two relays that move messages of one key could swap them, unless each of them tries to move both.
+        sources = scanner.crossings.buckets if scanner.crossings.are_several else scanner.buckets
+        moved = chores.move_due(connection, self._database, sources)
         forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
         wait = min(self._settings.tend_every, balanced, moved, forgotten)
         # Applied by `committed`: buckets taken in a transaction that fails have to be taken again.
@@ -170,6 +184,15 @@ class Rounds:
             self._marks.forget(connection, self.epoch, overlooked)
         return overlooked.total()
 
+    @property
+    def retirement_is_due(self) -> bool:
+        """Whether to call `retire`."""
+        return self._scanner.crossings.are_several and self._retirement.is_due
+
+    def retire(self, connection: Connection) -> None:
+        """Delete old buckets that are not used any more."""
+        self._retirement.step(connection)
+
     def renew(self, connection: Connection) -> None:
         """Renew the lease, and nothing else.
 
@@ -178,10 +201,30 @@ class Rounds:
         """
         # From before the statement, so that the lease never ends earlier in the database than here.
         begun = time.monotonic()
-        lease = self._settings.lease
-        if not self._database.renew(connection, self.epoch, lease):
-            raise Retired(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
+        known = self._told  # another thread may renew the lease, too
+        while not self._database.renew(connection, self.epoch, known, self._settings.lease):
+            told = self._members.told(connection, self.epoch)
+            if told is None or told == known:
+                raise Retired(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
+            known = told
+        self._told = known
         self._renewals[connection] = begun
+
+    def _renew(self, connection: Connection) -> None:
+        """Renew the lease, and learn which buckets there are: until the transaction ends, nobody can publish
+        to buckets that this relay does not know.
+
+        Raises:
+            Retired: as `renew`.
+        """
+        self.renew(connection)
+        crossings = self._scanner.crossings
+        if crossings.told != self._told:
+            is_news = crossings.told is not None
+            crossings.learn(connection, self._told)
+            self.next_tend = 0.0
+            if is_news:
+                _log.info("relay %s has learned that the number of buckets has changed", self._settings.name)
 
     def committed(self, connection: Connection) -> None:
         """Extend `expires`, and set the time of the next `tend`, now that the transaction has committed."""
@@ -208,11 +251,11 @@ class Rounds:
         elif report.is_empty:
             self._database.prepare(connection)
         else:
-            self.renew(connection)
+            self._renew(connection)
             self._settle(connection, report)
         choice = self._scanner.choose(connection)
         if choice.letters and report.is_empty and not tends:
-            self.renew(connection)
+            self._renew(connection)
             # An operator may have dropped some of these before the lease was locked.
             choice = self._scanner.choose(connection)
         if choice.letters:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import attrgetter
 
@@ -13,6 +13,7 @@ from inbox_outbox_base.databases.relaying import Relaying, Scan
 
 from .backlog import Backlog, Entry
 from .batch import Choice
+from .crossings import Crossings
 from .frontier import Frontier
 from .lanes import Lane, Lanes
 from .loading import Loader
@@ -43,6 +44,7 @@ class Scanner:
         self._light = self._loader.light
         self.backlog = Backlog()
         self.frontier = Frontier()
+        self.crossings = Crossings(database)
         self._skips = Skips(database, self.backlog)
         self.buckets: list[int] = []
         """The buckets that the relay owns, in the order of the next scan."""
@@ -54,6 +56,7 @@ class Scanner:
     def forget(self) -> None:
         """The relay owns no buckets any more."""
         self.buckets, self.backlog, self.frontier = [], Backlog(), Frontier()
+        self.crossings = Crossings(self._database)
         self._skips = Skips(self._database, self.backlog)
 
     def own(self, buckets: list[int]) -> None:
@@ -121,12 +124,33 @@ class Scanner:
         ready = self.backlog.ready
         picked = {lane: self._pick(lane) for lane in self._open_lanes()}
         self._fetch(connection, [*chain.from_iterable(picked.values())], letters)
+        if self.crossings.are_several:
+            picked = self._without_blocked(connection, picked, letters)
         choice = self._sifter.sift(connection, self.backlog, picked, letters)
         can_read = not is_read and len(self.backlog) < MOST_KNOWN
         # Those that turned out to have to wait have made room for others.
         made_room = not choice.batches and self.backlog.ready < ready
         choice.has_more = choice.has_more or can_read or made_room
         return choice
+
+    def _without_blocked(
+        self, connection: Connection, picked: Mapping[Lane, list[Entry]], letters: Mapping[int, Letter]
+    ) -> dict[Lane, list[Entry]]:
+        """What was picked, without what has to wait for a message of another generation."""
+        entries = chain.from_iterable(picked.values())
+        found = [letters[entry.sequence] for entry in entries if entry.sequence in letters]
+        blocked = self.crossings.blocked(connection, found, self.paused)
+        for sequence in blocked:
+            self.backlog.wait_for_others(sequence)
+        unblocked: dict[Lane, list[Entry]] = {lane: [] for lane in picked}
+        behind = set[str | None]()
+        for lane, its_entries in picked.items():
+            for entry in its_entries:
+                if entry.sequence in blocked:
+                    behind.add(entry.key)
+                elif entry.key not in behind:
+                    unblocked[lane].append(entry)
+        return unblocked
 
     def _pick(self, lane: Lane) -> list[Entry]:
         if lane.is_rejected:
@@ -145,7 +169,7 @@ class Scanner:
             elif found[entry.sequence] > 0:
                 self.backlog.wait(entry.sequence, found[entry.sequence])
             else:
-                if found[entry.sequence] == 0:  # an operator has ended its wait
+                if found[entry.sequence] == 0 and not entry.checks:  # an operator has ended its wait
                     self._lanes.of(entry.topic).urge()
                 self.backlog.let_go(entry)
 

@@ -57,6 +57,19 @@ def test_status(engine: Engine, run: Run) -> None:
     assert as_json(run("outbox", "status", "--exact", "--json"))["estimated"] == []
 
 
+def test_buckets(engine: Engine, run: Run) -> None:
+    """`buckets` prints the generations; with `--count` it changes the number first, and then it and `status`
+    print how many messages are in each."""
+    publish(engine, "a1", "b1")
+    assert rows(succeeded(run("outbox", "buckets"))) == [["1", "64", "-", "-"]]
+    first, second = rows(succeeded(run("outbox", "buckets", "--count", "7")))
+    assert (first, second[:2], second[3]) == (["1", "64", "-", "2"], ["2", "7"], "0")
+    publish(engine, "a2")
+    assert [row[3] for row in rows(succeeded(run("outbox", "status")))[1:]] == ["2", "1"]
+    found = as_json(run("outbox", "buckets", "--json"))
+    assert [(each["buckets"], each["messages"]) for each in found] == [(64, 2), (7, 1)]
+
+
 def test_status_of_relays(engine: Engine, run: Run) -> None:
     """A relay at work is a line with its buckets, the rest of its lease, and what it is sending."""
     publish(engine, "a1", "b1")
@@ -194,6 +207,7 @@ def test_audit_of_an_inbox_elsewhere(engine: Engine, run: Run, migrated: Databas
         (["drop", "1", "--topic", "a"], "--topic: expected only with --dead-older-than"),
         (["drop", "--dead-older-than", "1w"], "--dead-older-than='1w': expected a time such as 30s"),
         (["pause", ""], "topic='': 0 bytes"),
+        (["buckets", "--count", "0"], "count=0: expected a whole number"),
         (["relay"], "Missing option '--to'"),
         (["relay", "--to", "nats://user:s3cr3t@host"], "--to: expected amqp://user@host/vhost"),
         (["relay", "--to", "amqp://"], "--to: expected amqp://"),

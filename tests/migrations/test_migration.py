@@ -1,7 +1,9 @@
 """Making and upgrading the tables: three ways, which may follow one another."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from alembic.script import Script, ScriptDirectory
@@ -9,7 +11,7 @@ from sqlalchemy import Engine, create_engine, insert, inspect, select
 
 from inbox import Inbox, Verdict, migration
 from inbox.schema import REVISION, metadata, tables
-from outbox import Message, Outbox
+from outbox import Outbox
 from outbox.schema import BUCKETS
 from tests.support.alembic_project import run as alembic
 from tests.support.application import Application
@@ -262,13 +264,16 @@ def fill(engine: Engine) -> None:
         if inspect(connection).has_table("inbox_status"):
             connection.execute(insert(tables().status), in_status_mode)
         if inspect(connection).has_table("outbox_message"):
-            Outbox().publish_many(connection, [Message("a", "a", "k"), Message("a", "a", delay=60)])
+            for table in (tables().outbox.message, tables().outbox.delayed):
+                message = {"id": str(uuid4()), "bucket": 1, "topic": "a", "payload": b"a", "content_type": ""}
+                later = {"available_at": datetime.now(UTC)} if "available_at" in table.c else {}
+                connection.execute(insert(table).inline(), message | later)
 
 
 def test_new_tables_have_their_buckets(database: Database) -> None:
     """Whichever way the tables were made, the buckets are there, none of them owned."""
     engine, bucket = database.engine(), tables().outbox.bucket
-    expected = [(number, None, None, None) for number in range(BUCKETS)]
+    expected = [(number, None, None, None, 1, None) for number in range(BUCKETS)]
     for make in (metadata.create_all, migration.migrate):
         make(engine)
         with engine.connect() as connection:

@@ -51,7 +51,7 @@ def reads_of(engine: Engine) -> list[Any]:
 
     @event.listens_for(engine, "before_cursor_execute")
     def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
-        is_stray = "outbox_message.bucket >" in statement or "outbox_message.bucket <" in statement
+        is_stray = "outbox_message.bucket BETWEEN" in statement
         if "FROM outbox_message" in statement and not is_stray:
             reads.append(parameters)
 

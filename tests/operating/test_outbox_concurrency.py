@@ -1,4 +1,4 @@
-"""What operators decide beside running relays and other operators, and how many buckets there are."""
+"""What operators decide beside running relays and other operators."""
 
 import random
 import threading
@@ -7,23 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import Engine, event, insert
+from sqlalchemy import Engine
 
 import outbox
-from outbox import Envelope, MessageState, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
-from outbox._publishing import buckets
-from outbox._publishing.buckets import bucket_of
-from outbox.errors import InvalidOption, MessageNotFound, RelayRunning, WrongBucketCount, WrongState
-from outbox.schema import BUCKETS
+from outbox import MessageState, Refused, Relay, Unavailable, Unknown
+from outbox.errors import MessageNotFound, WrongState
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
     Recorder,
     count,
-    dead,
     let_backoffs_end,
-    let_leases_end,
     publish,
     relay,
     waiting,
@@ -128,69 +123,3 @@ def _decide(engine: Engine, chance: random.Random, published: set[str], dropped:
     else:
         outbox.resume(engine)
         outbox.resume(engine, "orders")
-
-
-def test_more_buckets(engine: Engine) -> None:
-    """With more buckets messages leave as before; a dead letter from before goes to its key's new bucket."""
-    publish(engine, "a1")
-    relay(engine, Recorder({"a1": [Refused("no")]}))
-    outbox.set_bucket_count(engine, 100)
-    outbox.set_bucket_count(engine, 100)
-    assert outbox.status(engine).buckets == 100
-    publish(engine, "a2")
-    outbox.retry(engine, dead(engine)["a1"].id)
-    assert {row.bucket for row in waiting(engine).values()} == {bucket_of("a", 100)}
-    assert bucket_of("a", 100) != bucket_of("a", 64)
-    publisher = Recorder()
-    assert relay(engine, publisher, buckets=100) == 2
-    assert publisher.names == ["a2", "a1"]
-    with pytest.raises(WrongBucketCount, match="buckets=64: the database has 100"):
-        relay(engine, publisher, buckets=64)
-
-
-def test_when_there_may_not_be_more_buckets(engine: Engine) -> None:
-    """Not fewer than there are, not while messages wait or are delayed, not while a relay is at work; a lost
-    one does not matter."""
-    with pytest.raises(InvalidOption, match="count=63: expected at least 64"):
-        outbox.set_bucket_count(engine, 63)
-    with pytest.raises(InvalidOption, match="at most 4,096"):
-        outbox.set_bucket_count(engine, 4_097)
-    for delay in (None, 3_600):
-        (waits,) = publish(engine, "a1", delay=delay)
-        with pytest.raises(WrongState, match=r"table outbox_\w+ is not empty"):
-            outbox.set_bucket_count(engine, 65)
-        outbox.drop(engine, waits)
-
-    def answer(message: Envelope) -> Outcome:
-        with pytest.raises(RelayRunning, match="relay one is running"):
-            outbox.set_bucket_count(engine, 65)
-        let_leases_end(engine)
-        outbox.drop(engine, message.id)
-        outbox.set_bucket_count(engine, 65)
-        return ACCEPTED
-
-    publish(engine, "b1")
-    relay(engine, Recorder(answer), name="one")
-    assert outbox.status(engine).buckets == 65
-
-
-def test_a_program_that_was_not_stopped(
-    migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that publishes while another one changes the number of buckets learns of it within a minute,
-    without asking for each message, and says so."""
-    engine, asked = migrated.engine(), list[str]()
-    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: asked.append(statement))
-    publish(engine, "a1", "a2")
-    added = [{"bucket": number} for number in range(BUCKETS, 100)]
-    with migrated.engine().begin() as connection:
-        connection.execute(insert(TABLES.bucket), added)
-    publish(engine, "a3")
-    assert len([statement for statement in asked if "outbox_bucket" in statement]) == 1
-    assert {row.bucket for row in waiting(engine).values()} == {bucket_of("a", BUCKETS)}
-    monkeypatch.setattr(buckets, "BELIEVED", 0.0)
-    publish(engine, "a4")
-    assert waiting(engine)["a4"].bucket == bucket_of("a", 100)
-    assert "the database now has 100 buckets, and had 64" in caplog.text
-    with pytest.raises(WrongBucketCount, match="the database has 100"), engine.begin() as connection:
-        Outbox(buckets=BUCKETS).publish(connection, "orders", b"")

@@ -98,6 +98,7 @@ def test_the_names_of_the_outbox_are_fixed() -> None:
         "Audit",
         "DirectDelivery",
         "Envelope",
+        "GenerationStatus",
         "Message",
         "MessageState",
         "Missing",

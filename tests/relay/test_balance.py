@@ -32,7 +32,9 @@ class Group:
 
     def join(self) -> None:
         """A relay joins; it has no buckets yet."""
-        self.epochs.append(transact(self._engine, TABLES, partial(MEMBERS.join, name="a", lease=LEASE)))
+        self.epochs.append(
+            transact(self._engine, TABLES, partial(MEMBERS.join, name="a", lease=LEASE, generation=1))
+        )
 
     def leave(self) -> None:
         """A relay leaves."""

@@ -176,7 +176,7 @@ def test_a_relay_that_is_lost(migrated: Database) -> None:
     """A relay takes the buckets that another one gives up, and the rest when the lease of that one ends, long
     before it polls."""
     engine, members = engine_of(migrated), Members(TABLES)
-    lost = transact(engine, TABLES, partial(members.join, name="lost", lease=SELDOM))
+    lost = transact(engine, TABLES, partial(members.join, name="lost", lease=SELDOM, generation=1))
     balance = partial(members.balance, epoch=lost, busy=())
     transact(engine, TABLES, balance)
     assert ownership(engine) == {lost: BUCKETS}
@@ -184,7 +184,7 @@ def test_a_relay_that_is_lost(migrated: Database) -> None:
         wait_until(lambda: count(engine, TABLES.relay) == 2)
         transact(engine, TABLES, balance)
         wait_until(lambda: is_shared(engine, 2))
-        renewal = {"epoch_": lost, "lease": 3}
+        renewal = {"epoch_": lost, "generation_": 1, "lease": 3}
         transact(engine, TABLES, lambda each: each.execute(member_statements.renew(TABLES), renewal))
         # Chores, during which the relay reads the other's lease.
         publish(engine, *(f"{key}1" for key in KEYS), delay=SELDOM)

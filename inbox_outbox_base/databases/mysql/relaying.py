@@ -61,25 +61,37 @@ def tallies(tables: OutboxTables, ends: Mapping[int, int]) -> Select[Any]:
     return found.where(or_(*places)).group_by(c.bucket)
 
 
-def _by_bucket(read: Select[Any], tables: OutboxTables) -> Select[Any]:
-    """Read nothing but the index."""
+def _by_bucket(read: Select[Any, *tuple[Any, ...]], tables: OutboxTables) -> Select[Any, *tuple[Any, ...]]:
+    """Read by the index; only that, if it has all columns."""
     return read.with_hint(tables.message, "FORCE INDEX (outbox_message_bucket)")
+
+
+@cache
+def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
+    """The portable statement, by the buckets, whatever the statistics say."""
+    return _by_bucket(relaying_statements.firsts(tables, unpaused=unpaused), tables)
 
 
 class MySQLRelaying(Relaying):
     """The portable way, except where it would wait."""
 
+    retiring_isolation = "READ UNCOMMITTED"
+
     def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
         buckets = [bucket for bucket, _ in wanted.places]
         rows = connection.execute(highest(self.tables), {"buckets": buckets})
-        ends = {row.bucket: row.highest for row in rows}
-        places = [(bucket, low) for bucket, low in wanted.places if (ends[bucket] or 0) > low]
+        ends = {row.bucket: row.highest or 0 for row in rows}
+        # Another relay may have deleted a bucket of an old generation.
+        places = [(bucket, low) for bucket, low in wanted.places if ends.get(bucket, 0) > low]
         result = super().scan(connection, replace(wanted, places=places))
         return replace(result, seen=result.seen | set(buckets).difference(bucket for bucket, _ in places))
 
     def tally(self, connection: Connection, ends: Mapping[int, int]) -> dict[int, Tally]:
         rows = connection.execute(tallies(self.tables, ends))
         return {bucket: Tally(messages, int(total)) for bucket, messages, total in rows}
+
+    def _firsts(self, *, unpaused: bool) -> Select[Any, Any, Any]:
+        return firsts(self.tables, unpaused=unpaused)
 
     def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
         for part in parts(letters):

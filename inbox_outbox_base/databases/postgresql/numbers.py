@@ -118,6 +118,14 @@ def transactions(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
+def running() -> Select[Any]:
+    """All other transactions: each has a lock on itself, and so has a prepared one on its tables."""
+    locks = table("pg_locks", column("virtualtransaction"), column("pid"))
+    others = locks.c.pid.is_distinct_from(func.pg_backend_pid())
+    return select(locks.c.virtualtransaction).where(others).distinct()
+
+
+@cache
 def pages(name: str) -> Select[Any]:
     """How large a table is."""
     return select(func.pg_relation_size(cast(name, REGCLASS)) / _block_size())

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Select, Table, event
 
 from inbox_outbox_base.databases import relaying_statements
 from inbox_outbox_base.databases.letter import Letter, read
-from inbox_outbox_base.databases.relaying import Relaying, Scan, ScanResult, Writers, waits
+from inbox_outbox_base.databases.relaying import PREPARED, Relaying, Scan, ScanResult, Writers, waits
 from inbox_outbox_base.errors.outbox import UnsafeSequence
 
 from . import numbers
@@ -44,8 +44,9 @@ class PostgreSQLRelaying(Relaying):
     def prepare(self, connection: Connection) -> None:
         connection.execute(own.prepare())
 
-    def renew(self, connection: Connection, epoch: int, lease: float) -> bool:
-        given = {"epoch_": epoch, "lease": lease, "milliseconds": f"{lease * 1_000:.0f}"}
+    def renew(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
+        given: dict[str, Any] = {"epoch_": epoch, "generation_": generation, "lease": lease}
+        given["milliseconds"] = f"{lease * 1_000:.0f}"
         return connection.execute(own.renew(self.tables), given).first() is not None
 
     def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
@@ -75,6 +76,21 @@ class PostgreSQLRelaying(Relaying):
     def progress(self, connection: Connection, places: Sequence[tuple[int, int]]) -> dict[int, float]:
         return waits(connection.execute(own.progress(self.tables), _places(places)).all())
 
+    def firsts(
+        self,
+        connection: Connection,
+        lows: Mapping[int, int],
+        high: int,
+        keys: Sequence[str],
+        paused: Sequence[str],
+    ) -> list[tuple[str, int, int]]:
+        given: dict[str, Any] = {"buckets": _array(lows), "lows": _array(lows.values())}
+        given |= {"high": high, "keys": [*keys]}
+        if paused:
+            given["paused"] = paused
+        rows = connection.execute(own.firsts(self.tables, unpaused=bool(paused)), given)
+        return [(row.key, row.bucket, row.sequence) for row in rows]
+
     def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
         found = connection.execute(own.payloads(self.tables), _these(letters))
         return {row.sequence: row.payload for row in found}
@@ -95,6 +111,10 @@ class PostgreSQLRelaying(Relaying):
         writing = frozenset(connection.execute(numbers.transactions(self.tables)).scalars())
         # A prepared transaction belongs to no session: its virtual number begins with -1.
         return Writers(drawn, writing, origin, any(each.startswith("-") for each in writing))
+
+    def running(self, connection: Connection) -> frozenset[str]:
+        names = connection.execute(numbers.running()).scalars()
+        return frozenset(PREPARED if name.startswith("-") else name for name in names)
 
     def marks(self, connection: Connection) -> dict[int, int]:
         return {row.bucket: row.mark for row in connection.execute(numbers.marks(self.tables))}

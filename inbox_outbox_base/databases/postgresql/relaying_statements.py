@@ -15,6 +15,7 @@ from sqlalchemy import (
     LargeBinary,
     Select,
     SmallInteger,
+    TableValuedAlias,
     Text,
     Update,
     and_,
@@ -101,11 +102,7 @@ def take_ids(tables: OutboxTables) -> ReturningInsert[tuple[str]]:
 def scan(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
     """The oldest messages of each bucket in turn, until there are enough."""
     c = tables.message.c
-    places = (
-        func.unnest(array_of("buckets", SmallInteger), array_of("lows", BigInteger))
-        .table_valued("bucket", "low", name="place")
-        .render_derived()
-    )
+    places = _places()
     limit = bindparam("limit", type_=Integer)
     of_bucket = (
         select(*relaying_statements.fetched(tables))
@@ -122,6 +119,31 @@ def scan(tables: OutboxTables, *, unknown: bool, unpaused: bool) -> Select[Any]:
         of_bucket = of_bucket.where(c.topic != func.all(bindparam("paused", type_=ARRAY(Text))))
     found = of_bucket.lateral("found")
     return select(*found.c).select_from(places.join(found, true())).limit(limit)
+
+
+@cache
+def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
+    """The oldest message of each of some keys in each of some buckets, above a sequence for each bucket and
+    below one for all."""
+    c, places = tables.message.c, _places()
+    # Not true by itself, and so no join: the sub-select is hashed, whatever the planner believes.
+    keys = select(func.unnest(bindparam("keys", type_=ARRAY(Text))).column_valued("wanted"))
+    of_bucket = select(c.key, func.min(c.sequence).label("sequence")).where(
+        c.bucket == places.c.bucket,
+        c.sequence > places.c.low,
+        c.sequence < bindparam("high", type_=BigInteger),
+        c.key.in_(keys).is_(true()),
+    )
+    if unpaused:
+        of_bucket = of_bucket.where(c.topic != func.all(bindparam("paused", type_=ARRAY(Text))))
+    found = of_bucket.group_by(c.key).lateral("found")
+    return select(found.c.key, places.c.bucket, found.c.sequence).select_from(places.join(found, true()))
+
+
+def _places() -> TableValuedAlias:
+    """Buckets, each with a sequence above which to read."""
+    given = func.unnest(array_of("buckets", SmallInteger), array_of("lows", BigInteger))
+    return given.table_valued("bucket", "low", name="place").render_derived()
 
 
 def _given(tables: OutboxTables, *, by_id: bool = False) -> ColumnElement[bool]:

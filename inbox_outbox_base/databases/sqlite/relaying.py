@@ -34,6 +34,7 @@ class SQLiteRelaying(Relaying):
     """The portable way; SQLite has no READ COMMITTED, and needs none."""
 
     own_isolation = "SERIALIZABLE"
+    retiring_isolation = "SERIALIZABLE"
 
     def check_savepoint(self, connection: Connection) -> None:
         check_savepoint(connection, UnusableConnection)

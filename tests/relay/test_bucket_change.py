@@ -1,0 +1,390 @@
+"""The number of buckets changes while messages are published and sent: a key then has messages in buckets of
+several generations."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from string import ascii_lowercase
+
+import pytest
+from sqlalchemy import Engine, event, insert, select, update
+from sqlalchemy.orm import Session
+
+import outbox
+from inbox.migration import migrate
+from inbox_outbox_base.databases.registry import relaying
+from outbox import Envelope, Outbox, Outcome, Refused, Relay, set_bucket_count
+from outbox._operating import bucket_count
+from outbox._operating.transact import transact
+from outbox._publishing import buckets
+from outbox._publishing.buckets import Generation, bucket_of, newest
+from outbox._relaying import retiring
+from outbox._relaying.retiring import Retirement
+from outbox.errors import InvalidOption, RelayRunning, WrongBucketCount, WrongState
+from outbox.schema import BUCKETS
+from tests.support.database import Database
+from tests.support.outbox_publishers import (
+    ACCEPTED,
+    TABLES,
+    Recorder,
+    count,
+    dead,
+    messages,
+    name_of,
+    publish,
+    relay,
+    waiting,
+)
+from tests.support.relay_crashes import engine_of, running
+from tests.support.status_workers import wait_until
+
+pytestmark = pytest.mark.mysql
+
+KEY = next(each for each in ascii_lowercase if bucket_of(each, BUCKETS) > 40)
+"""A key whose old bucket goes to the second of two relays."""
+OLD, NEW = range(BUCKETS), range(BUCKETS, BUCKETS + 7)
+
+
+@pytest.fixture
+def engine(migrated: Database) -> Engine:
+    return engine_of(migrated)
+
+
+@pytest.fixture
+def is_always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs read the number of buckets for each message."""
+    monkeypatch.setattr(buckets, "BELIEVED", 0.0)
+
+
+def generation(engine: Engine) -> Generation:
+    with engine.connect() as connection:
+        return newest(connection, TABLES)
+
+
+def publish_to(engine: Engine, believed: Generation, name: str) -> int:
+    """Publish as a program that believes in a generation; the bucket."""
+    buckets._newest[engine.dialect] = {None: (believed, time.monotonic())}
+    publish(engine, name)
+    return int(waiting(engine)[name].bucket)
+
+
+def let_time_pass(engine: Engine, days: float = 2) -> None:
+    """Let time pass, as far as buckets are concerned."""
+    past = datetime.now(UTC) - timedelta(days=days)
+    with engine.begin() as connection:
+        bucket = TABLES.bucket
+        connection.execute(update(bucket).where(bucket.c.added_at.is_not(None)).values(added_at=past))
+
+
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_a_message_waits_for_an_earlier_one_of_another_generation(engine: Engine, first: str) -> None:
+    """While one relay sends a key's message from an old bucket, another one does not send the next one from a
+    new bucket; nor the other way round, which happens if a program has not noticed the change yet."""
+    before = generation(engine)
+    set_bucket_count(engine, len(NEW))
+    after = generation(engine)
+    sides = [(before, OLD), (after, NEW)] if first == "old" else [(after, NEW), (before, OLD)]
+    assert publish_to(engine, sides[0][0], f"{KEY}1") in sides[0][1]
+    may_end, sent = threading.Event(), list[str]()
+
+    def answer(message: Envelope) -> Outcome:
+        sent.append(name_of(message))
+        assert sent[-1] != f"{KEY}1" or may_end.wait(60)
+        return ACCEPTED
+
+    with running(Relay(engine, Recorder(answer), poll=0.05)):
+        wait_until(lambda: sent == [f"{KEY}1"])
+        with running(Relay(engine, Recorder(answer), poll=0.05)):
+            wait_until(lambda: [each.buckets > 30 for each in outbox.status(engine).relays] == [True, True])
+            assert publish_to(engine, sides[1][0], f"{KEY}2") in sides[1][1]
+            publish_to(engine, sides[1][0], "y1")
+            wait_until(lambda: "y1" in sent)
+            publish_to(engine, sides[1][0], "z1")
+            wait_until(lambda: "z1" in sent)
+            assert f"{KEY}2" not in sent
+            may_end.set()
+            wait_until(lambda: count(engine, TABLES.message) == 0)
+    assert sent == [f"{KEY}1", "y1", "z1", f"{KEY}2"]
+
+
+def test_a_relay_learns_of_new_buckets_before_it_sends(engine: Engine) -> None:
+    """A relay that neither polls nor is told still does not send a message from an old bucket before an
+    earlier one of its key from a new bucket."""
+    before = generation(engine)
+    publisher = Recorder()
+    at_work = Relay(engine, publisher, poll=60, lease=600)
+    with running(at_work):
+        wait_until(lambda: outbox.status(engine).unowned == 0)
+        set_bucket_count(engine, len(NEW))
+        silent = Outbox(wake=False)
+        for believed, name in ((generation(engine), "a1"), (before, "a2")):
+            buckets._newest[engine.dialect] = {None: (believed, time.monotonic())}
+            with engine.begin() as connection:
+                silent.publish_many(connection, messages([name]))
+        at_work._wake_up.wake({f"{bucket_of('a', BUCKETS)}"})
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+    assert publisher.names == ["a1", "a2"]
+
+
+@pytest.mark.usefixtures("is_always_asked")
+def test_more_and_fewer_buckets(engine: Engine) -> None:
+    """After each change messages leave as before, those of a key in their order, and every relay has its
+    share; a dead letter from before goes to its key's new bucket."""
+    publish(engine, "a1", "b1")
+    relay(engine, Recorder({"a1": [Refused("no")]}))
+    names: list[str] = []
+    for number in (100, 100, 3, 4_096, 1):
+        names += [f"{key}{len(names)}" for key in "ab"]
+        publish(engine, *names[-2:])
+        set_bucket_count(engine, number)
+        assert outbox.status(engine).buckets == number
+    outbox.retry(engine, dead(engine)["a1"].id)
+    assert [each.buckets for each in outbox.status(engine).generations] == [BUCKETS, 100, 3, 4_096, 1]
+    assert [each.messages for each in outbox.status(engine).generations] == [2, 4, 2, 2, 1]
+    assert len({row.bucket for row in waiting(engine).values()}) > 5
+    assert not outbox.is_drained(engine)
+    assert len(outbox.peek(engine, key="a")) == 6
+    publisher = Recorder()
+    assert relay(engine, publisher, buckets=1) == 11
+    assert [publisher.of(key) for key in "ab"] == [[*names[::2], "a1"], names[1::2]]
+    assert outbox.is_drained(engine)
+    with pytest.raises(WrongBucketCount, match="buckets=64: the database has 1"):
+        relay(engine, publisher, buckets=64)
+
+
+@pytest.mark.usefixtures("is_always_asked")
+def test_messages_behind_one_that_is_held_in_an_old_bucket(engine: Engine) -> None:
+    """They wait for it, and the outbox is drained as far as it can be; other keys go on. When an operator has
+    released it, all leave in their order."""
+    publish(engine, "a1")
+    publisher = Recorder({"a1": [Refused("no")]})
+    relay(engine, publisher, after_dead="hold")
+    set_bucket_count(engine, len(NEW))
+    publish(engine, "a2", "b1")
+    assert not outbox.is_drained(engine)
+    relay(engine, publisher)
+    assert outbox.is_drained(engine)
+    assert publisher.names == ["a1", "b1"]
+    outbox.retry(engine, outbox.peek(engine, state="held")[0].id)
+    with running(Relay(engine, publisher)):
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+    assert publisher.names == ["a1", "b1", "a1", "a2"]
+
+
+@pytest.mark.usefixtures("is_always_asked")
+def test_delayed_messages_of_old_buckets(engine: Engine) -> None:
+    """They leave when they are due, in the order in which they are due, whichever bucket they are in."""
+    now = datetime.now(UTC)
+    due = {number: now - timedelta(hours=10 - number) for number in (1, 2, 3)}
+    publish(engine, *(f"{key}2" for key in ascii_lowercase), available_at=due[2])
+    set_bucket_count(engine, len(NEW))
+    for number in (3, 1):
+        publish(engine, *(f"{key}{number}" for key in ascii_lowercase), available_at=due[number])
+    sent: list[str] = []
+
+    def answer(message: Envelope) -> Outcome:
+        sent.append(name_of(message))
+        return ACCEPTED
+
+    with running(*(Relay(engine, Recorder(answer), poll=0.05) for _ in range(3))):
+        wait_until(lambda: len(sent) == 3 * len(ascii_lowercase))
+    for key in ascii_lowercase:
+        assert [name for name in sent if name[0] == key] == [f"{key}1", f"{key}2", f"{key}3"]
+
+
+def test_a_program_that_goes_on(
+    migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that publishes while another one changes the number of buckets learns of it within a minute,
+    without asking for each message, and says so."""
+    caplog.set_level("INFO", "outbox.publish")
+    engine, asked = migrated.engine(), list[str]()
+    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: asked.append(statement))
+    publish(engine, "a1", "a2")
+    known = dict(buckets._newest[engine.dialect])
+    set_bucket_count(migrated.engine(), len(NEW))
+    buckets._newest[engine.dialect] = known  # another process has no way to let this one forget
+    publish(engine, "a3")
+    assert len([statement for statement in asked if "outbox_bucket" in statement]) == 1
+    assert {row.bucket for row in waiting(engine).values()} == {OLD[bucket_of("a", len(OLD))]}
+    with Session(engine) as session:
+        Outbox().publish_many(session, messages(["a4"]))
+        monkeypatch.setattr(buckets, "BELIEVED", 0.0)
+        session.commit()
+    assert waiting(engine)["a4"].bucket == NEW[bucket_of("a", len(NEW))]
+    assert "the outbox now has 7 buckets, and had 64" in caplog.text
+    with pytest.raises(WrongBucketCount, match="the database has 7"), engine.begin() as connection:
+        Outbox(buckets=BUCKETS).publish(connection, "orders", b"")
+
+
+@pytest.mark.quick("postgresql", "mariadb")
+@pytest.mark.usefixtures("is_always_asked")
+def test_a_transaction_that_sees_an_old_state(migrated: Database) -> None:
+    """What it reads of the buckets does not replace what the program has learned since."""
+    if migrated.name == "sqlite":
+        pytest.skip("such a transaction cannot write")
+    engine = migrated.engine()
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        connection.execute(select(TABLES.bucket)).all()
+        set_bucket_count(engine, len(NEW))
+        publish(engine, "a1")
+        Outbox().publish_many(connection, messages(["a2"]))
+        connection.commit()
+    assert {row.bucket for row in waiting(engine).values()} == {NEW[bucket_of("a", len(NEW))]}
+
+
+@pytest.fixture
+def step(engine: Engine) -> Callable[[], list[int]]:
+    """Let a relay look for old buckets that it can delete; the buckets that are left."""
+    database = relaying(engine.dialect.name, TABLES)
+    watch = Retirement(database)
+    seeing = engine.execution_options(isolation_level=database.retiring_isolation)
+
+    def look() -> list[int]:
+        with seeing.begin() as connection:
+            watch.step(connection)
+        return [each.buckets for each in outbox.status(engine).generations]
+
+    return look
+
+
+@pytest.mark.usefixtures("is_always_asked")
+def test_old_buckets_are_kept_as_long_as_they_are_used(engine: Engine, step: Callable[[], list[int]]) -> None:
+    """They are deleted a day after a change, when no message waits or is delayed there, and no transaction is
+    running that could still add one. Messages leave as before, and none is in a bucket that does not
+    exist."""
+    publish(engine, "a1", delay=3_600)
+    (second,) = publish(engine, "a2")
+    open_one = engine.connect()
+    if engine.dialect.name != "sqlite":
+        Outbox().publish_many(open_one, messages(["a3"]))
+    set_bucket_count(engine, len(NEW))
+    assert [step(), step()] == [[64, 7], [64, 7]]
+    outbox.drop(engine, second)
+    assert [step(), step()] == [[64, 7], [64, 7]]
+    let_time_pass(engine)
+    assert [step(), step()] == [[64, 7], [64, 7]]
+    with engine.begin() as connection:
+        connection.execute(TABLES.delayed.delete())
+    if engine.dialect.name != "sqlite":
+        assert [step(), step(), step()] == [[64, 7], [64, 7], [64, 7]]
+        open_one.commit()
+        assert step() == [64, 7]
+    open_one.close()
+    publisher = Recorder()
+    relay(engine, publisher)
+    step()
+    assert step() == [7]
+    publish(engine, "a4")
+    assert relay(engine, publisher) == 1
+    found = outbox.status(engine)
+    assert (found.buckets, found.stray, found.generations[0].messages) == (7, 0, None)
+    set_bucket_count(engine, BUCKETS)
+    assert [step(), step()] == [[7, 64], [7, 64]]
+    assert relay(engine, publisher) == 0
+    publish(engine, "a5")
+    assert relay(engine, publisher) == 1
+
+
+def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to ask for it; afterwards the remaining buckets are shared by all relays."""
+    monkeypatch.setattr(retiring, "_EVERY", 0.0)
+    set_bucket_count(engine, len(NEW))
+    let_time_pass(engine)
+    with running(Relay(engine, Recorder(), poll=0.05)), running(Relay(engine, Recorder(), poll=0.05)):
+        wait_until(lambda: sorted(each.buckets for each in outbox.status(engine).relays) == [3, 4])
+
+
+def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
+    """Not beside a running relay of an older version, a lost one does not matter; not to more than 4,096; and
+    not while no numbers are left for other buckets."""
+    with pytest.raises(InvalidOption, match="count=4097: expected at most 4,096"):
+        set_bucket_count(engine, 4_097)
+    now = datetime.now(UTC)
+    with engine.begin() as connection:
+        old = {"name": "old", "lease_until": now + timedelta(hours=1)}
+        connection.execute(insert(TABLES.relay), old)
+    with pytest.raises(RelayRunning, match="relay old is of an older version"):
+        set_bucket_count(engine, 7)
+    with engine.begin() as connection:
+        connection.execute(update(TABLES.relay).values(lease_until=now - timedelta(hours=1)))
+    for number in (4_096, 4_095) * 4:
+        with suppress(WrongState):
+            set_bucket_count(engine, number)
+    with pytest.raises(WrongState, match=r"count=4095: there are 28,\d+ old buckets"):
+        set_bucket_count(engine, 4_095)
+    assert outbox.status(engine).buckets == 4_096
+    set_bucket_count(engine, 7)
+
+
+def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
+    """Until a change is complete, no message goes to its buckets; another call completes it or replaces it.
+    Of several operators at the same time, each one's change is made whole or not at all, with an error."""
+    for number in (7, 8):
+        transact(engine, TABLES, lambda each, number=number: bucket_count._add(each, TABLES, number))  # type: ignore[misc]
+        assert generation(engine).buckets == OLD
+    publisher = Recorder()
+    publish(engine, "a1")
+    assert relay(engine, publisher) == 1
+    set_bucket_count(engine, 8)
+    assert len(generation(engine).buckets) == 8
+    gate = threading.Barrier(4)
+
+    def change(number: int) -> None:
+        gate.wait()
+        with suppress(WrongState):
+            set_bucket_count(engine, number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(change, (3, 4, 5, 6)))
+    set_bucket_count(engine, 9)
+    assert len(generation(engine).buckets) == 9
+    known = outbox.status(engine).generations
+    assert [each.number for each in known if each.added_at is None] == [1]
+    publish(engine, "a2")
+    assert relay(engine, publisher) == 1
+
+
+def test_an_older_revision(engine: Engine) -> None:
+    """The tables cannot be made older while messages wait in several generations; otherwise the buckets have
+    the numbers that an older version expects."""
+    set_bucket_count(engine, len(NEW))
+    publish(engine, "a1")
+    with pytest.raises(WrongState, match="table outbox_message is not empty"):
+        migrate(engine, "0011")
+    relay(engine, Recorder())
+    migrate(engine, "0011")
+    with engine.connect() as connection:
+        found = connection.execute(select(TABLES.bucket.c.bucket)).scalars().all()
+    assert sorted(found) == [*range(len(NEW))]
+    migrate(engine)
+    buckets.forget_newest()
+    publish(engine, "a2")
+    assert relay(engine, Recorder()) == 1
+
+
+def test_without_a_change_a_relay_asks_nothing_more(engine: Engine) -> None:
+    """With one generation, a relay reads the buckets when it begins, and does not look for other messages of
+    a key; the fence against changes is a condition in the statement that renews its lease."""
+    asked: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: asked.append(statement))
+    publisher = Recorder()
+    with running(Relay(engine, publisher, poll=0.05)):
+        for number in range(20):
+            publish(engine, f"a{number}")
+            wait_until(lambda number=number: len(publisher.names) == number + 1)  # type: ignore[misc]
+        wait_until(lambda: count(engine, TABLES.message) == 0)
+    about = [statement for statement in asked if "generation" in statement]
+    reads = [statement for statement in about if statement.startswith("SELECT")]
+    assert (
+        len(reads) == 3
+    )  # when the first message is published, when the relay joins, and in its first round
+    assert {statement.split()[0] for statement in about} == {"SELECT", "INSERT", "UPDATE"}
+    assert not [statement for statement in asked if "min(outbox_message.sequence)" in statement]
+    set_bucket_count(engine, len(NEW))
+    publish(engine, "a20")
+    relay(engine, publisher)
+    assert [statement for statement in asked if "min(outbox_message.sequence)" in statement]
