@@ -41,8 +41,6 @@ from tests.support.outbox_publishers import (
 from tests.support.relay_crashes import engine_of, running
 from tests.support.status_workers import wait_until
 
-pytestmark = pytest.mark.mysql
-
 KEY = next(each for each in ascii_lowercase if bucket_of(each, BUCKETS) > 40)
 """A key whose old bucket goes to the second of two relays."""
 OLD, NEW = range(BUCKETS), range(BUCKETS, BUCKETS + 7)
@@ -129,6 +127,7 @@ def test_a_relay_learns_of_new_buckets_before_it_sends(engine: Engine) -> None:
     assert publisher.names == ["a1", "a2"]
 
 
+@pytest.mark.quick("sqlite", "postgresql")
 @pytest.mark.usefixtures("is_always_asked")
 def test_more_and_fewer_buckets(engine: Engine) -> None:
     """After each change messages leave as before, those of a key in their order, and every relay has its
@@ -195,6 +194,7 @@ def test_delayed_messages_of_old_buckets(engine: Engine) -> None:
         assert [name for name in sent if name[0] == key] == [f"{key}1", f"{key}2", f"{key}3"]
 
 
+@pytest.mark.quick("sqlite")
 def test_a_program_that_goes_on(
     migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +251,7 @@ def step(engine: Engine) -> Callable[[], list[int]]:
     return look
 
 
+@pytest.mark.mysql
 @pytest.mark.usefixtures("is_always_asked")
 def test_old_buckets_are_kept_as_long_as_they_are_used(engine: Engine, step: Callable[[], list[int]]) -> None:
     """They are deleted a day after a change, when no message waits or is delayed there, and no transaction is
@@ -298,6 +299,7 @@ def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pyte
         wait_until(lambda: sorted(each.buckets for each in outbox.status(engine).relays) == [3, 4])
 
 
+@pytest.mark.quick("sqlite")
 def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
     """Not beside a running relay of an older version, a lost one does not matter; not to more than 4,096; and
     not while no numbers are left for other buckets."""
@@ -320,6 +322,7 @@ def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
     set_bucket_count(engine, 7)
 
 
+@pytest.mark.quick("sqlite", "mariadb")
 def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
     """Until a change is complete, no message goes to its buckets; another call completes it or replaces it.
     Of several operators at the same time, each one's change is made whole or not at all, with an error."""
@@ -348,6 +351,7 @@ def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
     assert relay(engine, publisher) == 1
 
 
+@pytest.mark.quick("sqlite", "mariadb")
 def test_an_older_revision(engine: Engine) -> None:
     """The tables cannot be made older while messages wait in several generations; otherwise the buckets have
     the numbers that an older version expects."""
