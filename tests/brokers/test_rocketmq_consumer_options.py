@@ -18,8 +18,9 @@ from inbox_outbox_base.brokers.rocketmq.delivery import delivery_of
 from inbox_outbox_base.brokers.rocketmq.held import Held
 from inbox_outbox_base.brokers.rocketmq.link import Membership
 from inbox_outbox_base.brokers.rocketmq.source import Source
-from tests.support.rocketmq_consumers import send, url_of
+from tests.support.rocketmq_consumers import consuming, send, url_of
 from tests.support.rocketmq_topics import Topics, envelope
+from tests.support.status_workers import wait_until
 
 pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
@@ -89,9 +90,10 @@ def test_options_that_cannot_be_used() -> None:
     assert AsyncRocketMQConsumer("rocketmq://h", "t", asynchronous, group="g", concurrency=20).prefetch == 40
 
 
-def test_what_does_not_exist(rocketmq: Topics) -> None:
+def test_what_does_not_exist(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer, a topic and a group that do not exist, and a group whose limit is lower
     than the attempts are one error each, at the first connection."""
+    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._PATIENCE", 0)
     topic, group, few = rocketmq.new(), rocketmq.group(), rocketmq.group(retries=2)
 
     def run(url: str, topic: str, group: str, **options: Any) -> None:
@@ -109,6 +111,21 @@ def test_what_does_not_exist(rocketmq: Topics) -> None:
         run(url, topic, "no-such")
     with pytest.raises(InvalidOption, match=rf"^max_attempts=3: group '{few}' has retryMaxTimes=2"):
         run(url, topic, few, max_attempts=3)
+
+
+def test_a_topic_that_is_not_known_yet(rocketmq: Topics, caplog: pytest.LogCaptureFixture) -> None:
+    """A consumer that begins before RocketMQ knows its topic, as after a restart, waits for it."""
+    group, seen = rocketmq.group(), list[bytes]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload)
+        return NEW
+
+    with consuming(rocketmq.address, group, group, handle):
+        wait_until(lambda: "there is no such topic yet" in caplog.text)
+        rocketmq.new(name=group)
+        send(rocketmq.address, [envelope(group, "1")])
+        wait_until(lambda: seen == [b"1"])
 
 
 def test_a_broker_that_is_new(rocketmq: Topics) -> None:

@@ -30,6 +30,8 @@ _log = logging.getLogger("inbox.rocketmq")
 _TURNS = 6
 """How often a message's time is looked at while it lasts."""
 _REFRESH = 30.0
+_PATIENCE = 30.0
+"""Seconds that RocketMQ has to know a topic: its brokers report their topics twice a minute."""
 _LAST_WORDS = 10.0
 """Seconds that RocketMQ has to take the last answers when the consumer stops."""
 _SOON = 1.0
@@ -118,7 +120,10 @@ class AsyncRocketMQConsumer:
         if self.stopped:
             return
         self._journal.say("starts: at %s", self._member.address)
-        self._sources = await sources.first(self._member, self._dead_letter, self._source)
+        self._sources = await self._first()
+        if self.stopped:
+            await self._abandon()
+            return
         self._is_running = True
         self._journal.say("is connected, and holds up to %d messages", self.prefetch)
         for work in (self._extend(), self._refresh(), self._summarise()):
@@ -133,6 +138,19 @@ class AsyncRocketMQConsumer:
             self._journal.say("has stopped")
         if self._failure is not None:
             raise self._failure
+
+    async def _first(self) -> dict[str, Source]:
+        """Connect. A server that has just started does not know its topics for a while."""
+        patience = asyncio.get_running_loop().time() + _PATIENCE
+        while not self.stopped:
+            try:
+                return await sources.first(self._member, self._dead_letter, self._source)
+            except sources.NoSuchTopic as error:
+                if asyncio.get_running_loop().time() > patience:
+                    raise
+                _log.warning("%s yet, asking again", error)
+            await self._is_stopped_within(_SOON)
+        return {}
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

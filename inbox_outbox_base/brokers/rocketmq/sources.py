@@ -15,11 +15,16 @@ _LOGIN_REFUSED = {protocol.Code.FORBIDDEN, protocol.Code.UNAUTHORIZED}
 _GROUP = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 
+class NoSuchTopic(InvalidOption):
+    """RocketMQ does not know the topic, or not yet."""
+
+
 async def find(member: Membership, dead_letter: object = None) -> dict[str, tuple[Any, list[Any]]]:
     """By place: a proxy's endpoints, and one queue of each topic on each broker behind it.
 
     Raises:
-        InvalidOption: there is no such topic, or the login is refused.
+        NoSuchTopic: there is none of this name.
+        InvalidOption: the login is refused.
         AioRpcError: nobody answers.
         Refusal: RocketMQ answers with an error that may pass.
     """
@@ -45,7 +50,8 @@ async def first(
     """Sources that are connected.
 
     Raises:
-        InvalidOption: there is no such topic or group, or the login is refused.
+        NoSuchTopic: there is none of this name.
+        InvalidOption: there is no such group, or the login is refused.
         ConnectionError: nobody answers, or RocketMQ answers with an error that may pass.
     """
     place = member.address
@@ -72,7 +78,7 @@ async def _route(calls: Calls, option: str, topic: str) -> list[Any]:
         return await calls.route(topic)
     except Refusal as error:
         if error.code in _UNKNOWN:
-            raise InvalidOption(f"{option}={topic!r}: there is no such topic") from None
+            raise NoSuchTopic(f"{option}={topic!r}: there is no such topic") from None
         if error.code in _LOGIN_REFUSED:
             raise InvalidOption(f"url: RocketMQ refuses the login: {error}") from None
         raise
