@@ -44,7 +44,7 @@ GROUPS = {
 """Files that share what takes seconds to start: where processes share the tests, one of them runs a group."""
 
 LONG_FILES = (
-    "brokers/test_redis_suites",
+    "brokers/test_broken",
     "relay/test_leases",
     "relay/test_bucket_model",
     "relay/test_faults",

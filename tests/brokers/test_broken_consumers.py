@@ -1,0 +1,212 @@
+"""Each test of the conformance suite of consumers fails for some broken consumer."""
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import redis
+
+from examples.embedded_postgres import free_port
+from inbox import Action, Decision
+from inbox.errors import InvalidOption
+from tests.brokers import test_redis_suites as suites
+from tests.servers.redis import LocalRedis
+from tests.support.redis_consumer import RedisStreamsConsumer
+
+
+class AcksFirst(RedisStreamsConsumer):
+    """Acknowledges before the handler has decided."""
+
+    def _new(self) -> dict[bytes, dict[bytes, bytes]]:
+        batch = super()._new()
+        if batch:
+            self._client.xack(self._topic, "suite", *batch)
+        return batch
+
+
+class NeverAcks(RedisStreamsConsumer):
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None: ...
+
+
+class NeverGivesBack(RedisStreamsConsumer):
+    idle = 10**9
+
+    def _give_back(self) -> None: ...
+
+
+class CountsEverything(RedisStreamsConsumer):
+    """Counts every delivery as a failure of the message."""
+
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        self._client.hincrby(self._counts, entry, 1)
+        if decision.delay and int(self._client.hget(self._counts, entry)) >= 2:
+            decision = replace(decision, action=Action.DEAD_LETTER)
+        super()._settle(entry, fields, decision)
+
+
+class DropsDeadLetters(RedisStreamsConsumer):
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        if decision.action is Action.DEAD_LETTER:
+            decision = replace(decision, action=Action.ACK)
+        super()._settle(entry, fields, decision)
+
+
+class DropsReasons(RedisStreamsConsumer):
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        super()._settle(entry, fields, replace(decision, reason=""))
+
+
+class RetriesImmediately(RedisStreamsConsumer):
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        super()._settle(entry, fields, replace(decision, delay=0))
+
+
+class DropsFailures(RedisStreamsConsumer):
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        super()._settle(entry, fields, replace(decision, action=Action.ACK))
+
+
+class RetriesForEver(RedisStreamsConsumer):
+    def __init__(self, url: str, topic: str, handler: Any, **options: Any) -> None:
+        super().__init__(url, topic, handler, **options | {"max_attempts": None})
+
+
+class IgnoresKeys(RedisStreamsConsumer):
+    limits: ClassVar[dict[str, Any]] = {}
+
+
+class ForgetsHeaders(RedisStreamsConsumer):
+    def _new(self) -> dict[bytes, dict[bytes, bytes]]:
+        return {entry: {**fields, b"headers": b"{}"} for entry, fields in super()._new().items()}
+
+
+class EndsAtAnOutage(RedisStreamsConsumer):
+    def _turn(self) -> None:
+        try:
+            super()._turn()
+        except redis.ConnectionError as error:
+            raise SystemExit(1) from error
+
+
+class StopsAtStrangeMessages(RedisStreamsConsumer):
+    def _new(self) -> dict[bytes, dict[bytes, bytes]]:
+        batch = super()._new()
+        for fields in batch.values():
+            fields[b"id"].decode()
+        return batch
+
+
+class WaitsForHandlers(RedisStreamsConsumer):
+    def __init__(self, url: str, topic: str, handler: Any, **options: Any) -> None:
+        super().__init__(url, topic, handler, **options | {"grace": 3_600})
+
+
+class SwallowsErrors(RedisStreamsConsumer):
+    def _turn(self) -> None:
+        with suppress(InvalidOption, SystemExit):
+            super()._turn()
+
+
+class TellsPasswords(RedisStreamsConsumer):
+    def __repr__(self) -> str:
+        return str(self._client.connection_pool.connection_kwargs)
+
+
+class IgnoresSigterm(RedisStreamsConsumer):
+    def run(self) -> None:
+        threading_only = threading.Thread(target=super().run, daemon=True)
+        threading_only.start()
+        threading_only.join()
+
+
+class AcksFirstSuite(suites.TestRedisStreamsConsumer):
+    """For another process, which finds it by its name."""
+
+    __test__, kind = False, AcksFirst
+
+
+class IgnoresSigtermSuite(suites.TestRedisStreamsConsumer):
+    """For another process, which finds it by its name."""
+
+    __test__, kind = False, IgnoresSigterm
+
+
+BROKEN_CONSUMERS: list[tuple[Any, str, tuple[Any, ...]]] = [
+    (NeverAcks, "test_every_message_takes_effect_once", ()),
+    (NeverAcks, "test_a_failed_message_comes_again", ("exactly once",)),
+    (ForgetsHeaders, "test_what_a_handler_gets", ()),
+    (AcksFirst, "test_a_handler_that_is_none", ("another result",)),
+    (SwallowsErrors, "test_a_handler_that_is_none", ("SystemExit",)),
+    (DropsFailures, "test_a_failed_message_comes_again", ("status",)),
+    (RetriesImmediately, "test_a_retry_waits", ()),
+    (DropsDeadLetters, "test_a_poison_message", ("exactly once",)),
+    (DropsReasons, "test_a_poison_message", ("status",)),
+    (RetriesForEver, "test_too_many_failures", ()),
+    (DropsDeadLetters, "test_too_many_failures", ()),
+    (IgnoresKeys, "test_the_order_of_a_key", ()),
+    (StopsAtStrangeMessages, "test_strange_messages", ()),
+    (NeverGivesBack, "test_a_stop_gives_back", ()),
+    (WaitsForHandlers, "test_a_stop_within_the_grace", ()),
+    (NeverGivesBack, "test_a_stop_within_the_grace", ()),
+    (CountsEverything, "test_the_database_is_away", ()),
+    (EndsAtAnOutage, "test_a_server_that_restarts", ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "test", "arguments"), BROKEN_CONSUMERS, ids=lambda each: getattr(each, "__name__", str(each))
+)
+def test_a_broken_consumer_fails(
+    private_redis: LocalRedis, tmp_path: Path, kind: Any, test: str, arguments: tuple[Any, ...]
+) -> None:
+    """Each test of the suite fails for an adapter that breaks its promise."""
+    suite = type(kind.__name__, (suites.TestRedisStreamsConsumer,), {"kind": kind, "patience": 2.0})()
+    fails(suite, private_redis, tmp_path, test, arguments)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("suite", "test", "arguments"),
+    [
+        (AcksFirstSuite, "test_a_killed_consumer", ("before commit",)),
+        (AcksFirstSuite, "test_a_consumer_that_is_killed_under_load", ()),
+        (IgnoresSigtermSuite, "test_sigterm", ()),
+    ],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
+def test_a_broken_consumer_fails_in_its_own_process(
+    private_redis: LocalRedis,
+    tmp_path: Path,
+    suite: Any,
+    test: str,
+    arguments: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same for the tests that kill or stop a process."""
+    monkeypatch.setattr(suite, "patience", 20.0)
+    fails(suite(), private_redis, tmp_path, test, arguments)
+
+
+def fails(suite: Any, server: LocalRedis, folder: Path, test: str, arguments: tuple[Any, ...]) -> None:
+    """A test of the suite does not pass."""
+    suite.use(server)
+    suite.begin(folder)
+    try:
+        with pytest.raises((AssertionError, pytest.fail.Exception, SystemExit, KeyError)):
+            getattr(suite, test)(*arguments)
+    finally:
+        suite.end()
+        suite.client.close()
+
+
+def test_a_password_in_a_repr_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """The suite looks for the password of a server that is not there."""
+    suite = suites.TestRedisStreamsConsumer()
+    suite.unreachable = lambda handler: TellsPasswords(  # type: ignore[method-assign]
+        f"redis://:{suite.secret}@127.0.0.1:{free_port()}", "topic", handler
+    )
+    with pytest.raises(AssertionError):
+        suite.test_an_unreachable_server(caplog)

@@ -1,0 +1,184 @@
+"""Each test of the conformance suite of publishers fails for some broken publisher."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from examples.embedded_postgres import free_port
+from outbox import Accepted, Envelope, Outcome, Unavailable, Unknown
+from tests.brokers import test_redis_suites as suites
+from tests.servers.redis import LocalRedis
+from tests.support.redis_streams import RedisStreamsPublisher, client_of
+
+
+class Changed(RedisStreamsPublisher):
+    """Sends messages that are not quite the relay's."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        return super().send([self.change(message) for message in batch])
+
+    def change(self, message: Envelope) -> Envelope:
+        return message
+
+
+class DropsHeaders(Changed):
+    def change(self, message: Envelope) -> Envelope:
+        return replace(message, headers={})
+
+
+class DrawsNewIds(Changed):
+    def change(self, message: Envelope) -> Envelope:
+        return replace(message, id=str(uuid4()))
+
+
+class TakesTextOnly(Changed):
+    def change(self, message: Envelope) -> Envelope:
+        return replace(message, payload=(message.payload or b"").decode(errors="replace").encode())
+
+
+class AcceptsAtOnce(RedisStreamsPublisher):
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        list(super().send(batch))
+        return [Accepted()] * len(batch)
+
+
+class GuessesWhatWasNotSent(RedisStreamsPublisher):
+    """A time limit says nothing about whether the server has taken the message."""
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        for place, outcome in super().send(batch):
+            yield place, Unavailable(outcome.reason) if isinstance(outcome, Unknown) else outcome
+
+    def __init__(self, url: str, timeout: float = 10) -> None:
+        super().__init__(url, timeout)
+        self._client.ping = lambda: True
+
+
+class IsNotOrdered(RedisStreamsPublisher):
+    """Sends what is behind a failed message of a key."""
+
+    ordered = True
+
+
+class TurnsBatchesRound(RedisStreamsPublisher):
+    ordered = True
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        return [*dict(super().send(batch[::-1])).values()]
+
+
+class ForgetsOne(RedisStreamsPublisher):
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        return [outcome for _, outcome in super().send(batch)][:99]
+
+
+class RefusesAll(RedisStreamsPublisher):
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        outcomes: dict[int, Outcome] = dict(super().send(batch))
+        return [next((each for each in outcomes.values() if each != Accepted()), Accepted())] * len(batch)
+
+
+class NeverReturns(RedisStreamsPublisher):
+    def __init__(self, url: str, timeout: float = 10) -> None:
+        super().__init__(url, 4_000)
+        self.timeout = timeout
+
+
+class ChecksNothing(RedisStreamsPublisher):
+    def check(self, lease: float) -> None: ...
+
+
+class LeavesThreads(RedisStreamsPublisher):
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        return super().send(batch)
+
+
+class IsClosedForEver(RedisStreamsPublisher):
+    def close(self) -> None:
+        self._client = client_of(f"redis://127.0.0.1:{free_port()}", 1)
+
+
+class TellsItsPassword(RedisStreamsPublisher):
+    def __repr__(self) -> str:
+        return str(self._client.connection_pool.connection_kwargs)
+
+
+class StopsForEver(RedisStreamsPublisher):
+    def begin_no_more(self) -> None:
+        self._client = client_of(f"redis://127.0.0.1:{free_port()}", 1)
+
+
+class Serial(RedisStreamsPublisher):
+    """Mixes up what several threads send."""
+
+    def __init__(self, url: str, timeout: float = 10) -> None:
+        super().__init__(url, timeout)
+        self._batch: Sequence[Envelope] = ()
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        self._batch = batch
+        threading.Event().wait(0.001)
+        return super().send(self._batch)
+
+
+class ForksBadly(RedisStreamsPublisher):
+    def __init__(self, url: str, timeout: float = 10) -> None:
+        super().__init__(url, timeout)
+        self._thread = threading.get_native_id()
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
+        if threading.get_native_id() != self._thread:
+            threading.Event().wait()
+        return super().send(batch)
+
+
+BROKEN = [
+    (DropsHeaders, "test_everything_arrives_as_it_was_published"),
+    (DrawsNewIds, "test_everything_arrives_as_it_was_published"),
+    (DrawsNewIds, "test_a_resend_has_the_same_id"),
+    (TakesTextOnly, "test_everything_arrives_as_it_was_published"),
+    (TakesTextOnly, "test_a_tombstone"),
+    (AcceptsAtOnce, "test_a_missing_topic"),
+    (AcceptsAtOnce, "test_an_unreachable_server"),
+    (AcceptsAtOnce, "test_a_frozen_server"),
+    (AcceptsAtOnce, "test_a_killed_server"),
+    (AcceptsAtOnce, "test_a_refused_message_harms_no_other"),
+    (GuessesWhatWasNotSent, "test_a_frozen_server"),
+    (IsNotOrdered, "test_behind_a_failed_message_nothing_of_its_key_is_sent"),
+    (TurnsBatchesRound, "test_a_batch_with_many_messages_of_a_key"),
+    (TurnsBatchesRound, "test_with_a_relay"),
+    (ForgetsOne, "test_a_large_batch"),
+    (RefusesAll, "test_a_refused_message_harms_no_other"),
+    (NeverReturns, "test_a_frozen_server"),
+    (ChecksNothing, "test_a_send_that_could_outlast_the_lease"),
+    (LeavesThreads, "test_close"),
+    (IsClosedForEver, "test_close"),
+    (TellsItsPassword, "test_an_unreachable_server"),
+    (StopsForEver, "test_begin_no_more"),
+    (Serial, "test_sends_at_the_same_time"),
+    (ForksBadly, "test_a_fork"),
+]
+
+
+@pytest.mark.parametrize(("kind", "test"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
+def test_a_broken_publisher_fails(
+    private_redis: LocalRedis,
+    kind: type[RedisStreamsPublisher],
+    test: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each test of the suite fails for an adapter that breaks its promise."""
+    suite = suites.TestRedisStreamsPublisher()
+    monkeypatch.setattr(suites.TestRedisStreamsPublisher, "kind", kind)
+    monkeypatch.setattr(suites.TestRedisStreamsPublisher, "patience", 3.0)
+    suite.use(private_redis)
+    arguments = {"tmp_path": request.getfixturevalue("tmp_path")} if test == "test_with_a_relay" else {}
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(suite, test)(**arguments)
+    suite.client.close()
