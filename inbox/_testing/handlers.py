@@ -37,6 +37,7 @@ Mode = Literal["exactly once", "status"]
 
 SOON = Backoff(first=0.05, longest=0.2)
 _PAUSE = 0.01
+_CONNECTIONS = 10
 _TAKEN = Table(
     "suite_taken",
     MetaData(),
@@ -49,12 +50,8 @@ _TAKEN = Table(
 
 
 def engine_on(url: URL) -> Engine:
-    """An engine; on SQLite, writers wait for each other."""
-    return create_engine(url, **_options(url))
-
-
-def _options(url: URL) -> dict[str, Any]:
-    return {"connect_args": {"timeout": 60}} if url.get_backend_name() == "sqlite" else {"pool_size": 10}
+    """An engine with enough connections for all handlers."""
+    return create_engine(url, pool_size=_CONNECTIONS)
 
 
 def make_tables(url: URL) -> None:
@@ -116,9 +113,9 @@ def async_engine_on(url: URL) -> Any:
     """The same for tasks. Needs the extra `asyncio`, and for SQLite aiosqlite."""
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    if url.get_backend_name() == "sqlite":
+    if url.get_driver_name() == "pysqlite":
         url = url.set(drivername="sqlite+aiosqlite")
-    return create_async_engine(url, **_options(url))
+    return create_async_engine(url, pool_size=_CONNECTIONS)
 
 
 def async_handler(engine: Any, script: Script, mode: Mode) -> Callable[[Delivery], Any]:

@@ -66,7 +66,8 @@ class ConsumerPlace(Suite):
 
     def database(self, folder: Path) -> URL:
         """Optional: an empty database; otherwise SQLite in this folder."""
-        return make_url(f"sqlite:///{folder / 'suite.db'}")
+        # Writers wait for one another, at most 60 seconds.
+        return make_url(f"sqlite:///{folder / 'suite.db'}?timeout=60")
 
     @pytest.fixture(autouse=True)
     def _folder_of_the_database(self, tmp_path: Path) -> Iterator[None]:
