@@ -224,6 +224,7 @@ def test_status_table_mode(rocketmq: Topics, postgres: Database) -> None:
     assert records["poison"].status is Status.DEAD
 
 
+@pytest.mark.long(but_on="NORMAL")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_database_that_is_down(rocketmq: Topics, postgres: Database, kind: str) -> None:
     """While the inbox's own statements fail, more often than the group has deliveries, messages are neither

@@ -71,7 +71,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
 @pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
-@pytest.mark.long(but_on="after commit")
+@pytest.mark.long(but_on="after commit-NORMAL")
 def test_a_consumer_that_is_killed(rocketmq: Topics, postgres: Database, point: str, kind: str) -> None:
     """kill -9 between the inbox row and the handler, before COMMIT, or after it and before the message is
     acknowledged: another consumer takes what was not, and every message took effect once."""
@@ -119,6 +119,7 @@ def test_a_consumer_that_is_stopped_under_load(rocketmq: Topics, postgres: Datab
     assert runs.total() == len(runs) == count - taken
 
 
+@pytest.mark.long(but_on="kill")
 @pytest.mark.parametrize("outage", ["kill", "freeze"])
 def test_a_consumer_outlives_the_server(
     private_rocketmq: LocalRocket, postgres: Database, outage: str
