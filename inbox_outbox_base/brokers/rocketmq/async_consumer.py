@@ -18,7 +18,7 @@ from inbox_outbox_base.listening.async_listener import AsyncListener
 from inbox_outbox_base.listening.outcome import Action, Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
-from . import options, sources
+from . import forking, options, sources
 from .answers import text_of
 from .chains import Chains
 from .dead_letters import dead_letter as letter_of
@@ -116,6 +116,7 @@ class AsyncRocketMQConsumer:
 
     async def run(self) -> None:
         """See `RocketMQConsumer.run`."""
+        forking.check()
         self._loop = asyncio.get_running_loop()
         if self.stopped:
             return

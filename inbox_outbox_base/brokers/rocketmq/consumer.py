@@ -17,6 +17,8 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
+from . import forking
+
 with brought_by("rocketmq"):
     from .async_consumer import AsyncRocketMQConsumer
 
@@ -117,6 +119,7 @@ class RocketMQConsumer:
             ConnectionError: nobody answers at `url`.
             InboxError: the process was forked while its parent was connected to RocketMQ.
         """
+        forking.check()  # before an event loop, which may crash as well
         is_main = threading.current_thread() is threading.main_thread()
         with self._core.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
             asyncio.run(self._core.run())
