@@ -33,7 +33,8 @@ class Failing(ConsumerPlace):
         self.put(topic, [self.envelope(topic, name, f"key {name!r}") for name in names])
         with child(type(self), self.address(), topic, self.url, point, self.patience) as process:
             assert process.exit_code() == -signal.SIGKILL
-        assert len(self.rows()) == (point == "after commit")
+        # Handlers beside the killed one may have committed as well.
+        assert bool(self.rows()) == (point == "after commit")
         script = Script()
         with self.consuming(topic, script):
             self.wait_until(lambda: len(self.rows()) >= 6)
