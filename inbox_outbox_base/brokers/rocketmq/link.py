@@ -12,6 +12,7 @@ from . import forking
 from .address import Address
 from .answers import described
 from .client import SDK_VERSION, ClientId, RpcEndpoints, Signature, aio, grpc, protocol
+from .receipts import renewed
 
 _log = logging.getLogger("inbox.rocketmq")
 TIMEOUT = 5.0
@@ -192,7 +193,7 @@ class Link(Calls):
             invisible_duration={"seconds": whole},
         )
         # Only the newest handle counts, although RocketMQ says OK to an acknowledgement with an old one.
-        properties.receipt_handle = answer.receipt_handle
+        properties.receipt_handle = renewed(properties.receipt_handle, answer.receipt_handle)
 
     async def bury(self, message: Any, attempts: int) -> None:
         """Move the message to the group's dead letters, the topic %DLQ%<group>."""
