@@ -94,6 +94,7 @@ def test_a_consumer_that_is_killed(rocketmq: Topics, postgres: Database, point: 
     assert rocketmq.dead(group) == []
 
 
+@pytest.mark.long
 def test_a_consumer_that_is_stopped_under_load(rocketmq: Topics, postgres: Database) -> None:
     """SIGTERM: the consumer ends by itself, what it has taken is committed and acknowledged, and the rest is
     delivered to another one: no message comes twice."""
@@ -119,7 +120,7 @@ def test_a_consumer_that_is_stopped_under_load(rocketmq: Topics, postgres: Datab
     assert runs.total() == len(runs) == count - taken
 
 
-@pytest.mark.long(but_on="kill")
+@pytest.mark.long(but_on="freeze")
 @pytest.mark.parametrize("outage", ["kill", "freeze"])
 def test_a_consumer_outlives_the_server(
     private_rocketmq: LocalRocket, postgres: Database, outage: str

@@ -32,6 +32,7 @@ def engine(migrated: Database) -> Engine:
     return migrated.engine()
 
 
+@pytest.mark.quick("postgresql")
 def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
     """`drain` takes everything to the broker that can leave, and ends; the report counts it."""
     queue = queues.new()

@@ -90,6 +90,7 @@ def test_show_as_json(store: Store, run: Callable[..., Done]) -> None:
     assert datetime.fromisoformat(found["updated_at"]) == stored(store, KEY).updated_at
 
 
+@pytest.mark.quick("postgresql")
 def test_show_the_payload(migrated: Database) -> None:
     """`show --payload` writes the payload as it is; exit code 3 if none is kept."""
     store = SqlStore(migrated.engine())

@@ -68,7 +68,7 @@ async def purge(engine: AsyncEngine) -> None:
 @pytest.mark.parametrize(
     "after", [pytest.param(False, marks=pytest.mark.long), True], ids=["before", "after"]
 )
-@pytest.mark.parametrize("work", [relay, listen, take, claim, purge])
+@pytest.mark.parametrize("work", [relay, listen, take, claim, pytest.param(purge, marks=pytest.mark.long)])
 def test_no_connection_is_left(
     migrated: Database, work: Work, monkeypatch: pytest.MonkeyPatch, *, after: bool
 ) -> None:

@@ -75,6 +75,7 @@ def test_several_operators_share_all_dead_letters(engine: Engine) -> None:
     assert sorted(message.id for message in publisher.sent) == sorted(made)
 
 
+@pytest.mark.quick("postgresql")
 def test_beside_running_relays_nothing_gets_lost(engine: Engine) -> None:
     """While two relays run against a broker that refuses, fails and keeps silent, an operator retries, drops
     and pauses at random: in the end every message was either taken or dropped."""

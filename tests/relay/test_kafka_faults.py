@@ -48,7 +48,7 @@ class Crashes:
         self._start.result()
 
 
-@pytest.mark.long(but_on="10")
+@pytest.mark.long
 @pytest.mark.parametrize("faults", [10, 500])
 def test_faults_of_kafka(run: Run, private_kafka: LocalKafka, faults: int) -> None:
     """Producers, relays and the consumer are killed, or frozen past the lease and continued; connections are

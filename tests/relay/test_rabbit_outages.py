@@ -83,6 +83,7 @@ def _copy(message: DeliveredMessage) -> Copy:
     return Copy(properties.headers["outbox-key"], int(message.body), properties.message_id)
 
 
+@pytest.mark.long
 def test_memory_is_lacking(private_rabbitmq: LocalRabbit, engine: Engine) -> None:
     """RabbitMQ blocks all publishers: nothing leaves. When it has memory again, everything does."""
     with Queues(private_rabbitmq.url) as queues, relaying(engine, private_rabbitmq.url):

@@ -153,6 +153,7 @@ class Broker(Recorder):
         return [Unavailable("away") for _ in batch]
 
 
+@pytest.mark.quick("postgresql")
 def test_a_broker_that_is_away(engine: Engine) -> None:
     """While thousands wait and the broker takes nothing, it is tried with single messages, a handful of times
     a second at most; when it is back, everything leaves at once, each key in its order."""

@@ -107,6 +107,7 @@ def produced(engine: Engine) -> Iterator[None]:
         task.result()
 
 
+@pytest.mark.quick("postgresql")
 def test_relays_share_the_buckets_as_they_come_and_go(
     migrated: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_bucket_is_given_up_with_nothing_left_to_write(migrated: Database) -> 
     assert second.sent == []
 
 
+@pytest.mark.quick("postgresql")
 def test_processes_hand_over_at_once(migrated: Database) -> None:
     """Two relay processes and two producers on one database. One relay is told to end (SIGTERM) under load:
     the other one has its buckets at once, not after ten minutes' lease, and every message is sent once."""

@@ -186,6 +186,7 @@ def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRo
     assert len(relayed(migrated)) == (10 if isinstance(how, PerRow) else 1)
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("point", ["before commit", "after commit"])
 def test_a_killed_task_publishes_with_its_rows(migrated: Database, point: str) -> None:
     """kill -9 around the COMMIT: there are as many messages as rows, then and after another attempt."""

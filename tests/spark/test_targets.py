@@ -174,6 +174,7 @@ def test_a_lost_answer_to_a_commit(migrated: Database, engine: Engine) -> None:
     assert stored(engine) == expected(3, 5)
 
 
+@pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("point", ["between targets", "before commit", "after commit"])
 def test_a_killed_task_leaves_all_or_nothing(migrated: Database, engine: Engine, point: str) -> None:
     """kill -9 between two targets and around the COMMIT; another attempt at the partition completes it, and

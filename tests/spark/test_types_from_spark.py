@@ -112,7 +112,7 @@ def by_format(df: "DataFrame", url: str) -> None:
     df.write.format("inbox").mode("append").options(**options).save()
 
 
-@pytest.mark.parametrize("door", [by_writer, by_format])
+@pytest.mark.parametrize("door", [by_writer, pytest.param(by_format, marks=pytest.mark.quick("postgresql"))])
 def test_what_spark_sends(migrated: Database, engine: Engine, session: "SparkSession", door: Any) -> None:
     """Every type of Spark that a database can hold goes in and comes out equal, and NULL as NULL; times are
     those of the session's time zone."""
@@ -139,6 +139,7 @@ def test_what_spark_sends(migrated: Database, engine: Engine, session: "SparkSes
     assert found == {name: [None, value, None] for name, (_, value, _) in columns.items()}
 
 
+@pytest.mark.quick("postgresql")
 def test_what_spark_has_and_a_column_does_not(
     migrated: Database, engine: Engine, session: "SparkSession"
 ) -> None:

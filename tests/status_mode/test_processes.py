@@ -5,6 +5,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from inbox import Status, Verdict
 from inbox._status_mode.stores import Store
 from tests.support.status_stores import Place, change, held, request, stored
@@ -38,6 +40,7 @@ def is_free(store: Store, key: str) -> bool:
     return until is not None and until <= store.now()
 
 
+@pytest.mark.quick("postgresql", "redis")
 def test_one_of_32_processes_wins_each_key(place: Place, store: Store) -> None:
     """32 processes claim each key at the same instant, new ones, ones to be taken over from a dead worker and
     failed ones: exactly one handles it, all others learn that it is in flight, and none is lost."""

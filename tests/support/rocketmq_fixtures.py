@@ -1,4 +1,4 @@
-"""Fixtures of the RocketMQ tests: one server for all of them, and one for each module that tests may crash.
+"""Fixtures of the RocketMQ tests: one server for all of them, and one that tests may crash.
 
 A test module names this one as its plugin.
 """
@@ -32,9 +32,9 @@ def private_rocketmq(rocketmq_to_crash: LocalRocket) -> Iterator[LocalRocket]:
         rocketmq_to_crash.restart()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rocketmq_to_crash() -> Iterator[LocalRocket]:
-    """The same for all tests of a module: it takes seconds to start."""
+    """The same for all tests: it takes seconds to start."""
     found = program()
     if isinstance(found, Missing):
         _do_without(found)
