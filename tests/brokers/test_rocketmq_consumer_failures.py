@@ -10,12 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from inbox import Delivery, Outcome
+from inbox import Delivery, Outcome, Verdict
 from tests.servers.rocketmq import LocalRocket
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.program import ROOT, run
 from tests.support.rocketmq_consumers import bookkeeping, consuming, send, url_of
+from tests.support.rocketmq_proxy import RocketProxy
 from tests.support.rocketmq_topics import Topics, envelope
 from tests.support.status_workers import wait_until
 
@@ -153,6 +154,28 @@ def test_a_consumer_outlives_the_server(
             wait_until(lambda: len(runs) == 306)
         assert topics.dead(group) == []
     assert accounts.totals(engine) == dict.fromkeys(NAMES, 51)
+
+
+def test_a_connection_that_ends_under_an_acknowledgement(rocketmq: Topics) -> None:
+    """The message is acknowledged on the next connection, and those of its key that wait behind it run."""
+    topic, group = rocketmq.new(queues=1), rocketmq.group()
+    batch = [envelope(topic, key="k") for _ in range(3)]
+    send(rocketmq.address, batch)
+    runs, go = Counter[str](), threading.Event()
+
+    def handle(message: Delivery) -> Outcome:
+        runs[message.id] += 1
+        go.wait(60)
+        return Outcome(Verdict.NEW)
+
+    with RocketProxy(rocketmq.address) as proxy:
+        with consuming(f"127.0.0.1:{proxy.port}", topic, group, handle):
+            wait_until(lambda: runs)
+            proxy.stall_on(lambda chunk: next(iter(runs)).encode() in chunk)
+            go.set()
+            assert proxy.was_cut.wait(60)
+            proxy.end_first_calls()
+            wait_until(lambda: len(runs) == 3)
 
 
 def test_a_fork(rocketmq: Topics) -> None:

@@ -1,6 +1,11 @@
 """A TCP proxy before RocketMQ: routes name it instead of the server, or clients would go around it."""
 
+from contextlib import suppress
+
 from tests.support.proxy import TcpProxy
+
+_END_OF_FIRST_CALL = b"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x08"
+"""A frame of HTTP/2: RST_STREAM of stream 1, CANCEL."""
 
 
 class RocketProxy(TcpProxy):
@@ -10,6 +15,13 @@ class RocketProxy(TcpProxy):
         host, _, port = address.rpartition(":")
         super().__init__(host, int(port))
         self._server_port, self._own_port = _encoded(int(port)), _encoded(self.port)
+
+    def end_first_calls(self) -> None:
+        """End the first call of each connection, as a load balancer ends one that is silent for long: other
+        calls on the connection go on. A consumer's first call is the one on which it stays connected."""
+        for link in self._links:
+            with suppress(OSError):
+                link.client.sendall(_END_OF_FIRST_CALL)
 
     def _answer(self, chunk: bytes) -> bytes:
         return chunk.replace(self._server_port, self._own_port)

@@ -106,10 +106,11 @@ class Calls:
             _check(each.status)
 
     async def disconnect(self) -> None:
-        """Close the connection; never raises."""
+        """Close the connection when its requests have had their answers; never raises."""
         forking.end()
         with suppress(Exception):
-            await self._channel.close()
+            # gRPC would cancel requests without an answer, and the tasks that wait for them.
+            await self._channel.close(2 * TIMEOUT)
 
 
 class Link(Calls):
