@@ -168,14 +168,47 @@ def test_a_connection_that_ends_under_an_acknowledgement(rocketmq: Topics) -> No
         go.wait(60)
         return Outcome(Verdict.NEW)
 
-    with RocketProxy(rocketmq.address) as proxy:
-        with consuming(f"127.0.0.1:{proxy.port}", topic, group, handle):
-            wait_until(lambda: runs)
-            proxy.stall_on(lambda chunk: next(iter(runs)).encode() in chunk)
-            go.set()
-            assert proxy.was_cut.wait(60)
-            proxy.end_first_calls()
-            wait_until(lambda: len(runs) == 3)
+    with (
+        RocketProxy(rocketmq.address) as proxy,
+        consuming(f"127.0.0.1:{proxy.port}", topic, group, handle),
+    ):
+        wait_until(lambda: runs)
+        proxy.stall_on(lambda chunk: next(iter(runs)).encode() in chunk)
+        go.set()
+        assert proxy.was_cut.wait(60)
+        proxy.end_first_calls()
+        wait_until(lambda: len(runs) == 3)
+
+
+def test_a_topic_that_is_deleted(
+    rocketmq: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The consumer says so, and receives from its other topic on the same connection; when the topic is made
+    again, its messages are taken as well."""
+    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._REFRESH", 3_600)
+    topic, other, group, seen = rocketmq.new(), rocketmq.new(), rocketmq.group(), list[bytes]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload)
+        return Outcome(Verdict.NEW)
+
+    with (
+        RocketProxy(rocketmq.address) as proxy,
+        consuming(f"127.0.0.1:{proxy.port}", [topic, other], group, handle),
+    ):
+        send(rocketmq.address, [envelope(topic, "1"), envelope(other, "2")])
+        wait_until(lambda: len(seen) == 2)
+        rocketmq.delete(topic)
+        refused = f"cannot receive from topic {topic}"
+        wait_until(lambda: refused in caplog.text)
+        opened = proxy.opened
+        wait_until(lambda: caplog.text.count(refused) > 4)
+        send(rocketmq.address, [envelope(other, "3")])
+        wait_until(lambda: seen[2:] == [b"3"])
+        assert proxy.opened == opened
+        rocketmq.new(name=topic)
+        send(rocketmq.address, [envelope(topic, "4")])
+        wait_until(lambda: seen[3:] == [b"4"])
 
 
 def test_a_fork(rocketmq: Topics) -> None:

@@ -27,7 +27,7 @@ def url_of(address: str) -> str:
 
 @contextmanager
 def consuming(
-    address: str, topic: str, group: str, handler: Handler, **options: Any
+    address: str, topic: str | list[str], group: str, handler: Handler, **options: Any
 ) -> Iterator[RocketMQConsumer]:
     """A consumer that runs until the end of the block; what it raised is raised there."""
     given = {"backoff": SOON, "invisible": 10, **options}

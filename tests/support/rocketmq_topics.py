@@ -43,6 +43,11 @@ class Topics:
         self._topics[name] = queues
         return name
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic of ours."""
+        self._remoting.delete_topic(topic)
+        del self._topics[topic]
+
     def group(self, *, in_order: bool = False, retries: int = 16, name: str | None = None) -> str:
         """A group of consumers; `in_order` for FIFO topics. A message is delivered 1 + `retries` times at
         most."""

@@ -271,7 +271,7 @@ class AsyncRocketMQConsumer:
             try:
                 found = await sources.find(self._member)
             except (*FAILURES, InvalidOption) as error:
-                _log.info("cannot ask for the topic's brokers: %s", text_of(error))
+                _log.warning("cannot ask for the topic's brokers: %s", text_of(error))
                 continue
             for name, (endpoints, queues) in found.items():
                 if name in self._sources:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from inbox_outbox_base.checks.backoff import Backoff
+
 from .answers import text_of
 from .client import grpc, protocol
 from .held import Held
@@ -17,7 +19,7 @@ MOST = 32
 _LINGER = 0.05
 """Seconds to wait for more room, so that one request receives several messages."""
 _TRIES = 3
-_PAUSE = 0.5
+_REFUSED = Backoff(first=0.5, longest=15)
 
 
 class Poll:
@@ -27,9 +29,12 @@ class Poll:
         queue: a queue of the topic on that broker; RocketMQ delivers from all queues of the topic there.
         hidden: seconds for which a received message is hidden from other consumers.
         take: is called with each message.
+        is_useless: whether RocketMQ refuses all that is asked on the connection.
     """
 
-    def __init__(self, queue: Any, *, hidden: int, take: Callable[[Held], None]) -> None:
+    def __init__(
+        self, queue: Any, *, hidden: int, take: Callable[[Held], None], is_useless: Callable[[], bool]
+    ) -> None:
         self.limit = 1
         self.hidden = hidden
         self.held: set[Held] = set()
@@ -37,7 +42,14 @@ class Poll:
         """The current connection, if there is one."""
         self._queue = queue
         self._take = take
+        self._is_useless = is_useless
+        self._refusals = 0
         self._freed = asyncio.Event()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether RocketMQ has refused several requests in a row."""
+        return self._refusals >= _TRIES
 
     def free(self, held: Held) -> None:
         """The message is settled or lost."""
@@ -45,20 +57,21 @@ class Poll:
         self._freed.set()
 
     async def run(self, link: Link) -> None:
-        """Receive until the connection fails, or RocketMQ refuses several times in a row."""
-        self.link, refusals = link, 0
-        while refusals < _TRIES:
+        """Receive until the connection fails or is useless."""
+        self.link, self._refusals = link, 0
+        while not self._is_useless():
             batch: list[Any] = []
             count = await self._room()
             try:
                 await link.receive(self._queue, count, self.hidden, batch)
-                refusals = 0
+                self._refusals = 0
             except Refusal as error:
                 # It waited too long on its way for RocketMQ to wait for messages.
                 is_late = error.code == protocol.Code.ILLEGAL_POLLING_TIME
-                refusals += not is_late
-                _log.log(logging.DEBUG if is_late else logging.WARNING, "cannot receive: %s", error)
-                await asyncio.sleep(_PAUSE)
+                self._refusals += not is_late
+                level = logging.DEBUG if is_late else logging.WARNING
+                _log.log(level, "cannot receive from topic %s: %s", self._queue.topic.name, error)
+                await asyncio.sleep(_REFUSED.delay(self._refusals))
             except grpc.RpcError as error:
                 _log.info("the connection to RocketMQ has ended: %s", text_of(error))
                 return

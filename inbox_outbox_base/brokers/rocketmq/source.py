@@ -57,7 +57,7 @@ class Source:
         self._stopping = stopping
         self._link: Link | None = None
         self._limit = limit
-        self._new_poll = partial(Poll, hidden=hidden, take=take)
+        self._new_poll = partial(Poll, hidden=hidden, take=take, is_useless=self._is_useless)
         self._polls: dict[tuple[str, str], Poll] = {}
         self._has_more = asyncio.Event()
         self._finished = asyncio.Event()
@@ -117,6 +117,11 @@ class Source:
             await self.close()
             failures = 0 if loop.time() - begun >= _STEADY else failures + 1
             await self._pause(_RECONNECT.delay(failures) if failures else 0)
+
+    def _is_useless(self) -> bool:
+        """Whether RocketMQ refuses everything, as if it had forgotten this client. A topic that was deleted
+        does not stop the others."""
+        return all(poll.is_refused for poll in self._polls.values())
 
     async def close(self) -> None:
         """Close the connection."""
