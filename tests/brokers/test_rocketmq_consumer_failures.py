@@ -211,6 +211,31 @@ def test_a_topic_that_is_deleted(
         wait_until(lambda: seen[3:] == [b"4"])
 
 
+def test_a_connection_without_answers(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer connects again although it has no room to receive: otherwise its messages' time would run
+    out."""
+    module = "inbox_outbox_base.brokers.rocketmq"
+    monkeypatch.setattr(f"{module}.async_consumer._REFRESH", 3_600)
+    monkeypatch.setattr(f"{module}.link._BEAT", 0.1)
+    topic, group, runs, go = rocketmq.new(), rocketmq.group(), list[str](), threading.Event()
+    send(rocketmq.address, [envelope(topic)])
+
+    def handle(message: Delivery) -> Outcome:
+        runs.append(message.id)
+        go.wait(120)
+        return Outcome(Verdict.NEW)
+
+    with (
+        RocketProxy(rocketmq.address) as proxy,
+        consuming(f"127.0.0.1:{proxy.port}", topic, group, handle, prefetch=1, invisible=120),
+    ):
+        wait_until(lambda: runs)
+        opened = proxy.opened
+        proxy.stall_on(lambda _: True)
+        wait_until(lambda: proxy.opened > opened)
+        go.set()
+
+
 def test_a_fork(rocketmq: Topics) -> None:
     """A process that was forked while its parent was connected is told so; it would crash. With gRPC's fork
     support it can crash even before."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import forking
 from .address import Address
-from .answers import described
+from .answers import described, text_of
 from .client import SDK_VERSION, ClientId, RpcEndpoints, Signature, aio, grpc, protocol
 from .receipts import renewed
 
@@ -116,8 +116,8 @@ class Calls:
 class Link(Calls):
     """A connection on which messages are received and settled.
 
-    RocketMQ forgets its clients when it restarts. Then `ended` is set: open another link. Messages that were
-    received on this one can be settled on the next one.
+    RocketMQ forgets its clients when it restarts. Then `ended` is set, and also when RocketMQ does not
+    answer: open another link. Messages that were received on this one can be settled on the next one.
     """
 
     settings: GroupSettings
@@ -252,8 +252,12 @@ class Link(Calls):
                     group=self._named(self._member.group),
                     client_type=protocol.ClientType.SIMPLE_CONSUMER,
                 )
-            except (grpc.RpcError, Refusal) as error:
-                _log.debug("heartbeat failed: %r", error)
+            except Refusal as error:
+                _log.debug("heartbeat refused: %s", error)
+            except grpc.RpcError as error:
+                _log.info("RocketMQ does not answer: %s", text_of(error))
+                self.ended.set()
+                return
 
 
 def _check(status: Any) -> None:
