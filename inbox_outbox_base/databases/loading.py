@@ -2,9 +2,9 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol, Self
 
@@ -132,13 +132,30 @@ class WriterClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownKeys:
+    """Keys that are in the inbox."""
+
+    owners: dict[str, Owner] = field(default_factory=dict)
+    """Who has each."""
+    digests: dict[str, bytes] = field(default_factory=dict)
+    """The stored digests; not every row has one."""
+
+    def add(self, rows: Iterable[Any]) -> None:
+        """Add rows of key, claim, load and digest."""
+        for key, claim, load, digest in rows:
+            self.owners[key] = load if claim is None else bytes(claim)
+            if digest is not None:
+                self.digests[key] = bytes(digest)
+
+
+@dataclass(frozen=True, slots=True)
 class TakenKeys:
     """Which keys are ours now, and who had the others."""
 
     fresh: pa.BooleanArray
     """One value for each key: whether it is ours."""
-    others: list[Owner]
-    """Who has the keys taken before, in any order."""
+    known: KnownKeys
+    """The keys taken before."""
 
 
 def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -199,12 +216,19 @@ class Loading(ABC):
         None if that one committed."""
 
     @abstractmethod
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
-        """Insert inbox rows in the order of the keys, which are distinct and in byte order."""
+    def take(
+        self,
+        connection: Connection,
+        claim: WriterClaim,
+        keys: pa.StringArray,
+        digests: pa.BinaryArray | None = None,
+    ) -> TakenKeys:
+        """Insert inbox rows in the order of the keys, which are distinct and in byte order; each has its
+        digest, if there are any."""
 
     @abstractmethod
-    def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> Any:
-        """The keys that are in the inbox, as key -> owner."""
+    def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
+        """Those of the keys that are in the inbox."""
 
     @abstractmethod
     def load(

@@ -52,7 +52,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0012"
+REVISION = "0013"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"
@@ -142,6 +142,7 @@ def _ledger(metadata: MetaData) -> Table:
         *(Column(name, BigInteger, nullable=False) for name in counts),
         Column("committed_at", UtcDateTime, nullable=False, server_default=utcnow()),
         Column("id", number(), autoincrement=True, nullable=False),
+        Column("rows_mismatch", BigInteger, nullable=False, server_default="0"),
         PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
         # With the fingerprint: the same batch may come again in other partitions.
         UniqueConstraint(

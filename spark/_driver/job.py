@@ -1,5 +1,6 @@
 """The driver's work before and after the tasks, shared by `InboxWriter` and `InboxDataSource`."""
 
+import logging
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -19,10 +20,13 @@ from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, transaction
 from spark._executor.destinations import destinations
 from spark._executor.ledger import WHOLE_BATCH, Entry
+from spark._executor.mismatches import check_digest
 from spark._executor.publishing import check_messages
 from spark._executor.report import Counts, WriteReport
 from spark._executor.task import Done, Task
 from spark._options.settings import Settings
+
+_log = logging.getLogger("spark.inbox")
 
 DISTRIBUTION = "inbox-outbox"
 _NOTHING = b"\0" * 16
@@ -68,6 +72,7 @@ class Job:
         """
         check_key(self.settings, schema)
         check_messages(self.settings, schema)
+        check_digest(self.settings, schema)
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
             more = () if self.settings.outbox is None else (self.tables.outbox.message,)
             check_tables(connection, self.tables, *more)
@@ -103,6 +108,9 @@ class Job:
             work = partial(self._settle, total)
             total = committed(self._engine, self._database, self.settings, work)
         transport = next((each.transport for each in done if each.transport != "none"), "none")
+        if total.mismatch:
+            digest = self.settings.digest
+            _log.warning("%d rows have a key that was taken with other values of %r", total.mismatch, digest)
         return self._report(total, len(done), sum(each.replayed for each in done), transport, seconds)
 
     def _settle(self, read: Counts, connection: Connection) -> Counts:
@@ -129,6 +137,7 @@ class Job:
             duplicate=total.duplicate,
             repeated=total.repeated,
             dropped=total.dropped,
+            mismatch=total.mismatch,
             partitions=parts,
             replayed=replayed,
             seconds=seconds,

@@ -32,7 +32,7 @@ Work = Callable[[Task, int, Iterable[pa.RecordBatch]], Done | None]
 
 _DONE = (
     "part int, fingerprint binary, rows bigint, new bigint, duplicate bigint, repeated bigint, "
-    "dropped bigint, replayed boolean, transport string"
+    "dropped bigint, mismatch bigint, replayed boolean, transport string"
 )
 
 
@@ -65,6 +65,9 @@ class InboxWriter:
             partitions by number, and skips all work of a finished batch; "off" keeps no ledger.
         atomicity: "partition", or "job" for all partitions or none, through one task.
         null_keys: "error", or "drop" to leave out and count rows without a key.
+        digest: the column or columns whose content is compared when a key comes again. A digest of them is
+            stored with the key; the report counts rows with another one as `mismatch`.
+        mismatches: "count", or "error" to fail a partition that has such rows; nothing of it is written.
         batch_size: rows to send at a time.
         num_partitions: the most partitions to write; if there are more, they are merged (`coalesce`).
         max_connections: the most tasks that work in the database at the same time, over all executors of all
@@ -100,6 +103,8 @@ class InboxWriter:
         ledger: str | None = None,
         atomicity: str | None = None,
         null_keys: str | None = None,
+        digest: str | list[str] | tuple[str, ...] | None = None,
+        mismatches: str | None = None,
         batch_size: int | None = None,
         num_partitions: int | None = None,
         max_connections: int | None = None,
@@ -125,6 +130,8 @@ class InboxWriter:
             ledger=ledger,
             atomicity=atomicity,
             null_keys=null_keys,
+            digest=digest,
+            mismatches=mismatches,
             batch_size=batch_size,
             num_partitions=num_partitions,
             max_connections=max_connections,
@@ -230,8 +237,9 @@ def _written(df: "DataFrame", settings: Settings, run: str | None) -> WriteRepor
     if finished is not None and settings.ledger == "trust":
         return job.report_finished(finished, time.monotonic() - began)
     if finished is not None:
-        # Most likely all rows are there: the keys suffice to tell, so the other columns are not sent.
-        done = _run(only(df, settings.key), recognise, task)
+        # Most likely all rows are there: what the fingerprint is made of suffices to tell, so the other
+        # columns are not sent.
+        done = _run(only(df, settings.compared), recognise, task)
         if all(each.replayed for each in done):
             return job.report(done, time.monotonic() - began)
     return job.report(_run(df, run_task, task), time.monotonic() - began)
@@ -243,7 +251,7 @@ def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
         Done(
             row.part,
             bytes(row.fingerprint),
-            Counts(row.rows, row.new, row.duplicate, row.repeated, row.dropped),
+            Counts(row.rows, row.new, row.duplicate, row.repeated, row.dropped, row.mismatch),
             row.replayed,
             row.transport,
         )
@@ -272,6 +280,7 @@ def _on_executor(what: Work, task: Task, batches: Iterable[pa.RecordBatch]) -> I
                 "duplicate": [counts.duplicate],
                 "repeated": [counts.repeated],
                 "dropped": [counts.dropped],
+                "mismatch": [counts.mismatch],
                 "replayed": [done.replayed],
                 "transport": [done.transport],
             }

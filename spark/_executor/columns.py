@@ -13,9 +13,9 @@ from spark._options.settings import Settings
 from . import keys
 from .destinations import Destination
 from .sinks import RANK
-from .spool import KEY
+from .spool import DIGEST, KEY
 
-_OWN = (KEY, RANK)
+_OWN = (KEY, DIGEST, RANK)
 
 
 def check_key(settings: Settings, schema: pa.Schema) -> None:

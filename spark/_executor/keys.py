@@ -68,10 +68,16 @@ def encode(columns: Sequence[pa.Array]) -> pa.StringArray:
 
 
 def _text(column: pa.Array) -> pa.StringArray:
-    if pa.types.is_timestamp(column.type):
-        # The session's time zone is that of the Arrow data, and may be another one tomorrow.
-        column = column.cast(pa.timestamp("us", column.type.tz and "UTC"))
+    column = in_utc(column)
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
+
+
+def in_utc(column: pa.Array) -> pa.Array:
+    """Timestamps in UTC, in microseconds; other values as they are."""
+    if not pa.types.is_timestamp(column.type):
+        return column
+    # The session's time zone is that of the Arrow data, and may be another one tomorrow.
+    return column.cast(pa.timestamp("us", column.type.tz and "UTC"))
 
 
 def _joined(columns: Sequence[pa.Array]) -> pa.StringArray:
@@ -104,7 +110,7 @@ def _bytes(keys: pa.StringArray) -> tuple[Any, Any]:
 
 
 class Fingerprint:
-    """A number that identifies a set of keys, regardless of their order.
+    """A number that identifies a set of keys, or of keys and digests, regardless of their order.
 
     Shuffles deliver rows in a different order each time, so the hashes of the keys are added up. This does
     not protect against keys that are chosen to collide.
@@ -114,8 +120,10 @@ class Fingerprint:
         self.count = 0
         self._sums = [0, 0]
 
-    def add(self, keys: pa.StringArray) -> None:
-        """Add keys, none of them NULL."""
+    def add(self, keys: pa.StringArray, digests: pa.BinaryArray | None = None) -> None:
+        """Add keys, none of them NULL, with the digests of their rows."""
+        if digests is not None:
+            keys = pc.binary_join_element_wise(keys.cast(pa.binary()), digests, pa.scalar(b"\0"))
         body, ends = _bytes(keys)
         # Words are read at any byte offset, so the last key needs seven more bytes behind it.
         padded = np.concatenate([body, np.zeros(8, np.uint8)])

@@ -50,6 +50,7 @@ def columns(counts: Counts) -> dict[str, int]:
         "rows_duplicate": counts.duplicate,
         "rows_repeated": counts.repeated,
         "rows_dropped": counts.dropped,
+        "rows_mismatch": counts.mismatch,
     }
 
 
@@ -104,4 +105,11 @@ def _counts(row: Row[Any]) -> Counts:
             "results of an earlier attempt ended its transaction before it was complete: check by hand what "
             f"they wrote for run {row.run!r}, batch {row.batch}, partition {row.part}"
         )
-    return Counts(row.rows_read, row.rows_new, row.rows_duplicate, row.rows_repeated, row.rows_dropped)
+    return Counts(
+        row.rows_read,
+        row.rows_new,
+        row.rows_duplicate,
+        row.rows_repeated,
+        row.rows_dropped,
+        row.rows_mismatch,
+    )

@@ -34,6 +34,6 @@ def _found(settings: Settings, keys: pa.StringArray) -> list[str]:
     def once() -> list[str]:
         with transaction(engine_of(settings), database, settings) as connection:
             inbox = tables(settings.inbox_schema)
-            return list(database.found(connection, inbox, settings.consumer, ordered))
+            return list(database.found(connection, inbox, settings.consumer, ordered).owners)
 
     return retry(once, _TRIES, lambda error, _: isinstance(error, DBAPIError) and is_passing(error))

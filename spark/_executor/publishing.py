@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pyarrow as pa
 from sqlalchemy import Connection
@@ -70,13 +71,7 @@ class Publishing:
             return
         entry = self._entry
         payload = {"consumer": entry.consumer, "run": entry.run, "batch": entry.batch, "part": entry.part}
-        payload |= {
-            "rows": counts.rows,
-            "new": counts.new,
-            "duplicate": counts.duplicate,
-            "repeated": counts.repeated,
-            "dropped": counts.dropped,
-        }
+        payload |= asdict(counts)
         self._outbox.publish(
             connection, self._how.topic, json.dumps(payload), self._how.key, content_type=_JSON
         )

@@ -72,7 +72,7 @@ def compared(settings: Settings, part: int, batches: Iterable[pa.RecordBatch]) -
     """
     engine, database = engine_of(settings), loading(settings.url.get_backend_name())
     with Spool(settings.memory) as spool:
-        _, dropped = read(settings, batches, spool)
+        _, dropped = read(replace(settings, digest=()), batches, spool)
         if spool.rows + dropped == 0:
             return None
         keys, found = 0, list[Difference]()
@@ -89,7 +89,7 @@ def _differences(
     keys = rows.column(KEY).combine_chunks()
     its, is_inbox = tables(settings.inbox_schema), settings.inbox == "rows"
     # The inbox first: a row of the table is committed together with its key.
-    owners = database.found(connection, its, settings.consumer, keys) if is_inbox else {}
+    owners = database.found(connection, its, settings.consumer, keys).owners if is_inbox else {}
     columns = compared_columns(connection, database, settings, rows.schema)
     if not columns:
         return _grouped(part, "missing", _without(keys, owners), {}, None)
@@ -99,7 +99,7 @@ def _differences(
     unapplied = [key for key in absent if key in owners]
     # Again: a key that was not there at first may have been committed before the table was read.
     there = _without(keys, {*owners, *absent})
-    late = database.found(connection, its, settings.consumer, pa.array(there, pa.string()))
+    late = database.found(connection, its, settings.consumer, pa.array(there, pa.string())).owners
     loads = Loads(its, settings.consumer)
     if unapplied:
         loads.refresh(connection)

@@ -12,6 +12,7 @@ class Counts:
     duplicate: int = 0
     repeated: int = 0
     dropped: int = 0
+    mismatch: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
@@ -20,6 +21,7 @@ class Counts:
             self.duplicate + other.duplicate,
             self.repeated + other.repeated,
             self.dropped + other.dropped,
+            self.mismatch + other.mismatch,
         )
 
 
@@ -46,6 +48,9 @@ class WriteReport:
     one that was applied."""
     dropped: int
     """Rows without a key, if they are dropped."""
+    mismatch: int
+    """Rows whose key was taken with other content, as the option `digest` compares it. They are among the
+    duplicate and repeated ones, and were not applied."""
     partitions: int
     """Partitions that had rows."""
     replayed: int

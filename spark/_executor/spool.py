@@ -13,8 +13,13 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .mismatches import Mismatches
+
 KEY = "inbox_key"
-"""The column of the stored key, the last one of each table here."""
+"""The column of the stored key, which each table here has."""
+
+DIGEST = "inbox_digest"
+"""The column of the digest, if there is one."""
 
 _BLOCKS = 64
 """A block, the unit of writing and reading back, takes at most this fraction of the memory: 1 / 64."""
@@ -44,7 +49,11 @@ class Spool:
         self._blocks = 0
         self._writer: Any = None
         self._file: Any = None
+        self._in_runs = Mismatches()
         self.rows = 0
+        self.mismatches = Mismatches()
+        """Left-out rows with another digest than the first row of their key, as far as `tables` has come.
+        Within a run that was written to the file they are compared with the run's first row."""
 
     def __enter__(self) -> Self:
         return self
@@ -75,15 +84,18 @@ class Spool:
     def tables(self) -> Iterator[pa.Table]:
         """The rows, in byte order of their keys; may be called repeatedly."""
         if self._file is not None:
+            self.mismatches = self._in_runs
             yield from self._merged()
         elif self._pending:
             # Created only when needed: a partition that has already committed is only read.
-            table = _sorted_once(self._pending)
+            table, differing = _sorted_once(self._pending)
             self._pending = table.to_batches()
+            self.mismatches += Mismatches.of(differing)
             yield table
 
     def _write_run(self) -> None:
-        table = _sorted_once(self._pending)
+        table, differing = _sorted_once(self._pending)
+        self._in_runs += Mismatches.of(differing)
         self._pending, self._bytes = [], 0
         if self._file is None:
             # Without a name: a worker that is killed leaves nothing behind.
@@ -102,7 +114,10 @@ class Spool:
         reader = pa.ipc.open_file(self._file)
         for low, high in self._ranges():
             # The runs are in the order in which their rows came, so that the first row of each key is kept.
-            yield _sorted_once([part for run in self._runs for part in _slices(reader, run, low, high)])
+            parts = [part for run in self._runs for part in _slices(reader, run, low, high)]
+            table, differing = _sorted_once(parts)
+            self.mismatches += Mismatches.of(differing)
+            yield table
 
     def _ranges(self) -> Iterator[tuple[str, str | None]]:
         """Ranges of keys, so small that their rows fit in memory: to merge a range, read the few blocks that
@@ -143,13 +158,20 @@ def _slices(reader: Any, run: _Run, low: str, high: str | None) -> Iterator[pa.R
         at += 1
 
 
-def _sorted_once(batches: list[pa.RecordBatch]) -> pa.Table:
-    """The rows sorted by key, with only the first row of each key."""
+def _sorted_once(batches: list[pa.RecordBatch]) -> tuple[pa.Table, pa.StringArray]:
+    """The rows sorted by key, with only the first row of each key; and the keys of rows that were left out
+    and have another digest than the first."""
     table = pa.Table.from_batches(batches)
     # Arrow sorts text by bytes, and its sort is stable.
     table = table.take(pc.sort_indices(table.column(KEY))).combine_chunks()
     keys = table.column(KEY).chunk(0)
     differs = pc.not_equal(keys[1:], keys[:-1])
     if pc.all(differs).as_py():
-        return table
-    return table.filter(pa.concat_arrays([pa.array([True]), differs])).combine_chunks()
+        return table, keys[:0]
+    is_first = pa.concat_arrays([pa.array([True]), differs])
+    kept = table.filter(is_first).combine_chunks()
+    if DIGEST not in table.column_names:
+        return kept, keys[:0]
+    places = pc.subtract(pc.cumulative_sum(is_first.cast(pa.int64())), 1)
+    firsts = kept.column(DIGEST).chunk(0).take(places)
+    return kept, keys.filter(pc.not_equal(table.column(DIGEST).chunk(0), firsts))

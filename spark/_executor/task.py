@@ -1,7 +1,7 @@
 """One partition on an executor: read it, then take its keys and apply its rows in one transaction."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from inbox_outbox_base.databases.loading import Loading, Owner, WriterClaim
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.databases.results import Append, Statements, Upsert
-from inbox_outbox_base.errors.inbox import TransientError
+from inbox_outbox_base.errors.inbox import PayloadMismatch, TransientError
 from inbox_outbox_base.errors.spark import InvalidRow
 from inbox_outbox_base.tables.inbox import Tables, tables
 from spark._options.settings import Settings
@@ -22,9 +22,10 @@ from .filling import Filling
 from .intact import check_open, intact
 from .keys import Fingerprint, encode
 from .ledger import Entry
+from .mismatches import Mismatches, digests, mismatches
 from .publishing import Publishing
 from .report import Counts
-from .spool import KEY, Spool
+from .spool import DIGEST, KEY, Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,11 @@ def read(
             there = pc.is_valid(keys)
             batch, keys = batch.filter(there), keys.filter(there)
         if batch.num_rows:
-            fingerprint.add(keys)
+            its = digests(settings, batch) if settings.digest else None
+            fingerprint.add(keys, its)
             if spool is not None:
-                spool.add(batch.append_column(KEY, keys))
+                rows = batch.append_column(KEY, keys)
+                spool.add(rows if its is None else rows.append_column(DIGEST, its))
     if spool is not None:
         spool.finish()
     return fingerprint, dropped
@@ -192,9 +195,15 @@ class _Partition:
                 check_open(connection)
             for _ in rest:  # drain: these keys count as taken even if the callback did not read them
                 pass
-        counts = replace(taking.counts, dropped=self._dropped, rows=self._spool.rows + self._dropped)
-        repeated = self._spool.rows - counts.new - counts.duplicate
-        return replace(counts, repeated=repeated)
+        differing = taking.mismatches + self._spool.mismatches
+        if differing.count and settings.mismatches == "error":
+            raise PayloadMismatch(
+                f"mismatches='error': {differing.count} rows have a key that was taken with other values of "
+                f"digest={settings.digest!r}, among them {', '.join(map(repr, differing.sample))}"
+            )
+        new, duplicate, rows = taking.counts.new, taking.counts.duplicate, self._spool.rows
+        repeated = rows - new - duplicate
+        return Counts(rows + self._dropped, new, duplicate, repeated, self._dropped, differing.count)
 
     def _apply_to_table(self, connection: Connection) -> Counts:
         """Apply the rows whose keys are new to the target."""
@@ -241,14 +250,20 @@ class _Taking:
         self._entry = entry
         self._publishing = publishing
         self.counts = Counts()
+        self.mismatches = Mismatches()
 
     def fresh(self) -> Iterator[pa.Table]:
         """The rows whose keys were new, in the order of their keys."""
         for rows in self._spool.tables():
-            keys = rows.column(KEY).combine_chunks()
-            taken = self._database.take(self._connection, self._claim, keys)
+            keys, its = rows.column(KEY).combine_chunks(), None
+            if DIGEST in rows.column_names:
+                its = rows.column(DIGEST).combine_chunks()
+                rows = rows.drop_columns([DIGEST])
+            taken = self._database.take(self._connection, self._claim, keys, its)
             new = pc.sum(taken.fresh).as_py() or 0
-            self._count(new, taken.others)
+            self._count(new, list(taken.known.owners.values()))
+            if its is not None and taken.known.digests:
+                self.mismatches += mismatches(keys, its, taken)
             if new:
                 kept = rows if new == len(keys) else rows.filter(taken.fresh)
                 if self._publishing is not None:

@@ -44,7 +44,8 @@ class PerRow:
 class PerPartition:
     """Publish one message for each partition that applies new rows, with its counts.
 
-    The payload is a JSON object of consumer, run, batch, part, rows, new, duplicate, repeated and dropped.
+    The payload is a JSON object of consumer, run, batch, part, rows, new, duplicate, repeated,
+    dropped and mismatch.
 
     Args:
         topic: the messages' topic.

@@ -22,6 +22,7 @@ _TEXTS = {
     "ledger": "ledger",
     "atomicity": "atomicity",
     "nullkeys": "null_keys",
+    "mismatches": "mismatches",
     "isolationlevel": "isolation_level",
     "sessioninitstatement": "session_init_statement",
     "inboxschema": "inbox_schema",
@@ -63,8 +64,8 @@ def from_strings(options: Mapping[str, str]) -> dict[str, Any]:
             found[_TEXTS[lower]] = value
         elif lower in _NUMBERS:
             found[_NUMBERS[lower]] = number(name, value)
-        elif lower == "key":
-            found["key"] = names(value)
+        elif lower in ("key", "digest"):
+            found[lower] = names(value)
         elif lower in _REFUSED:
             raise InvalidOption(f"{name}={value!r}: {_REFUSED[lower]}")
         elif lower not in (*_RESULTS, *_MESSAGES, *_SPARKS_OWN):

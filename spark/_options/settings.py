@@ -18,6 +18,7 @@ Inbox = Literal["rows", "table"]
 Ledger = Literal["verify", "trust", "off"]
 Atomicity = Literal["partition", "job"]
 NullKeys = Literal["error", "drop"]
+Mismatches = Literal["count", "error"]
 
 ISOLATION_LEVELS = {
     "READ_COMMITTED": "READ COMMITTED",
@@ -62,6 +63,9 @@ class Settings:
     ledger: Ledger
     atomicity: Atomicity
     null_keys: NullKeys
+    digest: tuple[str, ...]
+    """The columns whose content is compared; none if empty."""
+    mismatches: Mismatches
     batch_size: int
     num_partitions: int | None
     max_connections: int | None
@@ -76,6 +80,11 @@ class Settings:
     def target(self) -> str:
         """The table's name, as ``name`` or ``schema.name``."""
         return ".".join(part for part in (self.table_schema, self.table) if part)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The columns by which a partition is recognised."""
+        return tuple(dict.fromkeys((*self.key, *self.digest)))
 
     @property
     def targets(self) -> list["Settings"]:
@@ -103,6 +112,8 @@ def checked(
     ledger: object = "verify",
     atomicity: object = "partition",
     null_keys: object = "error",
+    digest: object = None,
+    mismatches: object = "count",
     batch_size: object = 20_000,
     num_partitions: object = None,
     max_connections: object = None,
@@ -137,6 +148,8 @@ def checked(
         ledger=_one_of("ledger", ledger, ("verify", "trust", "off")),
         atomicity=_one_of("atomicity", atomicity, ("partition", "job")),
         null_keys=_one_of("null_keys", null_keys, ("error", "drop")),
+        digest=() if digest is None else _digest(digest, inbox),
+        mismatches=_mismatches(mismatches, digest),
         batch_size=_whole("batch_size", batch_size, 1),
         num_partitions=None if num_partitions is None else _whole("num_partitions", num_partitions, 1),
         max_connections=None if max_connections is None else _whole("max_connections", max_connections, 1),
@@ -221,6 +234,18 @@ def _outbox(value: object, inbox: object, ledger: object) -> Messages | None:
             f"outbox={value!r}, ledger='off': only the ledger knows whether a lost COMMIT has published"
         )
     return value
+
+
+def _digest(value: object, inbox: object) -> tuple[str, ...]:
+    if inbox == "table":
+        raise InvalidOption(f"digest={value!r}, inbox='table': digests are kept in inbox rows")
+    return _names("digest", value)
+
+
+def _mismatches(value: object, digest: object) -> Any:
+    if value == "error" and digest is None:
+        raise InvalidOption("mismatches='error': needs digest, the columns to compare")
+    return _one_of("mismatches", value, ("count", "error"))
 
 
 def _table(value: object, results: Results) -> tuple[str | None, str | None]:

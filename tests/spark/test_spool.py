@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark._executor.spool import KEY, Spool
+from spark._executor.spool import DIGEST, KEY, Spool
 
 MEBIBYTE = 2**20
 Rows = Sequence[tuple[str, int]]
@@ -130,6 +130,30 @@ def test_memory_is_bounded_where_some_rows_are_large() -> None:
             rows_in += table.num_rows
     assert rows_in == 50_500
     assert largest <= MEBIBYTE
+
+
+contents = st.lists(st.lists(st.tuples(few_keys, st.sampled_from("xyz")), max_size=30), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=contents, memory=memories)
+def test_rows_with_other_content_than_the_first(rows: list[list[tuple[str, str]]], memory: int) -> None:
+    """Rows with a digest are compared with the first one of their key, the same each time: exactly if all fit
+    into memory, and else so that none is found if and only if there is none."""
+    first: dict[str, str] = {}
+    expected = [key for each in rows for key, its in each if first.setdefault(key, its) != its]
+    with Spool(memory) as spool:
+        for each in rows:
+            digests = pa.array([its.encode() for _, its in each], pa.binary())
+            spool.add(batch([(key, 0) for key, _ in each]).append_column(DIGEST, digests))
+        spool.finish()
+        for _ in range(2):
+            kept = pa.concat_tables(spool.tables()) if first else None
+            assert kept is None or kept.column(DIGEST).to_pylist() == [
+                first[key].encode() for key in kept.column(KEY).to_pylist()
+            ]
+            assert bool(spool.mismatches.count) == bool(expected)
+            assert memory < MEBIBYTE or spool.mismatches.count == len(expected)
 
 
 @pytest.mark.parametrize(("width", "total"), [(40_000, 60), (2_000, 20), (60, 8)])

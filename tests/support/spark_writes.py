@@ -73,7 +73,7 @@ def write(
     if finished is not None and settings.ledger == "trust":
         return job.report_finished(finished, 0)
     if finished is not None:
-        keys = [[each.select(list(settings.key)) for each in batches] for batches in partitions]
+        keys = [[each.select(list(settings.compared)) for each in batches] for batches in partitions]
         known = _run(recognise, task, keys)
         if all(each.replayed for each in known):
             return job.report(known, 0)

@@ -22,6 +22,7 @@ from sqlalchemy.schema import CreateTable
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import (
     Column,
+    KnownKeys,
     Loading,
     TakenKeys,
     Target,
@@ -114,46 +115,52 @@ class MySQLLoading(Loading):
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
         return connection.execute(sql.begin(tables), row).lastrowid or None
 
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
+    def take(
+        self,
+        connection: Connection,
+        claim: WriterClaim,
+        keys: pa.StringArray,
+        digests: pa.BinaryArray | None = None,
+    ) -> TakenKeys:
         known = self._known(connection, claim, keys)
-        unknown = keys.filter(pc.invert(_among(keys, known))) if known else keys
+        given = pa.table({"key": keys} if digests is None else {"key": keys, "digest": digests})
+        unknown = given.filter(pc.invert(_among(keys, known.owners))) if known.owners else given
         if len(unknown):
             self._give(connection, unknown)
             parameters = {"consumer": claim.consumer, "claim": claim.id}
             if not _went_in(connection.execute(sql.add(claim.tables), parameters).lastrowid):
-                others = connection.execute(sql.others(claim.tables), parameters)
-                known |= {row.key: bytes(row.claim) for row in others}
-        return TakenKeys(pc.invert(_among(keys, known)), list(known.values()))
+                known.add(connection.execute(sql.others(claim.tables), parameters))
+        return TakenKeys(pc.invert(_among(keys, known.owners)), known)
 
-    def _known(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> dict[str, bytes]:
+    def _known(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> KnownKeys:
         """Some of the keys taken before, which are better not locked; all of them, if there are many."""
         if not self._probes:
-            return {}
+            return KnownKeys()
         step = max(1, len(keys) // _SAMPLE)
         sample = keys.take(pa.array(range(0, len(keys), step)))
         known = self.found(connection, claim.tables, claim.consumer, sample)
-        if known and step > 1:
+        if known.owners and step > 1:
             known = self.found(connection, claim.tables, claim.consumer, keys)
         return known
 
-    def found(
-        self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
-    ) -> dict[str, bytes]:
+    def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
         parameters: dict[str, Any] = {"consumer": consumer}
         if len(keys) <= 2 * _SAMPLE:
             statement = sql.find_few(tables)
             parameters["keys"] = keys.to_pylist()
         else:
             statement = sql.find_given(tables)
-            self._give(connection, keys)
-        return {row.key: bytes(row.claim) for row in connection.execute(statement, parameters)}
+            self._give(connection, pa.table({"key": keys}))
+        known = KnownKeys()
+        known.add(connection.execute(statement, parameters))
+        return known
 
-    def _give(self, connection: Connection, keys: pa.StringArray) -> None:
-        """The keys as a temporary table."""
+    def _give(self, connection: Connection, keys: pa.Table) -> None:
+        """The keys, and their digests if they have any, as a temporary table."""
         # The keys before these may have left it.
         connection.execute(sql.FORGET)
         connection.execute(CreateTable(sql.GIVEN))
-        self.load(connection, sql.GIVEN.name, None, pa.table({"key": keys}), 20_000)
+        self.load(connection, sql.GIVEN.name, None, keys, 20_000)
 
     def load(
         self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int

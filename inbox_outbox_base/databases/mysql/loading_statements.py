@@ -23,12 +23,14 @@ from sqlalchemy.dialects.mysql import Insert
 
 from inbox_outbox_base.databases.loading import is_newer
 from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.tables.columns import binary
 from inbox_outbox_base.tables.inbox import Bytewise, Tables
 
 GIVEN = Table(
     "inbox_keys",
     MetaData(),
     Column("key", Bytewise(512), primary_key=True),
+    Column("digest", binary(16)),
     prefixes=["TEMPORARY"],
     mysql_engine="InnoDB",
     mariadb_engine="InnoDB",
@@ -87,16 +89,17 @@ def add(tables: Tables) -> Insert:
     """Insert the given keys, in order; a key that exists, or that another transaction commits first,
     stays."""
     c = tables.message.c
-    rows = select(
-        bindparam("consumer", type_=c.consumer.type), GIVEN.c.key, bindparam("claim", type_=LargeBinary)
-    ).order_by(GIVEN.c.key)
-    added = Insert(tables.message).from_select(["consumer", "key", "claim"], rows)
+    shared = (bindparam("consumer", type_=c.consumer.type), bindparam("claim", type_=LargeBinary))
+    rows = select(*shared, GIVEN.c.key, GIVEN.c.digest).order_by(GIVEN.c.key)
+    added = Insert(tables.message).from_select(["consumer", "claim", "key", "digest"], rows)
     return added.on_duplicate_key_update(claim=_unchanged(c.claim))
 
 
 def _find(tables: Tables) -> Select[Any]:
     c = tables.message.c
-    return select(c.key, c.claim).where(c.consumer == bindparam("consumer", type_=c.consumer.type))
+    return select(c.key, c.claim, c.load, c.digest).where(
+        c.consumer == bindparam("consumer", type_=c.consumer.type)
+    )
 
 
 @cache

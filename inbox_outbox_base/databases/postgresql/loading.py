@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sqlalchemy import (
     ARRAY,
     Connection,
+    LargeBinary,
     Select,
     Table,
     Text,
@@ -34,8 +35,8 @@ from sqlalchemy.sql.dml import ReturningInsert
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import (
     Column,
+    KnownKeys,
     Loading,
-    Owner,
     TakenKeys,
     Target,
     UniqueKey,
@@ -133,24 +134,35 @@ class PostgreSQLLoading(Loading):
         held = func.pg_advisory_xact_lock_shared(batch_lock(claim.tables))
         connection.execute(select(held), {"consumer": claim.consumer})
 
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
+    def take(
+        self,
+        connection: Connection,
+        claim: WriterClaim,
+        keys: pa.StringArray,
+        digests: pa.BinaryArray | None = None,
+    ) -> TakenKeys:
         known = self.found(connection, claim.tables, claim.consumer, keys)
-        fresh = pc.invert(_among(keys, known))
-        left = keys.filter(fresh) if known else keys
+        fresh = pc.invert(_among(keys, known.owners))
+        left = pa.table({"key": keys} if digests is None else {"key": keys, "digest": digests})
+        if known.owners:
+            left = left.filter(fresh)
         if not self._copy_keys(connection, claim, left):
             raced = _add_unless_there(claim.tables)
-            parameters = _row(connection, claim) | {"keys": _literal(left)}
+            given = {"keys": _literal(_whole(left, "key")), "digests": "{}"}
+            if digests is not None:
+                given["digests"] = _literal(arrow.bytea(_whole(left, "digest")))
+            parameters = _row(connection, claim) | given
             fresh = _among(keys, connection.execute(raced, parameters).scalars())
             known = self.found(connection, claim.tables, claim.consumer, keys.filter(pc.invert(fresh)))
-        return TakenKeys(fresh, list(known.values()))
+        return TakenKeys(fresh, known)
 
-    def _copy_keys(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> bool:
-        """Copy the keys; False if somebody else was faster."""
+    def _copy_keys(self, connection: Connection, claim: WriterClaim, keys: pa.Table) -> bool:
+        """Copy the keys, with their digests; False if somebody else was faster."""
         if len(keys) == 0:
             return True
-        values = _row(connection, claim)
-        shared = {name: pa.repeat(pa.scalar(values[name], _SHARED[name]), len(keys)) for name in _SHARED}
-        rows = pa.table({"key": keys, **shared})
+        values, rows = _row(connection, claim), keys
+        for name, kind in _SHARED.items():
+            rows = rows.append_column(name, pa.repeat(pa.scalar(values[name], kind), len(keys)))
         message = claim.tables.message
         try:
             # A key that somebody else has inserted aborts everything since the last savepoint.
@@ -162,15 +174,14 @@ class PostgreSQLLoading(Loading):
             return False
         return True
 
-    def found(
-        self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
-    ) -> dict[str, Owner]:
+    def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
+        known = KnownKeys()
         if len(keys) == 0:
-            return {}
+            return known
         parameters = {"consumer": consumer, "keys": _literal(keys)}
         with self.by_index(connection):
-            found = connection.execute(_probe(tables), parameters)
-            return {key: load if claim is None else bytes(claim) for key, claim, load in found}
+            known.add(connection.execute(_probe(tables), parameters))
+        return known
 
     @contextmanager
     def by_index(self, connection: Connection) -> Iterator[None]:
@@ -261,6 +272,10 @@ def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:
     return pc.is_in(keys, pa.array(list(some), pa.string()))
 
 
+def _whole(rows: pa.Table, name: str) -> pa.Array:
+    return rows.column(name).combine_chunks()
+
+
 def _literal(keys: pa.StringArray) -> str:
     """The keys as a PostgreSQL array literal: sent as one text, they cost a tenth of a parameter list."""
     escaped = pc.replace_substring(pc.replace_substring(keys, "\\", "\\\\"), '"', '\\"')
@@ -275,7 +290,7 @@ def _probe(tables: Tables) -> Select[Any]:
     c = tables.message.c
     given = select(cast(bindparam("keys", type_=Text), ARRAY(Text))).scalar_subquery()
     keys = cast(given, ARRAY(Text))  # without it, ANY would take the subquery for a list of rows
-    return select(c.key, c.claim, c.load).where(
+    return select(c.key, c.claim, c.load, c.digest).where(
         c.consumer == bindparam("consumer", type_=c.consumer.type), c.key == any_(keys)
     )
 
@@ -284,13 +299,14 @@ def _probe(tables: Tables) -> Select[Any]:
 def _add_unless_there(tables: Tables) -> ReturningInsert[Any]:
     """Insert the keys, in order, except those that exist or that another transaction commits first."""
     c = tables.message.c
-    given = (
-        func.unnest(cast(bindparam("keys", type_=Text), ARRAY(Text)))
-        .table_valued("key")
-        .render_derived(name="given")
+    # Where there are fewer digests than keys, there are none: unnest gives NULL.
+    arrays = (
+        cast(bindparam("keys", type_=Text), ARRAY(Text)),
+        cast(bindparam("digests", type_=Text), ARRAY(LargeBinary)),
     )
+    given = func.unnest(*arrays).table_valued("key", "digest").render_derived(name="given")
     # In byte order, as every batch takes its keys, so that two of them cannot deadlock.
     shared = (bindparam(name, type_=c[name].type) for name in _SHARED)
-    rows = select(given.c.key, *shared).order_by(given.c.key.collate("C"))
-    added = insert(tables.message).from_select(["key", *_SHARED], rows)
+    rows = select(given.c.key, given.c.digest, *shared).order_by(given.c.key.collate("C"))
+    added = insert(tables.message).from_select(["key", "digest", *_SHARED], rows)
     return added.on_conflict_do_nothing().returning(c.key)

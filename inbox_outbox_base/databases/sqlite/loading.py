@@ -30,6 +30,7 @@ from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases.loading import (
     Column,
+    KnownKeys,
     Loading,
     TakenKeys,
     Target,
@@ -44,7 +45,13 @@ from inbox_outbox_base.tables.inbox import Bytewise, Tables
 from . import types
 from .taking import has_begun
 
-_GIVEN = Table("inbox_keys", MetaData(), SqlColumn("key", Bytewise(512)), prefixes=["TEMPORARY"])
+_GIVEN = Table(
+    "inbox_keys",
+    MetaData(),
+    SqlColumn("key", Bytewise(512)),
+    SqlColumn("digest", LargeBinary),
+    prefixes=["TEMPORARY"],
+)
 _TARGETS = text("""
     SELECT name, type AS kind, "notnull" AS is_not_null, dflt_value IS NOT NULL AS has_default, pk AS is_key,
            hidden <> 0 AS is_generated
@@ -119,26 +126,32 @@ class SQLiteLoading(Loading):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return connection.execute(_begin(tables), row).scalar()
 
-    def take(self, connection: Connection, claim: WriterClaim, keys: pa.StringArray) -> TakenKeys:
-        self._give(connection, keys)
+    def take(
+        self,
+        connection: Connection,
+        claim: WriterClaim,
+        keys: pa.StringArray,
+        digests: pa.BinaryArray | None = None,
+    ) -> TakenKeys:
+        self._give(connection, {"key": keys} if digests is None else {"key": keys, "digest": digests})
         parameters = {"consumer": claim.consumer, "claim": claim.id}
-        known: dict[str, bytes] = {}
+        known = KnownKeys()
         if connection.execute(_add(claim.tables), parameters).rowcount != len(keys):
-            known = {row.key: row.claim for row in connection.execute(_others(claim.tables), parameters)}
-        fresh = pc.invert(pc.is_in(keys, pa.array(list(known), pa.string())))
-        return TakenKeys(fresh, list(known.values()))
+            known.add(connection.execute(_others(claim.tables), parameters))
+        fresh = pc.invert(pc.is_in(keys, pa.array(list(known.owners), pa.string())))
+        return TakenKeys(fresh, known)
 
-    def found(
-        self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray
-    ) -> dict[str, bytes]:
-        self._give(connection, keys)
-        return {row.key: row.claim for row in connection.execute(_find(tables), {"consumer": consumer})}
+    def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
+        self._give(connection, {"key": keys})
+        known = KnownKeys()
+        known.add(connection.execute(_find(tables), {"consumer": consumer}))
+        return known
 
-    def _give(self, connection: Connection, keys: pa.StringArray) -> None:
-        """The keys as a temporary table."""
+    def _give(self, connection: Connection, keys: dict[str, pa.Array]) -> None:
+        """The keys, and their digests if they have any, as a temporary table."""
         connection.execute(CreateTable(_GIVEN, if_not_exists=True))
         connection.execute(delete(_GIVEN))
-        self.load(connection, _GIVEN.name, None, pa.table({"key": keys}), 20_000)
+        self.load(connection, _GIVEN.name, None, pa.table(keys), 20_000)
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
         return True
@@ -197,12 +210,11 @@ def _begin(tables: Tables) -> ReturningInsert[Any]:
 def _add(tables: Tables) -> Insert:
     """Insert the given keys, except those that exist."""
     c = tables.message.c
-    rows = select(
-        bindparam("consumer", type_=c.consumer.type), _GIVEN.c.key, bindparam("claim", type_=LargeBinary)
-    )
+    shared = (bindparam("consumer", type_=c.consumer.type), bindparam("claim", type_=LargeBinary))
+    rows = select(*shared, _GIVEN.c.key, _GIVEN.c.digest)
     # Without a WHERE, SQLite parses ON CONFLICT as the condition of a join.
     rows = rows.where(true()).order_by(_GIVEN.c.key)
-    added = insert(tables.message).from_select(["consumer", "key", "claim"], rows)
+    added = insert(tables.message).from_select(["consumer", "claim", "key", "digest"], rows)
     return added.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
 
 
@@ -212,7 +224,7 @@ def _find(tables: Tables) -> Select[Any]:
     c = tables.message.c
     joined = _GIVEN.join(tables.message, c.key == _GIVEN.c.key)
     of_consumer = c.consumer == bindparam("consumer", type_=c.consumer.type)
-    return select(c.key, c.claim).select_from(joined).where(of_consumer)
+    return select(c.key, c.claim, c.load, c.digest).select_from(joined).where(of_consumer)
 
 
 @cache
