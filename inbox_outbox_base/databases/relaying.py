@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Select, Table, func, select
@@ -13,6 +13,8 @@ from . import member_statements, relaying_statements
 from .letter import Letter, read_loose
 
 _MOST_PARAMETERS = 1_000
+_HIGHEST = 2**63 - 1
+"""No sequence is higher."""
 PREPARED = "prepared"
 
 
@@ -34,21 +36,27 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanResult:
-    """The result of a scan."""
-
-    letters: list[Letter]
-    seen: set[int]
-    """Buckets that were read to their end."""
-
-
-@dataclass(frozen=True, slots=True)
 class Tally:
     """What is in a part of a bucket."""
 
     messages: int
     total: int
     """The sum of their sequences."""
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.messages + other.messages, self.total + other.total)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """The result of a scan."""
+
+    letters: list[Letter]
+    seen: set[int]
+    """Buckets that were read to their end."""
+    passed: Mapping[int, tuple[Tally, int]] = field(default_factory=dict)
+    """By bucket, the messages of paused topics in what was read, and the highest sequence of them; unless the
+    database says who is writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ class Relaying:
         paused = {"paused": scan.paused} if scan.paused else {}
         letters: list[Letter] = []
         seen: set[int] = set()
+        passed: dict[int, tuple[Tally, int]] = {}
         for bucket, low in scan.places:
             most = min(scan.each, scan.limit - len(letters))
             if most <= 0:
@@ -123,7 +132,18 @@ class Relaying:
             letters += map(read_loose, found)
             if len(found) < most:
                 seen.add(bucket)
-        return ScanResult(letters, seen)
+            if paused:
+                high = _HIGHEST if bucket in seen else found[-1].sequence
+                between = {"bucket": bucket, "low": low, "high": high}
+                passed[bucket] = self._passed(connection, between | paused)
+        return ScanResult(letters, seen, passed)
+
+    def _passed(self, connection: Connection, given: Mapping[str, Any]) -> tuple[Tally, int]:
+        messages, total, highest = connection.execute(self._paused(), given).one()
+        return Tally(messages, int(total or 0)), highest or 0
+
+    def _paused(self) -> Select[Any, *tuple[Any, ...]]:
+        return relaying_statements.paused_between(self.tables)
 
     def tally(self, connection: Connection, ends: Mapping[int, int]) -> dict[int, Tally]:
         """Count the messages of these buckets, each up to a sequence; empty ones may be left out."""

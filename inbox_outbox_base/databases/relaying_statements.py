@@ -184,6 +184,19 @@ def tally(tables: OutboxTables) -> Select[Any]:
 
 
 @cache
+def paused_between(tables: OutboxTables) -> Select[Any, *tuple[Any, ...]]:
+    """How many messages of paused topics one bucket has above a sequence and up to another one, the sum of
+    their sequences, and the highest of them."""
+    c = tables.message.c
+    return select(func.count(), func.sum(c.sequence), func.max(c.sequence)).where(
+        c.bucket == bindparam("bucket"),
+        c.sequence > bindparam("low"),
+        c.sequence <= bindparam("high"),
+        c.topic.in_(bindparam("paused", expanding=True)),
+    )
+
+
+@cache
 def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
     """The oldest message of each of some keys in each of some buckets, below a sequence, without paused
     topics."""

@@ -26,7 +26,8 @@ class Skips:
     A message may still appear below, since its number was drawn before its transaction committed. It is found
     by counting: the index alone says how many messages there are up to that place, and the sum of their
     numbers. None has appeared if the difference to those that the relay knows is the same as after the last
-    reading: usually none, more if topics are paused, less if an operator has dropped messages.
+    reading: usually none, less if an operator has dropped messages. Messages of paused topics are not known;
+    each scan says how many of them it has passed over.
 
     A bucket is counted before anything is sent that was read without what is below: an earlier message of the
     key may have been committed just before it. All buckets are counted from time to time.
@@ -72,7 +73,8 @@ class Skips:
 
     def start(self, bucket: int) -> int:
         """The sequence above which the bucket's next scan starts."""
-        return self._ends.get(bucket, 0) if self._backlog.size(bucket) > _FEW else 0
+        skipped = self._backlog.size(bucket) + self._differences.get(bucket, _NOTHING).messages
+        return self._ends.get(bucket, 0) if skipped > _FEW else 0
 
     def seconds(self) -> float:
         """Seconds until all buckets are to be counted, if a scan has skipped some since."""
@@ -83,11 +85,14 @@ class Skips:
         lasts = {letter.bucket: letter.sequence for letter in found.letters}  # they are in their order
         for bucket, low in places:
             end, last = self._ends.get(bucket, 0), lasts.get(bucket, 0)
+            passed, highest = found.passed.get(bucket, (_NOTHING, 0))
+            before = self._differences.get(bucket, _NOTHING) if low else _NOTHING
+            self._differences[bucket] = before + passed
             if low == 0 and (bucket in found.seen or last >= end):
                 self._unchecked.discard(bucket)
             elif last:
                 self._unchecked.add(bucket)
-            self._ends[bucket] = max(end, last)
+            self._ends[bucket] = max(end, last, highest)
 
     def is_due(self) -> bool:
         """Whether to count all buckets in this look; called once in each."""
@@ -118,6 +123,7 @@ class Skips:
 
     def note(self, ends: Mapping[int, int]) -> None:
         """Note that what had appeared up to there was read."""
+        self._ends |= ends  # reading them may have passed over others, which were not counted
         for bucket, end in ends.items():
             self._differences[bucket] = self._difference(bucket, end)
 

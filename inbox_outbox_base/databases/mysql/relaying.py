@@ -72,6 +72,12 @@ def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
     return _by_bucket(relaying_statements.firsts(tables, unpaused=unpaused), tables)
 
 
+@cache
+def paused_between(tables: OutboxTables) -> Select[Any, *tuple[Any, ...]]:
+    """The portable statement, by the bucket, whatever the statistics say."""
+    return _by_bucket(relaying_statements.paused_between(tables), tables)
+
+
 class MySQLRelaying(Relaying):
     """The portable way, except where it would wait."""
 
@@ -89,6 +95,9 @@ class MySQLRelaying(Relaying):
     def tally(self, connection: Connection, ends: Mapping[int, int]) -> dict[int, Tally]:
         rows = connection.execute(tallies(self.tables, ends))
         return {bucket: Tally(messages, int(total)) for bucket, messages, total in rows}
+
+    def _paused(self) -> Select[Any, *tuple[Any, ...]]:
+        return paused_between(self.tables)
 
     def _firsts(self, *, unpaused: bool) -> Select[Any, Any, Any]:
         return firsts(self.tables, unpaused=unpaused)
