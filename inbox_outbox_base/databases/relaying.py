@@ -128,7 +128,7 @@ class Relaying:
             known = {"known": scan.known[bucket]} if scan.known.get(bucket) else {}
             given = {"bucket": bucket, "low": low, "limit": most, "light": scan.light, **known, **paused}
             statement = relaying_statements.pending(self.tables, unknown=bool(known), unpaused=bool(paused))
-            found = connection.execute(statement, given).all()
+            found = connection.execute(self._by_bucket(statement), given).all()
             letters += map(read_loose, found)
             if len(found) < most:
                 seen.add(bucket)
@@ -139,11 +139,13 @@ class Relaying:
         return ScanResult(letters, seen, passed)
 
     def _passed(self, connection: Connection, given: Mapping[str, Any]) -> tuple[Tally, int]:
-        messages, total, highest = connection.execute(self._paused(), given).one()
+        statement = self._by_bucket(relaying_statements.paused_between(self.tables))
+        messages, total, highest = connection.execute(statement, given).one()
         return Tally(messages, int(total or 0)), highest or 0
 
-    def _paused(self) -> Select[Any, *tuple[Any, ...]]:
-        return relaying_statements.paused_between(self.tables)
+    def _by_bucket(self, read: Select[Any, *tuple[Any, ...]]) -> Select[Any, *tuple[Any, ...]]:
+        """The same statement by the index on buckets and sequences, whatever the statistics say."""
+        return read
 
     def tally(self, connection: Connection, ends: Mapping[int, int]) -> dict[int, Tally]:
         """Count the messages of these buckets, each up to a sequence; empty ones may be left out."""
@@ -182,14 +184,12 @@ class Relaying:
         given: dict[str, Any] = {"buckets": [*lows], "high": high}
         if paused:
             given["paused"] = paused
+        statement = self._by_bucket(relaying_statements.firsts(self.tables, unpaused=bool(paused)))
         found: list[tuple[str, int, int]] = []
         for part in parts(keys):
-            rows = connection.execute(self._firsts(unpaused=bool(paused)), given | {"keys": part})
+            rows = connection.execute(statement, given | {"keys": part})
             found += [(row.key, row.bucket, row.sequence) for row in rows]
         return found
-
-    def _firsts(self, *, unpaused: bool) -> Select[Any, Any, Any]:
-        return relaying_statements.firsts(self.tables, unpaused=unpaused)
 
     def payloads(self, connection: Connection, letters: Sequence[Letter]) -> dict[int, bytes]:
         """The payloads of some messages, by their sequence."""

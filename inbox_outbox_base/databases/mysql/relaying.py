@@ -66,16 +66,8 @@ def _by_bucket(read: Select[Any, *tuple[Any, ...]], tables: OutboxTables) -> Sel
     return read.with_hint(tables.message, "FORCE INDEX (outbox_message_bucket)")
 
 
-@cache
-def firsts(tables: OutboxTables, *, unpaused: bool) -> Select[Any, Any, Any]:
-    """The portable statement, by the buckets, whatever the statistics say."""
-    return _by_bucket(relaying_statements.firsts(tables, unpaused=unpaused), tables)
-
-
-@cache
-def paused_between(tables: OutboxTables) -> Select[Any, *tuple[Any, ...]]:
-    """The portable statement, by the bucket, whatever the statistics say."""
-    return _by_bucket(relaying_statements.paused_between(tables), tables)
+_by_bucket_kept = cache(_by_bucket)
+"""For statements that are themselves built once."""
 
 
 class MySQLRelaying(Relaying):
@@ -96,11 +88,8 @@ class MySQLRelaying(Relaying):
         rows = connection.execute(tallies(self.tables, ends))
         return {bucket: Tally(messages, int(total)) for bucket, messages, total in rows}
 
-    def _paused(self) -> Select[Any, *tuple[Any, ...]]:
-        return paused_between(self.tables)
-
-    def _firsts(self, *, unpaused: bool) -> Select[Any, Any, Any]:
-        return firsts(self.tables, unpaused=unpaused)
+    def _by_bucket(self, read: Select[Any, *tuple[Any, ...]]) -> Select[Any, *tuple[Any, ...]]:
+        return _by_bucket_kept(read, self.tables)
 
     def forget(self, connection: Connection, letters: Sequence[Letter], *, keep_sent: bool) -> None:
         for part in parts(letters):
