@@ -87,7 +87,7 @@ def test_a_frozen_worker_can_write_nothing_any_more(place: Place, store: Store) 
 def test_a_heartbeat_finds_out_that_the_message_is_lost(place: Place, store: Store) -> None:
     """A worker whose heartbeats were renewing its lease stands still, and learns from the next one that the
     message is somebody else's."""
-    with workers((renewer, place, SHORT)) as (zombie,):
+    with workers((renewer, place, 2.0)) as (zombie,):
         zombie.hear()
         first = stored(store).lease_until
         wait_until(lambda: stored(store).lease_until != first)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -65,14 +66,16 @@ def renewer(pipe: Connection, place: Place, lease: float) -> None:
     """Handle a message with heartbeats until it is lost. Sends that it has begun, that it is lost, and what
     the next step raises."""
 
+    lost = threading.Event()
+
     def hear(event: Event) -> None:
         if event.kind is EventKind.LOST:
             pipe.send("lost")
+            lost.set()
 
     with inbox_at(place, lease=lease, on_event=hear) as inbox, suppress(LeaseLost), inbox.claim("a") as claim:
         pipe.send("begun")
-        while not claim.lost:
-            time.sleep(0.01)
+        lost.wait()
         try:
             claim.step("charge", lambda: pipe.send("called"))
         except LeaseLost:
