@@ -12,7 +12,7 @@ ARGS ?=
 # are enough for five.
 WORKERS ?= 5
 
-.PHONY: demo test test-all check tests tests-all benchmark benchmark-outbox benchmark-spark benchmark-status clean
+.PHONY: demo test test-all check tests tests-all benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -41,6 +41,9 @@ tests tests-all: $(VENV)/ready
 
 benchmark: $(VENV)/ready
 	$(BIN)/python -m benchmarks.inbox $(ARGS)
+
+benchmark-brokers: $(VENV)/ready
+	$(BIN)/python -m benchmarks.brokers $(ARGS)
 
 benchmark-outbox: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable . --group benchmarks-outbox

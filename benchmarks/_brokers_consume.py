@@ -1,0 +1,69 @@
+"""A consumer with an inbox, against the broker's bare client with an inbox written by hand."""
+
+from collections.abc import Callable
+from contextlib import closing
+
+from sqlalchemy import Engine
+
+from . import _business
+from ._brokers_lab import Broker, BrokersLab, Count, Speed, grid, rate_ratios, speeds_of
+from ._brokers_messages import envelopes, send
+from ._brokers_work import ByHand, done, of_delivery, of_payload
+from ._measure import Report, figure
+
+_WORKERS = (1, 4)
+_TARGET = 0.6
+
+
+def consume(lab: BrokersLab, name: str, broker: Broker) -> Report:
+    """With one message at a time, and with several."""
+    report = Report()
+    for workers in _WORKERS:
+        title = f"{name}, {workers} at a time"
+        with lab.lab.database(f"{name}_{workers}", connections=workers) as engine:
+            _business.prepare(engine, 1)
+            turns = {
+                "consumer": _turn(lab, engine, broker, workers, _ours),
+                "bare client": _turn(lab, engine, broker, workers, _by_hand),
+                "bare client with an inbox": _turn(lab, engine, broker, workers, _with_inbox),
+            }
+            speeds = speeds_of(lab, title, turns)
+        base, with_inbox = (rate_ratios(speeds, "consumer", other) for other in list(turns)[1:])
+        report.figures += [
+            figure(f"{title}: consumer / bare client", base, at_least=_TARGET),
+            figure(f"{title}: consumer / bare client with an inbox", with_inbox),
+        ]
+        report.grids.append(grid(f"speed from {title}", speeds))
+    return report
+
+
+_Consume = Callable[[Engine, Broker, str, int, Count], None]
+
+
+def _turn(
+    lab: BrokersLab, engine: Engine, broker: Broker, workers: int, consume: _Consume
+) -> Callable[[], Speed]:
+    def turn() -> Speed:
+        topic, count, before = broker.new_topic(workers), Count(lab.messages), done(engine)
+        send(broker.publisher, envelopes(topic, lab.messages))
+        consume(engine, broker, topic, workers, count)
+        if done(engine) - before != lab.messages:
+            raise AssertionError(f"{done(engine) - before} of {lab.messages} messages took effect")
+        return count.speed
+
+    return turn
+
+
+def _ours(engine: Engine, broker: Broker, topic: str, workers: int, count: Count) -> None:
+    consumer = broker.consumer(topic, workers, of_delivery(engine, count))
+    count.on_end = consumer.stop
+    consumer.run()
+
+
+def _by_hand(engine: Engine, broker: Broker, topic: str, workers: int, count: Count) -> None:
+    with closing(ByHand(engine, count)) as work:
+        broker.consume_bare(topic, workers, work, count)
+
+
+def _with_inbox(engine: Engine, broker: Broker, topic: str, workers: int, count: Count) -> None:
+    broker.consume_bare(topic, workers, of_payload(engine, count), count)

@@ -1,0 +1,48 @@
+"""What importing the packages costs, with and without a broker's adapter."""
+
+import json
+import subprocess
+import sys
+from statistics import median
+
+from ._brokers_lab import BrokersLab
+from ._measure import Grid, Report
+
+_ALONE = "inbox, outbox"
+_IMPORTS = {
+    "no adapter": _ALONE,
+    "Kafka": f"{_ALONE}, inbox.kafka, outbox.kafka",
+    "RabbitMQ": f"{_ALONE}, inbox.rabbitmq, outbox.rabbitmq",
+    "RocketMQ": f"{_ALONE}, inbox.rocketmq, outbox.rocketmq",
+}
+_PROGRAM = """
+import {modules}
+import json, re, time
+peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]
+print(json.dumps([time.process_time() * 1_000, int(peak) / 1_024]))
+"""
+
+
+def importing(lab: BrokersLab) -> Report:
+    """CPU time and memory of new processes that import and end."""
+    found: dict[str, list[list[float]]] = {name: [] for name in _IMPORTS}
+    tick = lab.lab.task("imports", lab.rounds + 1)
+    for number in range(lab.rounds + 1):
+        for name, modules in _IMPORTS.items():
+            measured = _measured(modules)
+            if number > 0:
+                found[name].append(measured)
+        tick()
+    rows = [
+        [name, *(f"{median(values):,.0f}" for values in zip(*rounds, strict=True))]
+        for name, rounds in found.items()
+    ]
+    return Report(grids=[Grid("import inbox, outbox and an adapter", ["", "CPU, ms", "memory, MiB"], rows)])
+
+
+def _measured(modules: str) -> list[float]:
+    """Milliseconds and MiB of a process, its start included."""
+    program = _PROGRAM.format(modules=modules)
+    done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
+    measured: list[float] = json.loads(done.stdout)
+    return measured
