@@ -73,10 +73,11 @@ class Running(Generic[T]):
         """Whether it has returned or raised."""
         return not self._thread.is_alive()
 
-    def result(self, timeout: float) -> T:
+    def result(self, timeout: float, name: str = "it") -> T:
         """Its result, or its error raised; fails if it still runs after this many seconds."""
         self._thread.join(timeout)
-        assert not self._thread.is_alive(), f"it still runs after {timeout:g} s"
+        if not self.is_over:
+            pytest.fail(f"{name} still runs after {timeout:g} s")
         for error in self._errors:
             raise error
         return self._results[0]

@@ -1,5 +1,6 @@
 """Conformance tests of publishers: what arrives, and in which order."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from outbox._relaying.relay import Relay
 
 from .place import PublisherPlace, payloads
 
+_NAMES = ("id", "key", "payload", "topic", "headers", "type", "attempt", "created", "created_at", "a", "A")
+"""Names of headers: an adapter may use the same names for its own fields, or write them in lower case."""
+
 
 class Arriving(PublisherPlace):
     """Everything arrives as it was published, in order, and once."""
@@ -25,8 +29,10 @@ class Arriving(PublisherPlace):
             self.envelope(topic, bytes(range(256)), "order-42"),
             self.envelope(topic, b"", "Ärger 日本 '\"\n"),
             self.envelope(topic, b"\xff\xfe"),
+            self.envelope(topic, b"0", ""),
             self.envelope(topic, b"1", "k", plain="a", unicode="日本 é", empty="", blank=" ", quote="a\"b'c"),
             self.envelope(topic, b"2", "k" * 500, ce_id="7", ce_type="t", traceparent="00-ab-cd-01", **long),
+            replace(self.envelope(topic, b"3", "k"), headers={name: f"the header {name}" for name in _NAMES}),
         ]
         with self.using() as publisher:
             for message in given:
