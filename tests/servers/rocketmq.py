@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder
 from tests.servers import certificates, environment, freezing
@@ -33,14 +34,16 @@ class LocalRocket:
     """A RocketMQ on free ports of 127.0.0.1, its data in a temporary folder.
 
     It answers once the system has a message in memory: what it has accepted outlives its process, though not
-    the machine. It needs no login. With TLS it shows `certificate`.
+    the machine. With TLS it shows `certificate`.
 
     Args:
         program: runs it.
+        login: the access key and the secret that its clients need. Whoever makes topics needs none.
     """
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, login: tuple[str, str] | None = None) -> None:
         self._program = program
+        self._login = login
         self._folder = private_folder("rocketmq-", None)
         self._port = free_port()
         broker = _free_broker_port()
@@ -71,6 +74,12 @@ class LocalRocket:
         self._process = ServerProcess(
             command, self._folder, user=None, is_ready=lambda: answers(self.address)
         )
+
+    def restart_empty(self) -> None:
+        """Crash the server and start it again on the same port, without topics, groups and messages."""
+        self.crash()
+        shutil.rmtree(self._folder / "store")
+        self.start()
 
     def freeze(self) -> None:
         """Let it do nothing until `thaw`; its connections stay."""
@@ -116,9 +125,24 @@ class LocalRocket:
             # Each time it walks through a week of timers: by default that keeps a quarter of a core busy.
             "timerFlushIntervalMs": 60_000,
         }
+        if self._login is not None:
+            user, secret = self._login
+            proxy |= {"authenticationEnabled": True} | _provider("proxy.auth.ProxyAuthentication")
+            settings |= _provider("auth.authentication.provider.LocalAuthentication")
+            settings["initAuthenticationUser"] = json.dumps({"username": user, "password": secret})
         (conf / "namesrv.conf").write_text(f"listenPort={names}\n")
         (conf / "proxy.json").write_text(json.dumps(proxy))
         (conf / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+
+def _provider(prefix: str) -> dict[str, Any]:
+    """Who is asked for the users: a proxy asks the broker, which has them."""
+    return {
+        "authenticationProvider": (
+            "org.apache.rocketmq.auth.authentication.provider.DefaultAuthenticationProvider"
+        ),
+        "authenticationMetadataProvider": f"org.apache.rocketmq.{prefix}MetadataProvider",
+    }
 
 
 def find() -> RocketServer | Missing:

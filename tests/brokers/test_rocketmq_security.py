@@ -1,0 +1,93 @@
+"""Login and TLS: what RocketMQ's publisher and consumer do with them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from inbox import Delivery, Outcome, Verdict
+from inbox.errors import InvalidOption
+from inbox.rocketmq import RocketMQConsumer
+from outbox import Accepted, Unavailable
+from outbox.errors import UnsafeBroker
+from outbox.rocketmq import RocketMQPublisher
+from tests.servers import Missing
+from tests.servers.rocketmq import LocalRocket, program
+from tests.support.answers import published
+from tests.support.program import run
+from tests.support.rocketmq_consumers import consuming, send
+from tests.support.rocketmq_topics import Topics, envelope
+from tests.support.status_workers import wait_until
+
+pytest_plugins = ["tests.support.rocketmq_fixtures"]
+
+CONSUMER = """
+import sys
+from inbox import Outcome, Verdict
+from inbox.rocketmq import RocketMQConsumer
+url, topic, group = sys.argv[1:]
+def handle(message):
+    print(message.payload.decode())
+    consumer.stop()
+    return Outcome(Verdict.NEW)
+consumer = RocketMQConsumer(url, topic, handle, group=group)
+consumer.run()
+"""
+
+
+@pytest.fixture
+def guarded() -> Iterator[LocalRocket]:
+    """A server that needs a login."""
+    found = program()
+    if isinstance(found, Missing):
+        pytest.skip(f"rocketmq: {found.reason}")
+    server = LocalRocket(found, ("me", "s3cr3t"))
+    yield server
+    server.close()
+
+
+@pytest.mark.long(but_on="True")
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_consumer_with_tls(private_rocketmq: LocalRocket, is_trusted: bool) -> None:
+    """With rocketmqs:// messages come encrypted, and only from a server whose certificate can be verified."""
+    roots = [f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={private_rocketmq.certificate}"] if is_trusted else []
+    with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
+        topic, group = topics.new(), topics.group()
+        send(topics.address, [envelope(topic, "a1")])
+        url = f"rocketmqs://{topics.address}"
+        done = run(["env", *roots, sys.executable, "-c", CONSUMER, url, topic, group])
+    assert (done.returncode, done.stdout) == ((0, "a1\n") if is_trusted else (1, ""))
+    assert ("CERTIFICATE_VERIFY_FAILED" in done.stderr) is not is_trusted
+
+
+@pytest.mark.long  # a server of its own
+def test_a_login(guarded: LocalRocket) -> None:
+    """A relay and a consumer do not start with a wrong login, and say so without the secret; nothing is sent.
+    With the right one messages leave and come."""
+    seen: list[bytes] = []
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload)
+        return Outcome(Verdict.NEW)
+
+    with Topics(guarded.address, guarded.broker) as topics:
+        topic, group = topics.new(), topics.group()
+        for login in ("", "me:Wr0ng@", "you:s3cr3t@"):
+            url = f"rocketmq://{login}{guarded.address}"
+            with closing(RocketMQPublisher(url)) as publisher:
+                with pytest.raises(UnsafeBroker, match="RocketMQ refuses the login: UNAUTHORIZED") as unsafe:
+                    publisher.check(30)
+                (outcome,) = published(publisher, [envelope(topic, "never")])
+            with pytest.raises(InvalidOption, match=r"^url: RocketMQ refuses the login: UNAUTH") as refused:
+                RocketMQConsumer(url, topic, handle, group=group).run()
+            assert isinstance(outcome, Unavailable)
+            said = f"{unsafe.value} {outcome} {refused.value}"
+            assert "s3cr3t" not in said
+            assert "Wr0ng" not in said
+        place = f"me:s3cr3t@{guarded.address}"
+        with closing(RocketMQPublisher(f"rocketmq://{place}")) as publisher:
+            publisher.check(30)
+            assert published(publisher, [envelope(topic, "a1")]) == [Accepted()]
+        with consuming(place, topic, group, handle):
+            wait_until(lambda: seen == [b"a1"])
