@@ -6,19 +6,23 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
-from inbox import Delivery, Outcome, Verdict
+from inbox import Backoff, Delivery, Outcome, Verdict
+from outbox import Relay
+from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket
 from tests.support import accounts
 from tests.support.database import Database
+from tests.support.outbox_publishers import TABLES, count, publish
 from tests.support.program import ROOT, run
 from tests.support.rocketmq_consumers import bookkeeping, consuming, send, url_of
 from tests.support.rocketmq_proxy import RocketProxy
 from tests.support.rocketmq_topics import Topics, envelope
 from tests.support.status_workers import wait_until
+from tests.support.together import Task
 
 pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
@@ -154,6 +158,35 @@ def test_a_consumer_outlives_the_server(
             wait_until(lambda: len(runs) == 306)
         assert topics.dead(group) == []
     assert accounts.totals(engine) == dict.fromkeys(NAMES, 51)
+
+
+@pytest.mark.long  # the proxy and the name server need time to know a topic
+def test_a_server_that_comes_back_empty(
+    private_rocketmq: LocalRocket, postgres: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a relay has not sent stays in the outbox while RocketMQ's topics and groups are gone; the consumer
+    says what is missing. Once they are made again, both go on by themselves, and every message that was still
+    in the outbox takes effect once."""
+    engine, address = postgres.engine(), private_rocketmq.address
+    accounts.make(engine, NAMES)
+    publisher = RocketMQPublisher(url_of(address), timeout=5)
+    relay = Relay(engine, publisher, backoff=Backoff(longest=1))
+    with Topics(address, private_rocketmq.broker) as topics, closing(publisher):
+        topic, group = topics.new("FIFO"), topics.group(in_order=True)
+        relaying = Task(relay.run)
+        publish(engine, *NAMES, topic=topic)
+        with consuming(address, topic, group, bookkeeping(engine)):
+            wait_until(lambda: accounts.totals(engine) == dict.fromkeys(NAMES, 1))
+            private_rocketmq.restart_empty()
+            publish(engine, *NAMES, topic=topic)
+            wait_until(lambda: "group not found" in caplog.text)
+            wait_until(lambda: "TOPIC_NOT_FOUND" in caplog.text)
+            topics.new("FIFO", name=topic)
+            topics.group(in_order=True, name=group)
+            wait_until(lambda: accounts.totals(engine) == dict.fromkeys(NAMES, 2), timeout=120)
+        relay.stop()
+        relaying.result()
+    assert (count(engine, TABLES.message), count(engine, TABLES.dead)) == (0, 0)
 
 
 def test_a_connection_that_ends_under_an_acknowledgement(rocketmq: Topics) -> None:
