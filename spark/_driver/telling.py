@@ -1,11 +1,16 @@
-"""What a Spark user sees of a write: the job's name in Spark's UI, and the report in Spark's log."""
+"""What a Spark user sees of a write: the job's name in Spark's UI, the counts as observed metrics, and the
+report in Spark's log."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from spark._executor.report import WriteReport
+from pyspark.sql.functions import coalesce, lit
+from pyspark.sql.functions import sum as total
+
+from spark._executor.report import Counts, WriteReport
 from spark._options.session import classic_context
 from spark._options.settings import Settings
 
@@ -30,6 +35,15 @@ def described(df: "DataFrame", settings: Settings) -> Iterator[None]:
         yield
     finally:
         context.setLocalProperty(_DESCRIPTION, None)
+
+
+def observed(done: "DataFrame") -> "DataFrame":
+    """The tasks' reports, with their sums as the observed metrics "inbox-outbox", in a classic session."""
+    # Elsewhere, which class of columns fits depends on the vendor.
+    if classic_context(done) is None:
+        return done
+    sums = (coalesce(total(each.name), lit(0)).alias(each.name) for each in fields(Counts))
+    return done.observe("inbox-outbox", *sums)
 
 
 def log_report(df: "DataFrame", report: WriteReport) -> None:

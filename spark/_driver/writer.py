@@ -23,7 +23,7 @@ from spark._options.settings import Settings, check_given, checked
 from .comparison import reconcile
 from .job import Job
 from .ship import shipped
-from .telling import described, log_report
+from .telling import described, log_report, observed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -246,7 +246,8 @@ def _written(df: "DataFrame", settings: Settings, run: str | None) -> WriteRepor
 
 
 def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
-    rows = df.mapInArrow(shipped(_on_executor, what, task), _DONE).collect()
+    done = df.mapInArrow(shipped(_on_executor, what, task), _DONE)
+    rows = (observed(done) if what is run_task else done).collect()
     return [
         Done(
             row.part,

@@ -1,7 +1,10 @@
 """What a Spark user sees of a write: its report, in Spark's log and in the ledger, and the job's name."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pyspark.java_gateway import ensure_callback_server_started
 
 from spark import InboxDataSource, InboxWriter, WriteReport
 from tests.support.database import Database
@@ -72,6 +75,54 @@ def test_the_report_and_the_job_are_named(
     query.start().awaitTermination()
     assert [batch.new for batch in batches] == [50]
     assert "runId" in last_job(session)
+
+
+class Listener:
+    """A listener of the session, in terms of the JVM: the observed metrics of each query."""
+
+    class Java:
+        """What it is for the JVM."""
+
+        implements = ("org.apache.spark.sql.util.QueryExecutionListener",)
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._seen: list[dict[str, int]] = []
+        ensure_callback_server_started(session.sparkContext._gateway)  # type: ignore[no-untyped-call]
+        self._listeners = session._jsparkSession.listenerManager()
+        self._listeners.register(self)
+
+    def read(self) -> list[dict[str, int]]:
+        """Read them, and stop listening."""
+        self._session._jsc.sc().listenerBus().waitUntilEmpty()
+        self._listeners.clear()
+        return self._seen
+
+    def onSuccess(self, _: str, query: Any, __: int) -> None:  # noqa: N802 - Spark's name
+        """A query has ended."""
+        metrics = query.observedMetrics()
+        if metrics.contains("inbox-outbox"):
+            self._seen.append(json.loads(metrics.apply("inbox-outbox").json()))
+
+    def onFailure(self, _: str, __: Any, ___: Any) -> None:  # noqa: N802 - Spark's name
+        """A query has failed."""
+
+
+def test_the_counts_are_observed_metrics(postgres: Database, spark_session: "SparkSession") -> None:
+    """Listeners of the session get what each job has counted, also of a job without rows."""
+    make_result(postgres)
+    url = postgres.url.render_as_string(hide_password=False)
+    rows = spark_session.range(50, numPartitions=2).selectExpr("concat('k', id % 40) AS id", "id AS amount")
+    into = InboxWriter(url, "result", key="id", consumer="billing", digest="amount")
+    listener = Listener(spark_session)
+    for each in (rows, rows.where("amount BETWEEN 10 AND 19"), rows.where("amount < 0")):
+        into.write(each)
+    nothing = {"rows": 0, "new": 0, "duplicate": 0, "repeated": 0, "dropped": 0, "mismatch": 0}
+    assert listener.read() == [
+        nothing | {"rows": 50, "new": 40, "repeated": 10, "mismatch": 10},
+        nothing | {"rows": 10, "duplicate": 10},
+        nothing,
+    ]
 
 
 def test_the_report_of_the_data_source(
