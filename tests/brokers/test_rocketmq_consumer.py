@@ -100,7 +100,7 @@ def test_a_message_that_fails_comes_again(rocketmq: Topics, postgres: Database) 
         if len(seen) < 3:
             raise Fault("not yet")
 
-    headers = {"colour": "blue", "ce_type": "made", "blank": " ", "lines": "1\n2", "größe": "Ж😀"}
+    headers = {"colour": "blue", "ce_type": "made", "blank": " ", "lines": "1\n2", "größe": "Ж😀", "__x": "y"}
     sent, later = envelope(topic, "cash", key="k\n", **headers), envelope(topic, "cash", key="k\n")
     send(rocketmq.address, [sent, later])
     with consuming(rocketmq.address, topic, group, bookkeeping(engine, fail_twice)):

@@ -30,13 +30,10 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     one, else its key (the smallest, if it has several), else the id that its producer's client has given it,
     which each resend changes.
     """
-    properties = decode(message.user_properties)
+    sent = {name: value for name, value in message.user_properties.items() if not name.startswith(_BROKERS)}
+    properties = decode(sent)
     system, payload = message.system_properties, b"" if EMPTY in properties else body_of(message)
-    headers = {
-        name: value
-        for name, value in properties.items()
-        if name not in _OWN and not name.startswith(_BROKERS)
-    }
+    headers = {name: value for name, value in properties.items() if name not in _OWN}
     content_type = properties.get(CONTENT_TYPE) or _BYTES
     own_id = properties.get(ID) or event_id(headers, content_type, payload)
     # An outbox's message without a key has its id as the group, in a FIFO topic.
