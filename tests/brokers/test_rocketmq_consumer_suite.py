@@ -10,11 +10,14 @@ from sqlalchemy import URL
 from examples.embedded_postgres import free_port
 from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
 from inbox.testing import ConsumerSuite
+from inbox_outbox_base.brokers.rocketmq.client import protocol
+from inbox_outbox_base.brokers.rocketmq.message import message_of
 from outbox import Accepted, Envelope
 from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket
 from tests.support.answers import published
 from tests.support.database import Database
+from tests.support.rocketmq_consumers import send_raw
 from tests.support.rocketmq_topics import Topics
 
 pytest_plugins = ["tests.support.rocketmq_fixtures"]
@@ -57,6 +60,16 @@ class TestRocketMQConsumer(ConsumerSuite):
 
     def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
         return [(each.body, each.properties["inbox-reason"]) for each in self.topics.stored(f"{topic}-dead")]
+
+    def put_strange(self, topic: str) -> None:
+        plain, odd, packed = (message_of(self.envelope(topic, b"\xff"), "", is_fifo=True) for _ in range(3))
+        plain.user_properties.clear()
+        plain.system_properties.ClearField("keys")
+        odd.user_properties.update(
+            {"outbox-created-at": "yesterday", "outbox-encoded": "[1", "outbox-key": "é"}
+        )
+        packed.system_properties.body_encoding = protocol.Encoding.GZIP
+        send_raw(self.server.address, [plain, odd, packed])
 
     def unreachable(self, handler: Any) -> Any:
         url = f"rocketmq://me:{self.secret}@127.0.0.1:{free_port()}"
