@@ -167,14 +167,14 @@ def test_dead_letters_with_a_reason(rocketmq: Topics) -> None:
     that fails, the message is neither lost nor run again."""
     topic, group = places(rocketmq)
     graveyard, runs = rocketmq.new(), Counter[str]()
-    kept: list[tuple[bytes, str]] = []
+    kept: list[Delivery] = []
 
     def give_up(message: Delivery) -> Outcome:
         runs[message.id] += 1
         return Outcome(Verdict.DEAD, error=GiveUp("no\nsuch account"))
 
-    def keep(message: Delivery, decision: Decision) -> None:
-        kept.append((message.payload, decision.reason))
+    def keep(message: Delivery, _: Decision) -> None:
+        kept.append(message)
         if len(kept) < 3:
             raise OSError("disk full")
 
@@ -190,7 +190,7 @@ def test_dead_letters_with_a_reason(rocketmq: Topics) -> None:
     send(rocketmq.address, [second])
     with consuming(rocketmq.address, topic, group, give_up, dead_letter=keep):
         wait_until(lambda: len(kept) == 3)
-    assert {payload for payload, _ in kept} == {b"2"}
+    assert {(message.payload, message.attempt) for message in kept} == {(b"2", 1)}
     assert runs == {first.id: 1, second.id: 1}
     assert rocketmq.dead(group) == []
 

@@ -242,6 +242,7 @@ class AsyncRocketMQConsumer:
             await held.give_back(_SOON)
 
     async def _put_away(self, held: Held, decision: Decision) -> None:
+        failures = 0
         while held.is_open:
             try:
                 if self._dead_letter is None:
@@ -253,8 +254,8 @@ class AsyncRocketMQConsumer:
                     await self._dead_letter(held.delivery, decision)
             except Exception as error:  # noqa: BLE001 - it may pass, and the message is safe
                 _log.warning("message %s: not stored as a dead letter: %r", held.delivery.id, error)
-                held.count(failed=False)
-                await self._keep(held, self.listener.backoff.delay(held.delivery.attempt))
+                failures += 1
+                await self._keep(held, self.listener.backoff.delay(failures))
             else:
                 await held.acknowledge()
 
