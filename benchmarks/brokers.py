@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     description = __doc__.splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.brokers", description=description)
-    parser.add_argument("--rounds", type=int, default=9, help="how often variants take turns (9)")
+    parser.add_argument("--rounds", type=int, default=7, help="how often variants take turns (7)")
     parser.add_argument("--messages", type=int, default=2_000, help="messages in a turn (2,000)")
     parser.add_argument("--only", action="append", choices=BENCHMARKS, help="one benchmark; may repeat")
     return parser.parse_args(arguments)
