@@ -41,7 +41,7 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     return Delivery(
         id=own_id or min(system.keys, default="") or system.message_id,
         topic=properties.get(TOPIC) or message.topic.name,
-        key=properties.get(KEY) or group,
+        key=properties.get(KEY, group),
         payload=payload,
         content_type=content_type,
         headers=headers,
