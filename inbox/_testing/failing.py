@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from inbox_outbox_base.brokers.suite import Running
+from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.words.incoming import Delivery
 
 from .child import Point, child
@@ -92,6 +93,28 @@ class Failing(ConsumerPlace):
         assert self.payloads() == names
         assert script.deliveries[0].payload == names[done]
 
+    def test_a_stop_while_a_message_waits(self) -> None:
+        """A failed message that waits for its next attempt is not acknowledged with those behind it: the next
+        consumer takes it."""
+        topic = self.new_topic()
+
+        def fail(message: Delivery) -> None:
+            if message.payload == b"bad":
+                raise ValueError("not yet")
+
+        script = Script(fail)
+        self.put(topic, [self.envelope(topic, b"bad", "bad")])
+        runner, running = self.started(topic, script, backoff=Backoff(first=2))
+        try:
+            self.wait_until(lambda: script.ran(b"bad"))
+            self.put(topic, [self.envelope(topic, b"good", f"key {number}") for number in range(16)])
+            self.wait_until(lambda: b"good" in self.payloads())
+        finally:
+            runner.stop()
+        running.result(self.patience)
+        with self.consuming(topic):
+            self.wait_until(lambda: b"bad" in self.payloads())
+
     def test_a_stop_within_the_grace(self) -> None:
         """A handler that does not end holds the consumer up only for `grace`; its message is not
         acknowledged, and takes effect once."""
@@ -113,12 +136,18 @@ class Failing(ConsumerPlace):
 
     def test_the_database_is_away(self) -> None:
         """While the inbox cannot reach its database, a message is tried again for as long as that takes: it
-        becomes no dead letter, and takes effect afterwards."""
+        becomes no dead letter, and takes effect afterwards, also if its handler then fails once."""
         topic, is_away, tries = self.new_topic(), threading.Event(), list[Delivery]()
         is_away.set()
         engine: Any = (async_engine_on if self.is_async else engine_on)(_NOBODY)
         make: Any = async_handler if self.is_async else handler
         without = make(engine, Script(), "exactly once")
+
+        def fail_once(message: Delivery) -> None:
+            if script.ran(message.payload) == 1:
+                raise ValueError("the first failure of two that make a dead letter")
+
+        script = Script(fail_once)
 
         def around(there: Any) -> Any:
             def handle(message: Delivery) -> Any:
@@ -130,7 +159,7 @@ class Failing(ConsumerPlace):
             return handle
 
         self.put(topic, [self.envelope(topic, b"a", "k")])
-        with self.consuming(topic, around=around, max_attempts=2):
+        with self.consuming(topic, script, around=around, max_attempts=2):
             self.wait_until(lambda: len(tries) > 4)
             is_away.clear()
             self.wait_until(lambda: self.payloads() == [b"a"])

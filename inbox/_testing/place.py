@@ -56,6 +56,14 @@ class ConsumerPlace(Suite):
         """Optional: payload and reason of the dead letters of this topic's messages."""
         self._lacks("dead_letters")
 
+    def refuse_dead_letters(self, topic: str) -> None:
+        """Optional: from now on the server cannot store dead letters of this topic."""
+        self._lacks("refuse_dead_letters and take_dead_letters")
+
+    def take_dead_letters(self, topic: str) -> None:
+        """Optional: it can again."""
+        self._lacks("refuse_dead_letters and take_dead_letters")
+
     def put_strange(self, topic: str) -> None:
         """Optional: write messages that other clients can write and your publisher does not."""
         self._lacks("put_strange")
@@ -129,7 +137,7 @@ class ConsumerPlace(Suite):
         running.result(self.patience)
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """See `Suite.wait_until`; also fails when the consumer has ended."""
+        """See `Suite.wait_until`; also fails when the consumer has ended, and says what has taken effect."""
 
         def holds() -> bool:
             if condition():
@@ -139,7 +147,11 @@ class ConsumerPlace(Suite):
                 pytest.fail("the consumer has ended")
             return False
 
-        super().wait_until(holds)
+        try:
+            super().wait_until(holds)
+        except AssertionError as error:
+            error.add_note(f"Payloads of the business rows so far: {self.payloads()[:50]}")
+            raise
 
     def started(
         self,

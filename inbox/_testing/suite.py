@@ -23,6 +23,6 @@ class ConsumerSuite(Taking, Failing):
                 publish(topic, messages)
 
     Business rows are on SQLite, unless `database` names another database. A test that needs an optional
-    method (`dead_letters`, `put_strange`, `unreachable`, `kill` and `start`) is skipped without it. `cannot`
+    method (`dead_letters`, `put_strange`, `unreachable`, ...) is skipped without it. `cannot`
     names tests that your adapter cannot pass, with the reason. Needs pytest.
     """

@@ -1,5 +1,7 @@
 """Conformance tests of consumers: what is taken, retried and put away."""
 
+import time
+
 import pytest
 
 from inbox_outbox_base.checks.backoff import Backoff
@@ -9,6 +11,9 @@ from inbox_outbox_base.words.incoming import Delivery
 from .handlers import Mode
 from .place import ConsumerPlace
 from .script import Script
+
+_NOTICED = 0.5
+"""Seconds in which a consumer notices that it cannot put a message away."""
 
 
 class Fault(Exception):
@@ -38,6 +43,7 @@ class Taking(ConsumerPlace):
         given = [
             self.envelope(topic, bytes(range(256)), "Ärger 日本", plain="a", empty="", unicode="é"),
             self.envelope(topic, b""),
+            self.envelope(topic, b"0", ""),
         ]
         failed = set[str]()
 
@@ -49,7 +55,7 @@ class Taking(ConsumerPlace):
         script = Script(fail_once)
         self.put(topic, given)
         with self.consuming(topic, script):
-            self.wait_until(lambda: len(self.rows()) == 2)
+            self.wait_until(lambda: len(self.rows()) == len(given))
         for sent in given:
             seen = [each for each in script.runs if each.id == sent.id]
             assert len(seen) == 2
@@ -125,6 +131,22 @@ class Taking(ConsumerPlace):
         assert "no way" in reason
         assert script.ran(b"\xffpoison") == 1
         self.nothing_is_left(topic)
+
+    def test_a_dead_letter_that_cannot_be_stored(self) -> None:
+        """A message that cannot be put away is not acknowledged: it is put away once that is possible."""
+        topic = self.new_topic()
+
+        def give_up(_: Delivery) -> None:
+            raise GiveUp("no way")
+
+        script = Script(give_up)
+        self.refuse_dead_letters(topic)
+        self.put(topic, [self.envelope(topic, b"poison", "k")])
+        with self.consuming(topic, script):
+            self.wait_until(lambda: script.ran(b"poison"))
+            time.sleep(_NOTICED)
+            self.take_dead_letters(topic)
+            self.wait_until(lambda: self.dead_letters(topic))
 
     def test_too_many_failures(self) -> None:
         """A message that has failed `max_attempts` times is put away with its error, and blocks no other."""

@@ -54,6 +54,33 @@ class DropsDeadLetters(RedisStreamsConsumer):
         super()._settle(entry, fields, decision)
 
 
+class LosesDeadLetters(RedisStreamsConsumer):
+    """Acknowledges also what it cannot put away."""
+
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        try:
+            super()._settle(entry, fields, decision)
+        except redis.ResponseError:
+            self._client.xack(self._topic, "suite", entry)
+
+
+class AcksWhatWaits(RedisStreamsConsumer):
+    """Acknowledges everything up to a message."""
+
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        super()._settle(entry, fields, decision)
+        if decision.action is Action.ACK and self._held:
+            self._client.xack(self._topic, "suite", *self._held)
+
+
+class CountsAttempts(RedisStreamsConsumer):
+    """Counts deliveries, and lets the listener compare the count."""
+
+    def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
+        self._client.hincrby(self._counts, entry, 1)
+        super()._settle(entry, fields, decision)
+
+
 class DropsReasons(RedisStreamsConsumer):
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         super()._settle(entry, fields, replace(decision, reason=""))
@@ -81,6 +108,15 @@ class IgnoresKeys(RedisStreamsConsumer):
 class ForgetsHeaders(RedisStreamsConsumer):
     def _new(self) -> dict[bytes, dict[bytes, bytes]]:
         return {entry: {**fields, b"headers": b"{}"} for entry, fields in super()._new().items()}
+
+
+class DropsEmptyKeys(RedisStreamsConsumer):
+    def _new(self) -> dict[bytes, dict[bytes, bytes]]:
+        found = super()._new()
+        return {
+            entry: {name: value for name, value in fields.items() if (name, value) != (b"key", b"")}
+            for entry, fields in found.items()
+        }
 
 
 class EndsAtAnOutage(RedisStreamsConsumer):
@@ -138,6 +174,10 @@ BROKEN_CONSUMERS: list[tuple[Any, str, tuple[Any, ...]]] = [
     (NeverAcks, "test_every_message_takes_effect_once", ()),
     (NeverAcks, "test_a_failed_message_comes_again", ("exactly once",)),
     (ForgetsHeaders, "test_what_a_handler_gets", ()),
+    (DropsEmptyKeys, "test_what_a_handler_gets", ()),
+    (LosesDeadLetters, "test_a_dead_letter_that_cannot_be_stored", ()),
+    (AcksWhatWaits, "test_a_stop_while_a_message_waits", ()),
+    (CountsAttempts, "test_the_database_is_away", ()),
     (AcksFirst, "test_a_handler_that_is_none", ("another result",)),
     (SwallowsErrors, "test_a_handler_that_is_none", ("SystemExit",)),
     (DropsFailures, "test_a_failed_message_comes_again", ("status",)),

@@ -97,6 +97,12 @@ class TestRedisStreamsConsumer(RedisServer, ConsumerSuite):
         found = self.client.xrange(f"{topic}.dead")
         return [(fields[b"payload"], fields[b"reason"].decode()) for _, fields in found]
 
+    def refuse_dead_letters(self, topic: str) -> None:
+        self.client.set(f"{topic}.dead", "no stream")
+
+    def take_dead_letters(self, topic: str) -> None:
+        self.client.delete(f"{topic}.dead")
+
     def put_strange(self, topic: str) -> None:
         self.client.xadd(topic, {b"\xff": b"\xfe"})
         self.client.xadd(topic, {"id": "1", "headers": "[1", "created": "yesterday"})

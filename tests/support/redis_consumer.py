@@ -81,7 +81,8 @@ class RedisStreamsConsumer:
                     self._client.hincrby(self._counts, entry, 1)
                 return
             if decision.action is Action.DEAD_LETTER:
-                pipeline.xadd(f"{self._topic}.dead", {**fields, b"reason": decision.reason})
+                # Not in the transaction, which goes on behind a command that fails.
+                self._client.xadd(f"{self._topic}.dead", {**fields, b"reason": decision.reason})
             pipeline.xack(self._topic, "suite", entry)
             pipeline.hdel(self._counts, entry)
             pipeline.execute()
