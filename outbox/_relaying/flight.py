@@ -5,8 +5,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from typing import Any
 
@@ -58,14 +57,10 @@ class Flight:
         self._report = Report()
         self._unsent = {letter.sequence: letter for letter in letters}
         self._failed: set[str] = set()
-        self._queues: dict[str | None, deque[Letter]] = {}
-        """If the batch holds several messages of a key at once: those without an answer, in order."""
+        self._queues = _queues(letters) if ordered else {}
+        """By key, if the batch holds several messages of it at once: those without an answer, in order."""
         self._early: dict[int, Any] = {}
         """Outcomes of messages whose predecessor has none yet."""
-        if ordered:
-            for letter in letters:
-                if letter.key is not None:
-                    self._queues.setdefault(letter.key, deque()).append(letter)
         self._asked = math.inf
         self._is_taken = False
         """Whether the broker has accepted or refused some message: it does not reject the topic."""
@@ -158,32 +153,34 @@ class Flight:
 
     def _accept(self, letters: list[Letter]) -> None:
         """Record that the broker has taken all of these messages: the usual case, and many times faster."""
-        with self._recording():
+        with self._lock:
             self._report.accepted += letters
             self._is_taken = True
             for letter in letters:
                 del self._unsent[letter.sequence]
+            self.seconds = time.monotonic() - self.begun
+            has_news = self._begin_news()
+        if has_news:
+            self._arrived()
 
     def _record(self, answers: Iterable[tuple[Letter, Any]]) -> None:
-        with self._recording():
+        # Called for each message alone, if the publisher yields pairs.
+        with self._lock:
             for letter, outcome in answers:
                 if letter.key in self._queues:
                     self._note_in_order(letter, outcome)
                 else:
                     self._note(letter, outcome)
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        with self._lock:
-            was_empty, accepted = self._report.is_empty, len(self._report.accepted)
-            yield
-            if len(self._report.accepted) > accepted:
-                self.seconds = time.monotonic() - self.begun
-            has_news = was_empty and not self._report.is_empty
-            if has_news:
-                self.has_news_since = time.monotonic()
+            has_news = self._begin_news()
         if has_news:
             self._arrived()
+
+    def _begin_news(self) -> bool:
+        """Whether the first outcomes have arrived since the last call of `collect`."""
+        if self.has_news_since < math.inf or self._report.is_empty:
+            return False
+        self.has_news_since = time.monotonic()
+        return True
 
     def _note_in_order(self, letter: Letter, outcome: Any) -> None:
         """Note the answers of a key in the order of its messages, however they arrive."""
@@ -200,6 +197,7 @@ class Flight:
         if isinstance(outcome, Accepted):
             self._report.accepted.append(letter)
             self._is_taken = True
+            self.seconds = time.monotonic() - self.begun
         else:
             self._fail(letter, _checked(outcome))
 
@@ -212,6 +210,15 @@ class Flight:
         self.reason = getattr(outcome, "reason", "")
         self._asked = min(answer.retry_after or 0.0, self._asked)
         self._is_taken |= is_last or isinstance(outcome, Refused | Failed)
+
+
+def _queues(letters: list[Letter]) -> dict[str | None, deque[Letter]]:
+    counts = Counter(letter.key for letter in letters if letter.key is not None)
+    queues: dict[str | None, deque[Letter]] = {}
+    for letter in letters:
+        if letter.key is not None and counts[letter.key] > 1:
+            queues.setdefault(letter.key, deque()).append(letter)
+    return queues
 
 
 def waves(letters: list[Letter]) -> list[list[Letter]]:
