@@ -182,7 +182,8 @@ def _note(
 
 
 def _headers(envelope: Envelope) -> dict[str, str | bytes | None]:
-    own = {"outbox-id": envelope.id, "outbox-created-at": envelope.created_at.isoformat()}
+    headers: dict[str, str | bytes | None] = {**envelope.headers, "outbox-id": envelope.id}
+    headers["outbox-created-at"] = envelope.created_at.isoformat()
     if envelope.payload is not None:
-        own["content-type"] = envelope.content_type
-    return {**envelope.headers, **own}
+        headers["content-type"] = envelope.content_type
+    return headers
