@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from examples.embedded_postgres import free_port
-from inbox import Delivery, Outcome, Verdict
+from inbox import Decision, Delivery, Outcome, Verdict
 from inbox.errors import InvalidOption
 from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
 from inbox_outbox_base.brokers.rocketmq import sources
@@ -18,7 +18,7 @@ from inbox_outbox_base.brokers.rocketmq.delivery import delivery_of
 from inbox_outbox_base.brokers.rocketmq.held import Held
 from inbox_outbox_base.brokers.rocketmq.link import Membership
 from inbox_outbox_base.brokers.rocketmq.source import Source
-from tests.support.rocketmq_consumers import consuming, send, url_of
+from tests.support.rocketmq_consumers import SOON, consuming, send, url_of
 from tests.support.rocketmq_topics import Topics, envelope
 from tests.support.status_workers import wait_until
 
@@ -163,6 +163,31 @@ def test_a_broker_that_is_new(rocketmq: Topics) -> None:
         return [each.delivery.payload for each in held]
 
     assert asyncio.run(receive()) == [b"1", b"2"]
+
+
+def test_a_dead_letter_function_that_is_cancelled(rocketmq: Topics) -> None:
+    """What it waited for was cancelled, not the consumer: it is called again, and the next message of that
+    key runs."""
+    topic, group, runs, stored = rocketmq.new(queues=1), rocketmq.group(), list[str](), list[str]()
+    batch = [envelope(topic, key="k") for _ in range(2)]
+    send(rocketmq.address, batch)
+
+    async def give_up(message: Delivery) -> Outcome:
+        runs.append(message.id)
+        if len(runs) == 2:
+            consumer.stop()
+        return Outcome(Verdict.DEAD)
+
+    async def store(message: Delivery, _: Decision) -> None:
+        stored.append(message.id)
+        if len(stored) == 1:
+            raise asyncio.CancelledError
+
+    url = url_of(rocketmq.address)
+    consumer = AsyncRocketMQConsumer(url, topic, give_up, group=group, dead_letter=store, backoff=SOON)
+    asyncio.run(asyncio.wait_for(consumer.run(), 60))
+    assert len({*runs}) == 2
+    assert stored[:2] == runs[:1] * 2
 
 
 def test_a_handler_that_is_none(rocketmq: Topics) -> None:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from inbox_outbox_base.brokers.journal import Journal
-from inbox_outbox_base.calls.signals import stopping
+from inbox_outbox_base.calls.signals import as_failure, stopping
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.listening.async_listener import AsyncListener
@@ -252,8 +252,9 @@ class AsyncRocketMQConsumer:
                     await held.put(letter_of(self._dead_letter, held.delivery, decision))
                 else:
                     await self._dead_letter(held.delivery, decision)
-            except Exception as error:  # noqa: BLE001 - it may pass, and the message is safe
-                _log.warning("message %s: not stored as a dead letter: %r", held.delivery.id, error)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it may pass, and the message is safe
+                failure = as_failure(error) if isinstance(error, asyncio.CancelledError) else error
+                _log.warning("message %s: not stored as a dead letter: %r", held.delivery.id, failure)
                 failures += 1
                 await self._keep(held, self.listener.backoff.delay(failures))
             else:
