@@ -52,8 +52,8 @@ class ConsumerPlace(Suite):
         """Write messages to the topic, in this order: as your publisher does."""
         raise NotImplementedError
 
-    def dead_letters(self, topic: str) -> Sequence[tuple[bytes, str]]:
-        """Optional: payload and reason of the dead letters of this topic's messages."""
+    def dead_letters(self, topic: str) -> Sequence[tuple[Delivery, str]]:
+        """Optional: the dead letters of this topic's messages, and why each is one."""
         self._lacks("dead_letters")
 
     def refuse_dead_letters(self, topic: str) -> None:

@@ -120,14 +120,16 @@ class Taking(ConsumerPlace):
                 raise GiveUp("no way")
 
         script = Script(give_up)
-        names = [b"before", b"\xffpoison", b"behind"]
-        self.put(topic, [self.envelope(topic, name, "k") for name in names])
+        poison = self.envelope(topic, b"\xffpoison", "k", colour="blue")
+        around = [self.envelope(topic, name, "k") for name in (b"before", b"behind")]
+        self.put(topic, [around[0], poison, around[1]])
         self.put(topic, [self.envelope(topic, b"other", "l")])
         with self.consuming(topic, script, mode=mode):
             self.wait_until(lambda: {*self.payloads()} == {b"before", b"behind", b"other"})
             self.wait_until(lambda: self.dead_letters(topic))
-        ((payload, reason),) = self.dead_letters(topic)
-        assert payload == b"\xffpoison"
+        ((letter, reason),) = self.dead_letters(topic)
+        assert (letter.id, letter.key, letter.payload) == (poison.id, poison.key, poison.payload)
+        assert letter.headers.items() >= poison.headers.items()
         assert "no way" in reason
         assert script.ran(b"\xffpoison") == 1
         self.nothing_is_left(topic)
@@ -161,8 +163,8 @@ class Taking(ConsumerPlace):
         with self.consuming(topic, script, max_attempts=3):
             self.wait_until(lambda: self.payloads() == [b"good"] and self.dead_letters(topic))
         assert script.ran(b"bad") == 3
-        ((payload, reason),) = self.dead_letters(topic)
-        assert payload == b"bad"
+        ((letter, reason),) = self.dead_letters(topic)
+        assert letter.payload == b"bad"
         assert "every time" in reason
 
     def test_the_order_of_a_key(self) -> None:

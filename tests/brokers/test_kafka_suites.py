@@ -118,11 +118,9 @@ class TestKafkaConsumer(KafkaServer, ConsumerSuite):
         self.wait_until(lambda: published(publisher, messages) == [Accepted()] * len(messages))
         publisher.close()
 
-    def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
-        return [
-            (record.value() or b"", dict(delivery_of(record, attempt=1).headers)["dead-letter-reason"])
-            for record in self.topics.log(f"{topic}.dead")
-        ]
+    def dead_letters(self, topic: str) -> list[tuple[Delivery, str]]:
+        found = [delivery_of(record, attempt=1) for record in self.topics.log(f"{topic}.dead")]
+        return [(letter, letter.headers["dead-letter-reason"]) for letter in found]
 
     def put_strange(self, topic: str) -> None:
         self.topics.put_raw(topic, None, b"\xff", {"odd": b"\xfd", "empty": None})

@@ -99,7 +99,7 @@ class TestRabbitConsumer(RabbitServer, ConsumerSuite):
     @pytest.fixture(autouse=True)
     def _database(self, postgres: Database) -> None:
         self.postgres = postgres
-        self.dead = list[tuple[bytes, str]]()
+        self.dead = list[tuple[Delivery, str]]()
 
     def database(self, folder: Path) -> URL:
         return self.postgres.url
@@ -121,10 +121,10 @@ class TestRabbitConsumer(RabbitServer, ConsumerSuite):
         self.wait_until(lambda: published(publisher, messages) == [Accepted()] * len(messages))
         publisher.close()
 
-    def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
+    def dead_letters(self, topic: str) -> list[tuple[Delivery, str]]:
         found = self.queues.take(f"{topic}.dead") if self.queues.count(f"{topic}.dead") else []
         self.dead += [
-            (bytes(each.body), str((each.header.properties.headers or {})["inbox-reason"])) for each in found
+            (delivery_of(each), str((each.header.properties.headers or {})["inbox-reason"])) for each in found
         ]
         return self.dead
 

@@ -93,9 +93,9 @@ class TestRedisStreamsConsumer(RedisServer, ConsumerSuite):
         assert published(publisher, messages) == [Accepted()] * len(messages)
         publisher.close()
 
-    def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
+    def dead_letters(self, topic: str) -> list[tuple[Delivery, str]]:
         found = self.client.xrange(f"{topic}.dead")
-        return [(fields[b"payload"], fields[b"reason"].decode()) for _, fields in found]
+        return [(delivery_of(topic, fields), fields[b"reason"].decode()) for _, fields in found]
 
     def refuse_dead_letters(self, topic: str) -> None:
         self.client.set(f"{topic}.dead", "no stream")

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import URL
 
 from examples.embedded_postgres import free_port
+from inbox import Delivery
 from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
 from inbox.testing import ConsumerSuite
 from inbox_outbox_base.brokers.rocketmq.client import protocol
@@ -18,7 +19,7 @@ from tests.servers.rocketmq import LocalRocket
 from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.rocketmq_consumers import send_raw
-from tests.support.rocketmq_topics import Topics
+from tests.support.rocketmq_topics import Topics, delivery_of
 
 pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
@@ -58,8 +59,9 @@ class TestRocketMQConsumer(ConsumerSuite):
         self.wait_until(lambda: published(publisher, messages) == [Accepted()] * len(messages))
         publisher.close()
 
-    def dead_letters(self, topic: str) -> list[tuple[bytes, str]]:
-        return [(each.body, each.properties["inbox-reason"]) for each in self.topics.stored(f"{topic}-dead")]
+    def dead_letters(self, topic: str) -> list[tuple[Delivery, str]]:
+        found = self.topics.stored(f"{topic}-dead")
+        return [(delivery_of(each, topic), each.properties["inbox-reason"]) for each in found]
 
     def put_strange(self, topic: str) -> None:
         plain, odd, packed = (message_of(self.envelope(topic, b"\xff"), "", is_fifo=True) for _ in range(3))

@@ -1,18 +1,15 @@
 """RocketMQ passes the conformance suite of publishers; and a server that begins to hang in the middle."""
 
 import os
-import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import datetime
 from uuid import uuid4
 
 import pytest
 
 from examples.embedded_postgres import free_port
 from inbox import Delivery
-from inbox_outbox_base.brokers.rocketmq import properties
 from outbox import Accepted, Envelope, Unavailable, Unknown
 from outbox.rocketmq import AsyncRocketMQPublisher, RocketMQPublisher
 from outbox.testing import PublisherSuite
@@ -22,14 +19,12 @@ from tests.support.cli import line
 from tests.support.database import Database
 from tests.support.outbox_publishers import publish
 from tests.support.program import ROOT
-from tests.support.rocketmq_remoting import Stored
-from tests.support.rocketmq_topics import Topics, envelope
+from tests.support.rocketmq_topics import Topics, delivery_of, envelope
 from tests.support.status_workers import wait_until
 
 pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
 TIMEOUT = 3.0
-BROKERS_OWN = re.compile(r"[A-Z0-9_]+|__.*")
 
 
 class RocketServer:
@@ -94,23 +89,6 @@ class TestAsyncRocketMQPublisher(TestRocketMQPublisher):
     def test_a_frozen_server(self) -> None:
         """As before."""
         super().test_a_frozen_server()
-
-
-def delivery_of(stored: Stored, topic: str) -> Delivery:
-    """A message as it is in the broker."""
-    plain = {name: text for name, text in stored.properties.items() if not BROKERS_OWN.fullmatch(name)}
-    found = properties.decode(plain)
-    return Delivery(
-        id=found.pop("outbox-id"),
-        topic=topic,
-        key=found.pop("outbox-key", None),
-        payload=b"" if found.pop("outbox-empty", "") else stored.body,
-        content_type=found.pop("content-type"),
-        created_at=datetime.fromisoformat(found.pop("outbox-created-at")),
-        headers=found,
-        attempt=1,
-        raw=stored,
-    )
 
 
 def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:

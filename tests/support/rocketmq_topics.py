@@ -1,11 +1,14 @@
 """RocketMQ's topics and groups that belong to one test, and what is in them."""
 
+import re
 import time
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+from inbox import Delivery
+from inbox_outbox_base.brokers.rocketmq import properties
 from inbox_outbox_base.brokers.rocketmq.client import grpc, rocketmq
 from outbox import Envelope
 from tests.support.rocketmq_remoting import Remoting, Stored
@@ -14,6 +17,8 @@ WAIT = 60
 """Seconds, for what takes one on a machine that is not busy."""
 INVISIBLE = 60
 """Seconds for which nobody else gets a message that was received."""
+
+BROKERS_OWN = re.compile(r"[A-Z0-9_]+|__.*")
 
 
 def envelope(topic: str, payload: str | bytes = "x", key: str | None = None, **headers: str) -> Envelope:
@@ -107,3 +112,20 @@ class Topics:
             self._remoting.delete_topic(topic)
         for group in self._groups:
             self._remoting.delete_group(group)
+
+
+def delivery_of(stored: Stored, topic: str) -> Delivery:
+    """A message as it is in the broker."""
+    plain = {name: text for name, text in stored.properties.items() if not BROKERS_OWN.fullmatch(name)}
+    found = properties.decode(plain)
+    return Delivery(
+        id=found.pop("outbox-id"),
+        topic=topic,
+        key=found.pop("outbox-key", None),
+        payload=b"" if found.pop("outbox-empty", "") else stored.body,
+        content_type=found.pop("content-type"),
+        created_at=datetime.fromisoformat(found.pop("outbox-created-at")),
+        headers=found,
+        attempt=1,
+        raw=stored,
+    )
