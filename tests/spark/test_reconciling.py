@@ -47,6 +47,13 @@ def counts(found: Reconciliation) -> dict[str, int]:
     return {name: count for name, count in kinds.items() if count}
 
 
+def test_a_digest_does_not_matter(migrated: Database, engine: Engine) -> None:
+    """A writer with a digest compares the keys alone: its tasks do not even get the other columns."""
+    write(migrated, [batch(("a", 1))], digest="amount")
+    rows = batch(("a", 2), ("b", 1)).select(["id"])
+    assert counts(reconcile(migrated, [rows], digest="amount")) == {"present": 1, "missing": 1}
+
+
 def test_what_is_missing_is_named(migrated: Database, engine: Engine) -> None:
     """Keys that were never written, rows that have been deleted since, with the job that wrote them, and rows
     that others have written; by partition, with the first keys as a sample."""
