@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, PrimaryKeyConstraint, String, delete, insert, inspect, select
 from sqlalchemy.schema import CreateSchema, DropTable
 
+from inbox_outbox_base.databases.registry import migrating
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import VERSION_TABLE, tables
 
@@ -39,12 +40,16 @@ def prepare(op: Any, schema: str | None, *, as_sql: bool) -> None:
 
 
 def note(op: Any, schema: str | None, number: int) -> None:
-    """Record the tables' revision, after each step, because on MySQL its DDL has been committed."""
+    """Record the tables' revision after each step. Where its DDL has been committed, the next step may still
+    refuse, so this is committed, too."""
     version = tables(schema).version
     op.execute(delete(version))
     if number > 0:
         name = op.inline_literal(revisions.names()[number])
         op.execute(insert(version).inline().values(version_num=name))
+    context = op.get_context()
+    if migrating(context.dialect.name).commits_ddl and not context.as_sql:
+        op.execute("COMMIT")
 
 
 def reached(connection: Connection, schema: str | None) -> int:

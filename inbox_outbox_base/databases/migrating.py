@@ -17,6 +17,9 @@ class Migrating(ABC):
     has_schemas = False
     """Whether the tables can be in a schema inside the database."""
 
+    commits_ddl = False
+    """Whether DDL commits what came before it, and itself."""
+
     starts_over = False
     """Whether a migration that waited too long for a table starts over, until a minute has passed."""
 

@@ -52,7 +52,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0013"
+REVISION = "0012"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"

@@ -1,4 +1,5 @@
-"""The ledger of bulk writers: a number for each row, which the rows written with it carry."""
+"""The ledger of bulk writers: a number for each row, which the rows written with it carry, and how many rows
+had a key that was taken with other content."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -21,21 +22,24 @@ COUNTS = ("rows_new", "rows_duplicate", "rows_repeated", "rows_dropped")
 UP = {
     True: """
         ALTER TABLE {prefix}inbox_ledger ADD COLUMN IF NOT EXISTS id BIGSERIAL NOT NULL,
+        ADD COLUMN IF NOT EXISTS rows_mismatch BIGINT NOT NULL DEFAULT '0',
         DROP CONSTRAINT IF EXISTS inbox_ledger_entry, ADD CONSTRAINT inbox_ledger_entry
         UNIQUE (consumer, run, batch, part, parts, fingerprint),
         DROP CONSTRAINT inbox_ledger_pkey, ADD CONSTRAINT inbox_ledger_pkey PRIMARY KEY (id)""",
     False: """
         ALTER TABLE {prefix}inbox_ledger ADD COLUMN id BIGINT NOT NULL AUTO_INCREMENT,
+        ADD COLUMN rows_mismatch BIGINT NOT NULL DEFAULT '0',
         DROP PRIMARY KEY, ADD PRIMARY KEY (id),
         ADD UNIQUE inbox_ledger_entry (consumer, run, batch, part, parts, fingerprint)""",
 }
 DOWN = {
     True: """
         ALTER TABLE {prefix}inbox_ledger DROP CONSTRAINT inbox_ledger_pkey, DROP COLUMN id,
-        DROP CONSTRAINT inbox_ledger_entry, ADD CONSTRAINT inbox_ledger_pkey
+        DROP COLUMN rows_mismatch, DROP CONSTRAINT inbox_ledger_entry, ADD CONSTRAINT inbox_ledger_pkey
         PRIMARY KEY (consumer, run, batch, part, parts, fingerprint)""",
     False: """
-        ALTER TABLE {prefix}inbox_ledger DROP COLUMN id, DROP INDEX inbox_ledger_entry,
+        ALTER TABLE {prefix}inbox_ledger DROP COLUMN id, DROP COLUMN rows_mismatch,
+        DROP INDEX inbox_ledger_entry,
         DROP PRIMARY KEY, ADD PRIMARY KEY (consumer, run, batch, part, parts, fingerprint)""",
 }
 
@@ -75,8 +79,9 @@ def _remake(*, numbered: bool) -> None:
     op.drop_index("inbox_ledger_committed_at", "inbox_ledger")
     op.rename_table("inbox_ledger", "inbox_ledger_old")
     entry = sa.UniqueConstraint if numbered else sa.PrimaryKeyConstraint
-    ids = [
+    more = [
         sa.Column("id", number(), autoincrement=True, nullable=False),
+        sa.Column("rows_mismatch", sa.BigInteger, nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
     ]
     made = op.create_table(
@@ -95,7 +100,7 @@ def _remake(*, numbered: bool) -> None:
             nullable=False,
             server_default=plain_now(op.get_context().dialect.name),
         ),
-        *(ids if numbered else []),
+        *(more if numbered else []),
         entry(*ENTRY, name="inbox_ledger_entry" if numbered else "inbox_ledger_pkey"),
         sa.CheckConstraint(
             sa.column("rows_read")

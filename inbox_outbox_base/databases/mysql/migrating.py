@@ -9,6 +9,8 @@ from inbox_outbox_base.tables.inbox import VERSION_TABLE
 class MySQLMigrating(Migrating):
     """A named lock of the session."""
 
+    commits_ddl = True
+
     def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
         connection.detach()  # the session holds the lock, so it must not return to the pool
         # By default DDL waits for a table for a day (MariaDB) or a year (MySQL).
