@@ -32,6 +32,7 @@ cat >/dev/null
 kill -QUIT "$1"
 kill -CONT "$1"
 for _ in $(seq 100); do kill -0 "$1" 2>/dev/null || break; sleep 0.1; done
+kill -KILL "$1" 2>/dev/null
 rm -rf "$2"
 """
 

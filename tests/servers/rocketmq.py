@@ -70,7 +70,8 @@ class LocalRocket:
 
     def start(self) -> None:
         """Start it again after `crash`, on the same port."""
-        command = ["env", f"JAVA_OPTIONS={JAVA_OPTIONS}", self._program, str(self._folder)]
+        options = f"{JAVA_OPTIONS} -Djava.io.tmpdir={self._folder}"
+        command = ["env", f"JAVA_OPTIONS={options}", self._program, str(self._folder)]
         self._process = ServerProcess(
             command, self._folder, user=None, is_ready=lambda: answers(self.address)
         )
