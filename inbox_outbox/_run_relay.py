@@ -1,5 +1,6 @@
 """Runs a relay for the duration of a command, and shows its counts."""
 
+import gc
 import logging
 import signal
 import threading
@@ -71,6 +72,8 @@ def run(
     line = ProgressLine("relaying")
     counting = _Counting(line.show)
     relay = Relay(engine, publisher, on_event=counting, **options)
+    gc.collect()
+    gc.freeze()  # or each full collection would look at all that is loaded
     begun = time.monotonic()
     with line, _logging_to_stderr(), relay.stopping_on_sigterm(signal.SIGINT):
         if until_drained:
