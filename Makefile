@@ -9,8 +9,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Processes that share the tests; each starts servers of its own. Much of the tests is waiting, so two cores
-# are enough for five.
-WORKERS ?= 5
+# are enough for six.
+WORKERS ?= 6
 
 .PHONY: demo test test-all check tests tests-all benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
 

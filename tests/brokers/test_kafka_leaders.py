@@ -21,6 +21,8 @@ from tests.support.kafka_topics import Topics, envelope, wait_until
 from tests.support.outbox_publishers import TABLES, count, left
 from tests.support.relay_crashes import running
 
+pytestmark = pytest.mark.long
+
 pytest_plugins = ["tests.support.kafka_fixtures"]
 
 KEYS = [f"key-{number}" for number in range(12)]

@@ -204,6 +204,7 @@ def test_the_broker_is_killed(private_kafka: LocalKafka) -> None:
         relaying.finish(sender, topics)
 
 
+@pytest.mark.long
 def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
     """What an old connection still delivers, once the broker goes on, overtakes nothing."""
     with Topics(private_kafka.address) as topics:

@@ -71,16 +71,12 @@ class TestKafkaPublisher(KafkaServer, PublisherSuite):
         return KafkaPublisher(settings, timeout=2)
 
 
+@pytest.mark.long  # beside the synchronous one, which has the same core
 class TestAsyncKafkaPublisher(TestKafkaPublisher):
     """The asynchronous publisher."""
 
     def publisher(self) -> AsyncKafkaPublisher:  # type: ignore[override]
         return AsyncKafkaPublisher({"bootstrap.servers": self.server.address}, timeout=3)
-
-    @pytest.mark.long
-    def test_a_killed_server(self) -> None:
-        """Beside the synchronous one, which has the same core."""
-        super().test_a_killed_server()
 
 
 class TestKafkaConsumer(KafkaServer, ConsumerSuite):

@@ -123,6 +123,7 @@ def test_a_topic_that_gets_no_answer(queues: Queues, proxy: TcpProxy) -> None:
     publisher.close()
 
 
+@pytest.mark.long
 def test_a_queue_that_stands_still(private_rabbitmq: LocalRabbit) -> None:
     """RabbitMQ stops reading a connection whose queue takes no more: other topics are published meanwhile,
     and the same topic once its queue goes on."""

@@ -120,6 +120,7 @@ def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres:
     assert any(runs > 1 for runs in failures.values())
 
 
+@pytest.mark.long
 def test_a_broker_that_crashes_when_a_message_is_first_delayed(
     private_rabbitmq: LocalRabbit, postgres: Database
 ) -> None:

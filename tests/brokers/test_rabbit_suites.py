@@ -78,16 +78,12 @@ class TestRabbitPublisher(RabbitServer, PublisherSuite):
         return RabbitPublisher(f"amqp://me:{self.secret}@127.0.0.1:{free_port()}/", timeout=2)
 
 
+@pytest.mark.long  # beside the synchronous one, which has the same core
 class TestAsyncRabbitPublisher(TestRabbitPublisher):
     """The asynchronous publisher."""
 
     def publisher(self) -> AsyncRabbitPublisher:  # type: ignore[override]
         return AsyncRabbitPublisher(self.server.url, timeout=2)
-
-    @pytest.mark.long
-    def test_a_killed_server(self) -> None:
-        """Beside the synchronous one, which has the same core."""
-        super().test_a_killed_server()
 
     def unreachable(self) -> AsyncRabbitPublisher:  # type: ignore[override]
         return AsyncRabbitPublisher(f"amqp://me:{self.secret}@127.0.0.1:{free_port()}/", timeout=2)

@@ -250,6 +250,7 @@ def test_a_database_that_is_down(rocketmq: Topics, postgres: Database, kind: str
     assert rocketmq.dead(group) == []
 
 
+@pytest.mark.long(but_on="NORMAL")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handler_longer_than_the_invisible_time(rocketmq: Topics, kind: str) -> None:
     """While a handler runs, and while messages wait for their turn, no other consumer of the group gets them,

@@ -69,26 +69,22 @@ class TestRocketMQPublisher(RocketServer, PublisherSuite):
     def missing_topic(self) -> str:
         return f"missing-{uuid4()}"
 
+    @pytest.mark.long
+    def test_a_killed_server(self) -> None:
+        """A start of RocketMQ takes longer than those of the others."""
+        super().test_a_killed_server()
+
     def unreachable(self) -> RocketMQPublisher:
         url = f"rocketmq://me:{self.secret}@127.0.0.1:{free_port()}"
         return RocketMQPublisher(url, timeout=TIMEOUT)
 
 
+@pytest.mark.long  # beside the synchronous one, which has the same core
 class TestAsyncRocketMQPublisher(TestRocketMQPublisher):
     """The asynchronous publisher."""
 
     def publisher(self) -> AsyncRocketMQPublisher:  # type: ignore[override]
         return AsyncRocketMQPublisher(f"rocketmq://{self.server.address}", timeout=TIMEOUT)
-
-    @pytest.mark.long
-    def test_a_killed_server(self) -> None:
-        """Beside the synchronous one, which has the same core."""
-        super().test_a_killed_server()
-
-    @pytest.mark.long
-    def test_a_frozen_server(self) -> None:
-        """As before."""
-        super().test_a_frozen_server()
 
 
 def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:

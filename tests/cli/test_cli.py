@@ -22,6 +22,8 @@ from tests.support.inspection import snapshot
 from tests.support.program import ROOT
 from tests.support.script import run_script
 
+pytestmark = pytest.mark.quick("postgresql", "sqlite")
+
 MESSAGE = tables().message
 TWO_WEEKS = timedelta(days=14)
 

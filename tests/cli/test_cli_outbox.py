@@ -13,6 +13,8 @@ from tests.support.cli import Done, as_json, error, in_this_process, succeeded
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, dead, publish, relay
 
+pytestmark = pytest.mark.quick("postgresql", "sqlite")
+
 Run = Callable[..., Done]
 
 

@@ -17,6 +17,8 @@ from tests.support.database import Database
 from tests.support.program import ROOT
 from tests.support.status_stores import CONSUMER, ENDS, PAYLOAD, Place, change, end, held, request, stored
 
+pytestmark = pytest.mark.quick("postgresql", "sqlite")
+
 KEY = "order-1"
 SECRET = "s3cr3t-P@ss"  # noqa: S105 - of nobody
 

@@ -15,6 +15,8 @@ from tests.support.database import Database
 from tests.support.forked import run_module
 from tests.support.program import complaints
 
+pytestmark = pytest.mark.quick("postgresql", "sqlite")
+
 Post = Callable[..., Awaitable[Response]]
 Scenario = Callable[[AsyncEngine, Post], Awaitable[None]]
 

@@ -9,6 +9,8 @@ from outbox.schema import tables
 from tests.support.database import Database
 from tests.support.forked import run_module
 
+pytestmark = pytest.mark.quick("postgresql", "sqlite")
+
 OUTPUT = {
     "outbox_publish": [
         "order-1: committed",

@@ -130,7 +130,8 @@ def test_the_orders_are_right_whoever_is_killed(postgres: Database, transport: T
     assert all(result.promises(PLAN).values())
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("step", [6, 1])
 def test_a_relay_that_is_killed_at_any_statement_costs_nothing(
     engine: Engine, remote: Remote, step: int
 ) -> None:

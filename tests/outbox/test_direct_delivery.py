@@ -24,6 +24,8 @@ from tests.support.outbox_publishers import (
     waiting,
 )
 
+pytestmark = pytest.mark.quick("postgresql", "sqlite")
+
 CHAIN = ("order", "reserve", "pay", "ship")
 ORDERS = [f"{key}1" for key in "abcdefgh"]
 NEW = InboxOutcome(Verdict.NEW)

@@ -34,7 +34,7 @@ from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, let_leas
 from tests.support.published import TOPIC, WAYS, Way, beginning_early, break_off, relayed, texts
 from tests.support.together import Task, together, wait_until_blocked
 
-pytestmark = pytest.mark.mysql
+pytestmark = [pytest.mark.mysql, pytest.mark.quick("postgresql", "sqlite")]
 
 OUTBOX = Outbox()
 STRANGE = ["a", "A", "a ", " a", "{a,b}", 'say "hi"', "back\\slash", "'; --", "%s", "x" * 128, "NULL"]

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.documented_code import PAGES, blocks
 from tests.support.program import ROOT
 
@@ -33,6 +35,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.long
 def test_the_adapters_of_the_guide(tmp_path: Path) -> None:
     """The page's code, in one file, passes; only what a folder cannot do is skipped."""
     [page] = [page for page in PAGES if page.name == "adapters.md"]

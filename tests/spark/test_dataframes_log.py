@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from pyspark.java_gateway import ensure_callback_server_started
 
 from spark import InboxDataSource, InboxWriter, WriteReport
@@ -125,6 +126,7 @@ def test_the_counts_are_observed_metrics(postgres: Database, spark_session: "Spa
     ]
 
 
+@pytest.mark.long
 def test_the_report_of_the_data_source(
     postgres: Database, spark_session: "SparkSession", tmp_path: Path
 ) -> None:
