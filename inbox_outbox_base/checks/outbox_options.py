@@ -86,11 +86,13 @@ def message(value: object) -> Message:
 
 
 def headers(value: object) -> dict[str, str]:
-    """Names and values that are text."""
+    """Names and values that are text, and no names that publishers use."""
     if not isinstance(value, Mapping):
         raise InvalidMessage(f"headers={value!r:.80}: expected a mapping of strings to strings")
     for name, content in value.items():
         text("headers", name, LONGEST_HEADER)
+        if name == "content-type" or name.startswith("outbox-"):
+            raise InvalidMessage(f"headers[{name!r}]: publishers write a header with this name themselves")
         if not isinstance(content, str):
             raise InvalidMessage(f"headers[{name!r}]={content!r:.80}: expected a string")
         if content:

@@ -65,6 +65,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"headers": {1: "a"}}, "^headers=1: expected a string"),
     ({"headers": {"": "a"}}, "^headers='': 0 bytes"),
     ({"headers": {"n" * 129: "a"}}, r"^headers='n{79}: 129 bytes of UTF-8, expected 1 to 128"),
+    ({"headers": {"content-type": "text/plain"}}, r"^headers\['content-type'\]: publishers write"),
+    ({"headers": {"outbox-key": "a"}}, r"^headers\['outbox-key'\]: publishers write"),
     ({"headers": {"a": "\0"}}, r"^headers\['a'\]=.*NUL"),
     ({"headers": {"a": LONE}}, r"^headers\['a'\]=.*lone surrogate"),
     (
