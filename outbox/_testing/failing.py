@@ -127,7 +127,7 @@ class Failing(PublisherPlace):
                     never |= certainly_not_sent(batch, outcomes)
             finally:
                 self.thaw()
-            self._is_not_accepted_nowhere(publisher)
+            self._takes_no_earlier_answer(publisher)
             last = self.envelope(topic, b"last", "k")
             self.accept_at_last(publisher, last)
         arrived = {each.id for each in self.received(topic, 2)}
@@ -163,7 +163,7 @@ class Failing(PublisherPlace):
         known = {each for ids in arrived.values() for each in ids}
         assert not resending.never & known, "messages that were called unavailable have arrived"
 
-    def _is_not_accepted_nowhere(self, publisher: Any) -> None:
+    def _takes_no_earlier_answer(self, publisher: Any) -> None:
         if type(self).missing_topic is not PublisherPlace.missing_topic:
             outcomes = self.sent(publisher, [self.envelope(self.missing_topic())])
             assert ACCEPTED not in outcomes, "the answer to an earlier message is taken for this one's"
