@@ -216,15 +216,9 @@ class Loading(ABC):
         None if that one committed."""
 
     @abstractmethod
-    def take(
-        self,
-        connection: Connection,
-        claim: WriterClaim,
-        keys: pa.StringArray,
-        digests: pa.BinaryArray | None = None,
-    ) -> TakenKeys:
-        """Insert inbox rows in the order of the keys, which are distinct and in byte order; each has its
-        digest, if there are any."""
+    def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
+        """Insert inbox rows for the column `key`, whose keys are distinct and in byte order, and the digests,
+        if there is a column `digest`."""
 
     @abstractmethod
     def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:

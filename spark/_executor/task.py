@@ -256,10 +256,11 @@ class _Taking:
         """The rows whose keys were new, in the order of their keys."""
         for rows in self._spool.tables():
             keys, its = rows.column(KEY).combine_chunks(), None
+            given = pa.table({"key": keys})
             if DIGEST in rows.column_names:
                 its = rows.column(DIGEST).combine_chunks()
-                rows = rows.drop_columns([DIGEST])
-            taken = self._database.take(self._connection, self._claim, keys, its)
+                rows, given = rows.drop_columns([DIGEST]), given.append_column("digest", its)
+            taken = self._database.take(self._connection, self._claim, given)
             new = pc.sum(taken.fresh).as_py() or 0
             self._count(new, list(taken.known.owners.values()))
             if its is not None and taken.known.digests:

@@ -115,15 +115,9 @@ class MySQLLoading(Loading):
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
         return connection.execute(sql.begin(tables), row).lastrowid or None
 
-    def take(
-        self,
-        connection: Connection,
-        claim: WriterClaim,
-        keys: pa.StringArray,
-        digests: pa.BinaryArray | None = None,
-    ) -> TakenKeys:
+    def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
+        keys = given.column("key").combine_chunks()
         known = self._known(connection, claim, keys)
-        given = pa.table({"key": keys} if digests is None else {"key": keys, "digest": digests})
         unknown = given.filter(pc.invert(_among(keys, known.owners))) if known.owners else given
         if len(unknown):
             self._give(connection, unknown)

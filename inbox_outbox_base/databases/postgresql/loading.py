@@ -134,24 +134,17 @@ class PostgreSQLLoading(Loading):
         held = func.pg_advisory_xact_lock_shared(batch_lock(claim.tables))
         connection.execute(select(held), {"consumer": claim.consumer})
 
-    def take(
-        self,
-        connection: Connection,
-        claim: WriterClaim,
-        keys: pa.StringArray,
-        digests: pa.BinaryArray | None = None,
-    ) -> TakenKeys:
+    def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
+        keys = _whole(given, "key")
         known = self.found(connection, claim.tables, claim.consumer, keys)
         fresh = pc.invert(_among(keys, known.owners))
-        left = pa.table({"key": keys} if digests is None else {"key": keys, "digest": digests})
-        if known.owners:
-            left = left.filter(fresh)
+        left = given.filter(fresh) if known.owners else given
         if not self._copy_keys(connection, claim, left):
             raced = _add_unless_there(claim.tables)
-            given = {"keys": _literal(_whole(left, "key")), "digests": "{}"}
-            if digests is not None:
-                given["digests"] = _literal(arrow.bytea(_whole(left, "digest")))
-            parameters = _row(connection, claim) | given
+            arrays = {"keys": _literal(_whole(left, "key")), "digests": "{}"}
+            if "digest" in left.column_names:
+                arrays["digests"] = _literal(arrow.bytea(_whole(left, "digest")))
+            parameters = _row(connection, claim) | arrays
             fresh = _among(keys, connection.execute(raced, parameters).scalars())
             known = self.found(connection, claim.tables, claim.consumer, keys.filter(pc.invert(fresh)))
         return TakenKeys(fresh, known)

@@ -126,32 +126,27 @@ class SQLiteLoading(Loading):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return connection.execute(_begin(tables), row).scalar()
 
-    def take(
-        self,
-        connection: Connection,
-        claim: WriterClaim,
-        keys: pa.StringArray,
-        digests: pa.BinaryArray | None = None,
-    ) -> TakenKeys:
-        self._give(connection, {"key": keys} if digests is None else {"key": keys, "digest": digests})
+    def take(self, connection: Connection, claim: WriterClaim, given: pa.Table) -> TakenKeys:
+        self._give(connection, given)
         parameters = {"consumer": claim.consumer, "claim": claim.id}
         known = KnownKeys()
-        if connection.execute(_add(claim.tables), parameters).rowcount != len(keys):
+        if connection.execute(_add(claim.tables), parameters).rowcount != len(given):
             known.add(connection.execute(_others(claim.tables), parameters))
+        keys = given.column("key").combine_chunks()
         fresh = pc.invert(pc.is_in(keys, pa.array(list(known.owners), pa.string())))
         return TakenKeys(fresh, known)
 
     def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
-        self._give(connection, {"key": keys})
+        self._give(connection, pa.table({"key": keys}))
         known = KnownKeys()
         known.add(connection.execute(_find(tables), {"consumer": consumer}))
         return known
 
-    def _give(self, connection: Connection, keys: dict[str, pa.Array]) -> None:
+    def _give(self, connection: Connection, keys: pa.Table) -> None:
         """The keys, and their digests if they have any, as a temporary table."""
         connection.execute(CreateTable(_GIVEN, if_not_exists=True))
         connection.execute(delete(_GIVEN))
-        self.load(connection, _GIVEN.name, None, pa.table(keys), 20_000)
+        self.load(connection, _GIVEN.name, None, keys, 20_000)
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
         return True
