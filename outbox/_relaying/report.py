@@ -57,7 +57,7 @@ class Report:
     """Messages that are given up: they cannot be read, or used up their attempts without an answer."""
 
     unsent: list[Letter] = field(default_factory=list)
-    """Messages of batches that are over, which were not sent after all."""
+    """Messages that were not sent after all: the batch is over, or one before it in its key has failed."""
 
     dead: list[Death] = field(default_factory=list)
     """The messages that became dead letters, once that is written."""
@@ -75,4 +75,5 @@ class Report:
         """Take over the outcomes of another batch."""
         self.accepted += other.accepted
         self.others += other.others
+        self.unsent += other.unsent
         self.seconds = max(self.seconds, other.seconds)

@@ -257,7 +257,9 @@ class Rounds:
         if choice.letters and report.is_empty and not tends:
             self._renew(connection)
             # An operator may have dropped some of these before the lease was locked.
-            choice = self._scanner.choose(connection)
+            has_more = choice.has_more
+            choice = self._scanner.choose(connection, again=True)
+            choice.has_more |= has_more
         if choice.letters:
             self._scanner.load(connection, choice)
         # Committed before the batches are sent: a relay that retires this one knows what may have arrived.

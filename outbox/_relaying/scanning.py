@@ -114,13 +114,14 @@ class Scanner:
         self.frontier.start_over()
         self.look_again()
 
-    def choose(self, connection: Connection) -> Choice:
-        """The next batches, at most one for each topic."""
+    def choose(self, connection: Connection, *, again: bool = False) -> Choice:
+        """The next batches, at most one for each topic. `again` reads no other messages than those that the
+        last call has found."""
         self._look_at_waits(connection)
         if not self.buckets or "*" in self.paused:
             return Choice()
         letters: dict[int, Letter] = {}
-        is_read = self._read(connection, letters)
+        is_read = again or self._read(connection, letters)
         ready = self.backlog.ready
         picked = {lane: self._pick(lane) for lane in self._open_lanes()}
         self._fetch(connection, [*chain.from_iterable(picked.values())], letters)

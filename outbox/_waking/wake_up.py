@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from .hints import EVERYTHING, Hint, wanted
 
-BURST = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.3, 1.2)
+BURST = (0.002, 0.002, 0.003, 0.005, 0.01, 0.02, 0.04, 0.08, 0.3, 1.2)
 """Seconds between looks after a wake-up, which may come before its messages are visible."""
 _CLOSE = 0.02
 """Seconds between messages that follow each other faster than notifications do."""

@@ -1,10 +1,10 @@
-"""Several batches of one topic at the same time: never with a key in common."""
+"""Several batches of one topic are sent at the same time, but never two with a key in common."""
 
 import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from threading import Event, Lock
 from typing import Any
@@ -36,6 +36,7 @@ from tests.support.status_workers import wait_until
 
 SLOW = [f"-{number}" for number in range(20)]
 """Messages that are held back."""
+BUSY = Failed("busy", 0.05)
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def engine(migrated: Database) -> Engine:
 
 
 class Held(Recorder):
-    """A publisher whose sends do not return while they have messages with these names."""
+    """A publisher whose sends do not return while they contain messages with these names."""
 
     def __init__(self, *names: str, ordered: bool = False) -> None:
         super().__init__()
@@ -66,13 +67,14 @@ class Held(Recorder):
             return super().send(batch)
 
     def has_begun(self, name: str) -> bool:
-        """Whether a message has been passed to it."""
+        """Whether the send of this message has begun."""
         return any(name in names for names in self.begun)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_batch_that_hangs_holds_up_its_own_keys_only(engine: Engine, ordered: bool) -> None:
-    """Messages of other keys, and without a key, leave meanwhile; those of its keys follow it."""
+    """While a batch hangs, messages of other keys and without a key are sent; later messages of its own keys
+    follow it."""
     publish(engine, "a1", "b1")
     publisher = Held("a1", ordered=ordered)
     with running(Relay(engine, publisher, poll=0.05)):
@@ -91,7 +93,7 @@ def test_a_batch_that_hangs_holds_up_its_own_keys_only(engine: Engine, ordered: 
 
 
 def test_tasks(migrated: Database) -> None:
-    """The same with an AsyncRelay."""
+    """An AsyncRelay, too, sends other keys while a batch hangs."""
     publish(migrated.engine(), "a1")
 
     relays: list[AsyncRelay] = []
@@ -120,7 +122,7 @@ def test_tasks(migrated: Database) -> None:
 
 
 def test_one_send_at_a_time(engine: Engine) -> None:
-    """For a publisher that is not concurrent: each batch begins when the one before it has ended."""
+    """With a publisher that is not concurrent, each batch begins after the one before it has ended."""
     names = [f"-{number}" for number in range(6)]
     publish(engine, *names)
     publisher = Held(*names)
@@ -133,20 +135,21 @@ def test_one_send_at_a_time(engine: Engine) -> None:
 
 
 def test_a_topic_has_three_at_most(engine: Engine) -> None:
-    """Others leave beside them."""
+    """A topic has at most three batches at the same time; other topics are sent beside them."""
     publish(engine, *SLOW)
     another_leaves_beside(engine, 3)
 
 
 def test_slow_topics_leave_room(engine: Engine) -> None:
-    """With eight batches on their way, no topic gets another one beside its own; a new topic has its turn."""
+    """While eight batches are being sent, no topic gets a second one, but a new topic still has its turn."""
     for number in range(5):
         publish(engine, *SLOW, topic=f"slow {number}")
     another_leaves_beside(engine, 8)
 
 
 def another_leaves_beside(engine: Engine, sends: int) -> None:
-    """Of batches that hang, this many are sent at the same time, and a message of another topic leaves."""
+    """Exactly `sends` hanging batches are sent at the same time, and a message of another topic is sent
+    beside them."""
     publisher = Held(*SLOW)
     with running(Relay(engine, publisher, batch=2, poll=0.05)):
         try:
@@ -160,8 +163,8 @@ def another_leaves_beside(engine: Engine, sends: int) -> None:
 
 
 def test_a_suspect_is_alone_in_its_topic(engine: Engine) -> None:
-    """A message that may kill relays begins when the batches of its topic have ended, and no other one of its
-    topic begins beside it."""
+    """A message that may kill relays is sent only after all batches of its topic have ended, and no other
+    batch of its topic begins while it is being sent."""
     publish(engine, "a1")
     publisher = Held("a1")
     with running(Relay(engine, publisher, poll=0.05)):
@@ -189,7 +192,8 @@ def test_a_suspect_is_alone_in_its_topic(engine: Engine) -> None:
 
 
 def test_batches_that_fail_together_are_one_failure() -> None:
-    """Their topic is tried as soon as after one; and what began before is no sign that it is taken again."""
+    """Several batches that fail at the same time back off their topic no longer than one would; an accepted
+    message in a batch that began before the failure does not end the backoff."""
     lanes = Lanes(1_000, 32)
     lane = lanes.of("orders")
     flights = [_flight(number) for number in range(3)]
@@ -212,8 +216,56 @@ def _flight(number: int) -> Flight:
     return Flight([letter], ordered=False, give_up_after=None, arrived=lambda: None)
 
 
+class Halting(Recorder):
+    """A publisher that does not accept "a1" the first time, and then answers for others when it may."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.may_end = Event()
+        self.begun: list[list[str]] = []
+
+    def send(self, batch: Sequence[Envelope]) -> Any:
+        names = names_of(batch)
+        is_first = "a1" in names and not any("a1" in each for each in self.begun)
+        self.begun.append(names)
+        if self.ordered and is_first:
+            return self._in_turn(batch)
+        if "b2" in names:
+            self.may_end.wait(10)
+        if "a2" in names:  # the first batch ends while this one is being sent
+            self.may_end.set()
+            time.sleep(0.2)
+        return [BUSY if is_first and name == "a1" else ACCEPTED for name in names]
+
+    def _in_turn(self, batch: Sequence[Envelope]) -> Iterator[tuple[int, Outcome]]:
+        yield 0, BUSY
+        self.may_end.wait(10)
+        for place in range(1, len(batch)):
+            yield place, ACCEPTED
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_failure_while_its_batch_goes_on(engine: Engine, ordered: bool) -> None:
+    """A message is not accepted, and its batch goes on with other keys. Those behind it in its key are sent
+    after it, and never in two batches at the same time."""
+    publish(engine, "a1", "a2", "a3", "b1", "b2")
+    publisher = Halting(ordered=ordered)
+    with running(Relay(engine, publisher, poll=0.02)):
+        wait_until(lambda: bool(publisher.begun))
+        if ordered:  # as long as those behind it may be on their way, it is not sent again
+            publish(engine, "c1", topic="others")
+            wait_until(lambda: ["c1"] in publisher.begun)
+            assert sum("a1" in names for names in publisher.begun) == 1
+            publisher.may_end.set()
+        wait_until(lambda: not waiting(engine))
+    sent = [name for names in publisher.begun for name in names]
+    assert [name for name in sent if name[0] == "a"][-3:] == ["a1", "a2", "a3"]
+    assert sent.count("a2") == sent.count("a3") == (2 if ordered else 1)
+
+
 class Unreliable:
-    """A publisher that answers at random, and looks at what it is given."""
+    """A publisher that answers at random and checks what it is given."""
 
     def __init__(self, seed: int, *, ordered: bool) -> None:
         self.ordered = ordered
@@ -246,7 +298,7 @@ class Unreliable:
 
     def _answer(self, message: Envelope, failed: set[str | None]) -> Outcome:
         if message.key is not None and message.key in failed:
-            return ACCEPTED  # it counts as not sent
+            return ACCEPTED  # the relay counts it as not sent
         outcome = self.random.choice([ACCEPTED] * 8 + [Failed("busy", 0.0)] * 2 + [Unknown("silence")])
         if outcome is ACCEPTED:
             self.accepted[message.key].append(int(name_of(message)))
@@ -258,7 +310,8 @@ class Unreliable:
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_at_random(engine: Engine, ordered: bool) -> None:
-    """Whatever is answered: each message leaves once, in the order of its key, and no key is in two sends."""
+    """Whatever is answered, each message is accepted once, in the order of its key, and no key is in two
+    sends at the same time."""
     seed = random.randrange(1_000_000)
     draw = random.Random(seed)
     topics, keys = ["one", "two"], [None, *"abcdefghijkl"]

@@ -21,6 +21,7 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    case,
     cast,
     column,
     delete,
@@ -69,7 +70,16 @@ def renew(tables: OutboxTables) -> Update:
     """
     limit = bindparam("milliseconds", type_=Text)
     limits = (func.set_config(name, limit, literal(True)).label(name) for name in _LIMITS)
-    return member_statements.renew(tables).returning(*_scanning(), *limits)
+    return member_statements.renew(tables).returning(*_scanning(), *limits, _waiting())
+
+
+def _waiting() -> ColumnElement[Any]:
+    """Let the commit wait for the disk. Then everything before it in the log is there, too, so that no crash
+    undoes the transactions of the messages that are sent now."""
+    name = literal("synchronous_commit")
+    current = func.current_setting(name)
+    value = case((current == "off", literal("on")), else_=current)
+    return func.set_config(name, value, literal(True)).label("synchronous_commit")
 
 
 @cache
