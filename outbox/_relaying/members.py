@@ -86,6 +86,9 @@ class Members:
         """Take free buckets up to a fair share, or give up the surplus. Busy buckets have messages on their
         way: they are given up when those have an answer, and nothing is to be sent from them until then.
 
+        The transaction has renewed the relay's lease: on SQLite, this write keeps other relays from taking
+        the same buckets.
+
         Returns:
             The buckets it owns and keeps, with their marks, and the seconds until it should balance again:
             when the next lease of another relay ends, or soon if this or another relay has more than its

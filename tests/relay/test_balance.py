@@ -1,4 +1,5 @@
-"""How relays share the buckets, whoever joins, leaves or is lost, in whichever order they find out."""
+"""Relays share the buckets no matter which of them joins, leaves or is lost, and in which order they
+notice."""
 
 import random
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from functools import partial
 import pytest
 from sqlalchemy import Connection, Engine, update
 
+from inbox_outbox_base.databases.registry import relaying
 from outbox._operating.transact import transact
 from outbox._relaying.members import Members, share_of
 from outbox.schema import BUCKETS
@@ -23,7 +25,7 @@ STEPS = 60
 
 
 class Group:
-    """Relays on one database, of which only the membership is real."""
+    """Relays on one database; only their membership is real."""
 
     def __init__(self, engine: Engine, choice: random.Random) -> None:
         self.epochs: list[int] = []
@@ -31,7 +33,7 @@ class Group:
         self._choice = choice
 
     def join(self) -> None:
-        """A relay joins; it has no buckets yet."""
+        """A relay joins; it owns no buckets yet."""
         self.epochs.append(
             transact(self._engine, TABLES, partial(MEMBERS.join, name="a", lease=LEASE, generation=1))
         )
@@ -41,25 +43,28 @@ class Group:
         transact(self._engine, TABLES, partial(MEMBERS.leave, epoch=self._any()))
 
     def lose(self) -> None:
-        """A relay is lost, and its lease ends."""
+        """A relay is lost: its lease expires."""
         ended = update(TABLES.relay).where(TABLES.relay.c.epoch == self._any()).values(lease_until=LONG_AGO)
         transact(self._engine, TABLES, lambda connection: connection.execute(ended))
 
     def tend_one(self) -> None:
-        """A relay looks after the others and its share."""
+        """A relay chosen at random tends the group."""
         self.tend(self._choice.choice(self.epochs))
 
     def tend(self, epoch: int) -> float:
-        """One of them does so; the seconds until it wants to do it again."""
+        """The relay with this epoch renews its lease, retires expired relays and balances its share; return
+        the seconds until it wants to do this again."""
 
         def work(connection: Connection) -> float:
+            # As a relay does: on SQLite, only a transaction that has written keeps the others from writing.
+            relaying(connection.dialect.name, TABLES).renew(connection, epoch, 1, LEASE)
             MEMBERS.retire_expired(connection)
             return MEMBERS.balance(connection, epoch, busy=())[1]
 
         return transact(self._engine, TABLES, work)
 
     def tend_all(self) -> Iterable[float]:
-        """All of them do so, several at the same time."""
+        """All relays tend the group, up to three at the same time."""
         in_some_order = self._choice.sample(self.epochs, len(self.epochs))
         with ThreadPoolExecutor(3) as pool:
             return [*pool.map(self.tend, in_some_order)]
@@ -70,8 +75,8 @@ class Group:
 
 @pytest.mark.parametrize("most", [7, BUCKETS + 6])
 def test_shares(migrated: Database, most: int) -> None:
-    """Relays join, leave and are lost at random. Once each has looked after it three times, every bucket has
-    a relay at work, and their shares differ by one at most."""
+    """Relays join, leave and are lost at random. After each live relay has balanced its share three times,
+    every bucket has an owner, and the shares differ by one at most."""
     seed = random.randrange(1_000_000)
     choice = random.Random(seed)
     engine = engine_of(migrated)
@@ -99,7 +104,7 @@ def _check(engine: Engine, group: Group, seed: int) -> None:
 
 @pytest.mark.parametrize("relays", [1, 2, 3, 20, 63, 64, 65, 100])
 def test_shares_add_up(relays: int) -> None:
-    """The shares are those of all buckets, and none is another than they must be; the older have more."""
+    """The shares add up to all buckets and differ by one at most; older relays have the larger ones."""
     epochs = random.sample(range(1, 1_000), relays)
     shares = {each: share_of(each, [*{*epochs} - {each}], BUCKETS) for each in epochs}
     assert sum(shares.values()) == BUCKETS
