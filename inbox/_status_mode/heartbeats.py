@@ -134,7 +134,7 @@ class Schedule:
 
     def _lose(self, hold: Lease) -> None:
         with self._lock:
-            # Whoever takes the entry out reports the loss, so it is reported once.
+            # The one thread that takes the entry out reports the loss, so it is reported once.
             entry = self._entries.pop(hold, None)
         if entry is not None:
             hold.lose()

@@ -1,79 +1,92 @@
-"""Blocking functions, called from an event loop."""
+"""Threads that are used again: starting one costs more than many a call."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Work = Callable[[], Callable[[], None]]
-"""Does something, and returns the function that tells the result."""
+Work = Callable[[], Callable[[], object]]
+"""Does something, and returns the function that tells the result; neither raises an error."""
 
 _IDLE = 5.0
 """Seconds after which an idle thread ends."""
+
+_idle: list[SimpleQueue[Work]] = []
+"""What the idle threads wait for. No lock guards it, because its methods are atomic."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # a fork does not have these threads
+
+
+def begin(work: Work) -> None:
+    """Run it in an idle thread, or in a new one; they are daemons, so that the process can end first."""
+    try:
+        queue = _idle.pop()
+    except IndexError:
+        queue = SimpleQueue()
+        threading.Thread(target=_run, args=[queue], name="inbox worker", daemon=True).start()
+    queue.put(work)
+
+
+def _run(queue: SimpleQueue[Work]) -> None:
+    while (work := _next(queue)) is not None:
+        tell = work()
+        # Idle before the result is known: who waits for that finds this thread.
+        _idle.append(queue)
+        tell()
+        del work, tell  # while the thread is idle, nothing of the call stays in memory
+
+
+def _next(queue: SimpleQueue[Work]) -> Work | None:
+    try:
+        return queue.get(timeout=_IDLE)
+    except Empty:
+        pass
+    try:
+        _idle.remove(queue)
+    except ValueError:
+        return queue.get()  # given at the last moment
+    return None
 
 
 def in_thread(function: Callable[..., T]) -> Callable[..., Awaitable[T]]:
     """The function as an asynchronous one: each call runs in a thread, which a cancelled call leaves
     behind."""
-    threads = _Threads()
 
     async def call(*arguments: Any) -> T:
-        answer: Future[T] = Future()
-        answer.set_running_or_notify_cancel()
-        threads.begin(partial(_answer, answer, partial(copy_context().run, function, *arguments)))
-        return await asyncio.wrap_future(answer)
+        # No variable holds the answer: its error would refer to this frame, and this frame to the error.
+        return await _begun(partial(copy_context().run, function, *arguments))
 
     return call
 
 
-def _answer(answer: Future[T], function: Callable[[], T]) -> Callable[[], None]:
+def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    begin(partial(_answered, answer, function))
+    return answer
+
+
+def _answered(answer: asyncio.Future[T], function: Callable[[], T]) -> Callable[[], None]:
     try:
-        return partial(answer.set_result, function())
+        return partial(_tell, answer, answer.set_result, function())
+    except StopIteration as error:
+        failure = RuntimeError("the function raised StopIteration")  # which no future accepts
+        failure.__cause__ = error
+        return partial(_tell, answer, answer.set_exception, failure)
     except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-        return partial(answer.set_exception, error)
+        return partial(_tell, answer, answer.set_exception, error)
 
 
-class _Threads:
-    """As many threads as calls run at the same time: starting one costs more than many a call.
+def _tell(answer: asyncio.Future[T], settle: Callable[[Any], None], outcome: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        answer.get_loop().call_soon_threadsafe(_settle, answer, settle, outcome)
 
-    They are daemons, so that the process can end even if a call does not.
-    """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[SimpleQueue[Work]] = []
-
-    def begin(self, work: Work) -> None:
-        """Run it in an idle thread, or in a new one."""
-        with self._lock:
-            queue = self._idle.pop() if self._idle else None
-        if queue is not None:
-            queue.put(work)
-        else:
-            threading.Thread(target=self._run, args=[work], name="inbox consumer", daemon=True).start()
-
-    def _run(self, work: Work | None) -> None:
-        queue: SimpleQueue[Work] = SimpleQueue()
-        while work is not None:
-            tell = work()
-            # Idle before the result is known: the next call finds this thread.
-            with self._lock:
-                self._idle.append(queue)
-            tell()
-            del work, tell  # while the thread is idle, nothing of the call stays in memory
-            work = self._next(queue)
-
-    def _next(self, queue: SimpleQueue[Work]) -> Work | None:
-        try:
-            return queue.get(timeout=_IDLE)
-        except Empty:
-            with self._lock:
-                if queue in self._idle:
-                    self._idle.remove(queue)
-                    return None
-            return queue.get()  # given at the last moment
+def _settle(answer: asyncio.Future[T], settle: Callable[[Any], None], outcome: object) -> None:
+    if not answer.done():  # else the call was cancelled
+        settle(outcome)

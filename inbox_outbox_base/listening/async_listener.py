@@ -42,8 +42,8 @@ class AsyncListener(ListenerBase):
             InvalidOption: the handler is not such a function; nothing is decided.
         """
         woken = asyncio.Event()
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
-        batch = self._batch(messages, handler, wake)
+        batch = self._batch(messages, handler, woken.set)
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)  # `stop` uses it
         self._wakes.add(wake)
         try:
             for job in batch.jobs:

@@ -2,10 +2,11 @@
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
+from inbox_outbox_base.calls import threads
 from inbox_outbox_base.calls.signals import SignalSafeEvent, as_failure
 from inbox_outbox_base.errors.inbox import InvalidOption
 
@@ -96,21 +97,17 @@ class Listener(ListenerBase):
 
     def _begin(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            # A daemon, so that the process can end even if the thread does not.
-            threading.Thread(target=self._work, args=(job,), name="inbox listener", daemon=True).start()
+            threads.begin(partial(self._work, job))
 
-    def _work(self, job: Job) -> None:
-        """Run a job, and then the jobs that can begin because it has ended."""
-        jobs = [job]
-        while jobs:
-            # The first runs in this thread, which is free now; only the others need new ones.
-            job, *others = jobs
-            self._begin(others)
-            decision = job.context.run(self._settled, job)
-            with self._lanes.lock:
-                self._lanes.done(job)
-                self._record(job, decision)
-                jobs = self._take()
+    def _work(self, job: Job) -> Callable[[], None]:
+        return partial(self._ended, job, job.context.run(self._settled, job))
+
+    def _ended(self, job: Job, decision: Decision) -> None:
+        with self._lanes.lock:
+            self._lanes.done(job)
+            self._record(job, decision)
+            jobs = self._take()
+        self._begin(jobs)
 
     def _settled(self, job: Job) -> Decision:
         try:

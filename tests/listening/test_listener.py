@@ -1,4 +1,4 @@
-"""What a listener tells the broker about one message, whatever its handler says or raises."""
+"""What a listener tells the broker about one message, whatever its handler returns or raises."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ variable: ContextVar[str] = ContextVar("variable")
 
 
 class Seen(list[Any]):
-    """A handler that notes its messages."""
+    """A handler that records its messages."""
 
     def __call__(self, message: object) -> Outcome:
         self.append(message)
@@ -70,8 +70,9 @@ def raising(error: BaseException) -> Any:
 def test_what_an_outcome_means(
     decide: Decide, verdict: Verdict, error: Exception | None, action: Action
 ) -> None:
-    """Acknowledged is only what took effect; what can never succeed is a dead letter, all else comes again.
-    The decision has the outcome and names the verdict or the error."""
+    """A message is acknowledged only if it took effect. A message that can never succeed is a dead letter,
+    and any other is delivered again. The decision contains the outcome, and its reason names the verdict or
+    the error."""
     outcome = Outcome(verdict, error=error)
     (decision,) = decide(["m"], lambda _: outcome)
     assert decision.action is action
@@ -96,7 +97,7 @@ def test_what_a_handler_raises(
     action: Action,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An exception is in the decision's outcome and in the log, with its traceback."""
+    """An exception appears in the decision's outcome, and in the log with its traceback."""
     (decision,) = decide(["m"], raising(error))
     assert decision.action is action
     assert decision.outcome == Outcome(verdict, error=error)
@@ -108,7 +109,8 @@ def test_what_a_handler_raises(
 
 @both
 def test_a_handler_that_tells_its_outcome(decide: Decide) -> None:
-    """A handler with an attribute `outcome` is asked for that, since its errors come with a verdict."""
+    """If a handler has an attribute `outcome`, the listener calls that instead, since it returns errors
+    together with a verdict."""
     handler = raising(AssertionError("called"))
     handler.outcome = lambda _: Outcome(Verdict.NEW, None, 7.5, ValueError("a"))
     (decision,) = decide(["m"], handler)
@@ -117,7 +119,8 @@ def test_a_handler_that_tells_its_outcome(decide: Decide) -> None:
 
 @both
 def test_how_long_a_retry_waits(decide: Decide) -> None:
-    """As long as the outcome says; else as long as the backoff says after the broker's so many deliveries."""
+    """A retry waits as long as the outcome says. Otherwise the backoff computes the delay from the number of
+    deliveries that the broker reports."""
     backoff = Backoff(first=8, factor=2, longest=1_000)
     outcomes = {
         1: Outcome(Verdict.IN_FLIGHT, None, 3.0),
@@ -135,7 +138,8 @@ def test_how_long_a_retry_waits(decide: Decide) -> None:
 
 @both
 def test_attempt_may_fail(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
-    """A message whose deliveries cannot be counted waits as after its first one, and the log says why."""
+    """If the number of a message's deliveries cannot be determined, the message waits as after its first one,
+    and the log says why."""
     options: dict[str, Any] = {"backoff": Backoff(first=8), "attempt": raising(KeyError("count"))}
     (decision,) = decide(["m"], lambda _: Outcome(Verdict.IN_FLIGHT), **options)
     assert decision.action is RETRY
@@ -145,14 +149,14 @@ def test_attempt_may_fail(decide: Decide, caplog: pytest.LogCaptureFixture) -> N
 
 @both
 def test_too_old_may_be_dropped(decide: Decide) -> None:
-    """Whether a message that nobody can know about is a dead letter or is dropped is the caller's choice."""
+    """With too_old="ack" a message older than the retention is dropped, instead of becoming a dead letter."""
     (decision,) = decide(["m"], lambda _: Outcome(Verdict.TOO_OLD), too_old="ack")
     assert (decision.action, decision.reason) == (ACK, "too_old")
 
 
 @both
 def test_dead_letters_are_put_away(decide: Decide) -> None:
-    """What `dead_letter` has taken is acknowledged, so a batch in order goes on behind it."""
+    """A message that `dead_letter` has stored is acknowledged, so an ordered batch continues after it."""
     taken: list[tuple[str, Decision]] = []
     options: dict[str, Any] = {
         "order": "in_order",
@@ -170,7 +174,7 @@ def test_dead_letters_are_put_away(decide: Decide) -> None:
 def test_a_dead_letter_that_cannot_be_put_away_comes_again(
     decide: Decide, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When `dead_letter` raises, the message is not lost: it is delivered again, later."""
+    """When `dead_letter` raises, the message is not lost: it is delivered again later."""
     options: dict[str, Any] = {"dead_letter": raising(OSError("no room")), "backoff": Backoff(first=8)}
     (decision,) = decide(["m"], lambda _: DEAD, **options)
     assert decision.action is RETRY
@@ -183,7 +187,8 @@ def test_a_dead_letter_that_cannot_be_put_away_comes_again(
 @both
 @pytest.mark.parametrize("key", [raising(KeyError("id")), lambda _: []], ids=["raises", "not hashable"])
 def test_a_message_without_a_usable_key_does_not_run(decide: Decide, key: Any) -> None:
-    """Where the key cannot be told, nobody knows beside whom the message may run."""
+    """A message whose key cannot be determined does not run: the listener cannot tell which messages may run
+    at the same time."""
     seen = Seen()
     (decision,) = decide(["m"], seen, key=key)
     assert decision.action is RETRY
@@ -194,14 +199,14 @@ def test_a_message_without_a_usable_key_does_not_run(decide: Decide, key: Any) -
 
 @both
 def test_a_handler_without_an_outcome_is_a_mistake(decide: Decide) -> None:
-    """A function that never looks into an inbox is refused, and not taken for success."""
+    """A function that does not return an outcome is rejected; it does not count as success."""
     with pytest.raises(InvalidOption, match=r"None, expected an inbox\.Outcome"):
         decide(["m", "n"], lambda _: None)  # type: ignore[arg-type, return-value]
 
 
 @both
 def test_an_exit_comes_through(decide: Decide) -> None:
-    """What is no Exception ends the call, and nothing more begins."""
+    """An exception that is not a subclass of Exception ends the call, and no further message starts."""
     seen: list[str] = []
 
     def handle(message: str) -> Outcome:
@@ -216,7 +221,7 @@ def test_an_exit_comes_through(decide: Decide) -> None:
 
 @both
 def test_an_empty_batch(decide: Decide) -> None:
-    """No messages, no decisions."""
+    """An empty batch gives no decisions."""
     decisions = decide([], lambda _: NEW)
     assert list(decisions) == []
     assert decisions.acknowledged == 0
@@ -224,7 +229,7 @@ def test_an_empty_batch(decide: Decide) -> None:
 
 @both
 def test_context_variables_reach_the_handler(decide: Decide) -> None:
-    """The handler sees the context of whoever brought the batch, so traces hang together."""
+    """The handler sees the caller's context variables, so traces stay connected."""
     seen: list[str] = []
 
     def handle(_: object) -> Outcome:
@@ -240,7 +245,8 @@ def test_context_variables_reach_the_handler(decide: Decide) -> None:
 
 
 def test_context_variables_of_calls_do_not_mix() -> None:
-    """A message that begins because one of another call has ended still sees its own caller's context."""
+    """A message that starts because a message of another call has ended still sees its own caller's
+    context."""
 
     async def scenario() -> None:
         listener = AsyncListener()
@@ -279,13 +285,13 @@ def test_context_variables_of_calls_do_not_mix() -> None:
     ids=lambda options: ",".join(options),
 )
 def test_options_that_cannot_be_used(kind: Any, options: dict[str, Any]) -> None:
-    """A wrong option is one clear error that names it."""
+    """A wrong option raises an error that names it."""
     with pytest.raises(InvalidOption, match=f"^{list(options)[-1]}="):
         kind(**options)
 
 
 def test_an_asynchronous_handler_is_for_the_other_listener() -> None:
-    """`Listener` refuses it before anything runs."""
+    """`Listener` rejects an asynchronous handler before anything runs."""
 
     async def handle(_: object) -> Outcome:
         raise AssertionError("called")
@@ -295,13 +301,14 @@ def test_an_asynchronous_handler_is_for_the_other_listener() -> None:
 
 
 def test_a_handler_that_is_no_function() -> None:
-    """Something that cannot be called is refused before anything runs."""
+    """A handler that is not callable is rejected before anything runs."""
     with pytest.raises(InvalidOption, match="handler='no function'"):
         Listener().decide(["m"], "no function")  # type: ignore[arg-type]
 
 
 def test_acknowledged_counts_from_the_start() -> None:
-    """For brokers that acknowledge up to an index: what comes after the first failure does not count."""
+    """`acknowledged` is for brokers that acknowledge up to an index: it does not count anything after the
+    first failure."""
     ack, retry = Decision(ACK), Decision(RETRY)
     assert Decisions([ack, ack, retry, ack]).acknowledged == 2
     assert Decisions([retry, ack]).acknowledged == 0

@@ -1,4 +1,4 @@
-"""How often a message may fail before a listener gives it up."""
+"""How often a message may fail before a listener gives up."""
 
 import asyncio
 from collections import Counter
@@ -16,8 +16,8 @@ FAILED = Outcome(Verdict.NEW, error=Fault("a bug"))
 
 @both
 def test_a_message_that_fails_too_often(decide: Decide) -> None:
-    """As often as `max_attempts` says it is tried, and then it is a dead letter that says why; the others are
-    not touched by it."""
+    """A failing message is tried `max_attempts` times, and then becomes a dead letter that says why. Other
+    messages are not affected."""
     failures: Counter[str] = Counter()
     options: dict[str, Any] = {"failures": failures.__getitem__, "max_attempts": 3}
 
@@ -53,7 +53,9 @@ def test_a_message_that_fails_too_often(decide: Decide) -> None:
 )
 @both
 def test_what_is_no_failure(decide: Decide, outcome: Outcome) -> None:
-    """What the database did, what the inbox has counted and what ends a message anyhow changes nothing."""
+    """An outcome that is not a failure of the handler is decided in the same way with `max_attempts`: an
+    error of the database, a failure that the inbox has counted itself, and anything that ends the message in
+    any case."""
     assert not outcome.is_failure
     free = decide(["m"], lambda _: outcome)
     bounded = decide(["m"], lambda _: outcome, failures=lambda _: 100, max_attempts=1)
@@ -62,7 +64,8 @@ def test_what_is_no_failure(decide: Decide, outcome: Outcome) -> None:
 
 @both
 def test_something_else_was_cancelled(decide: Decide) -> None:
-    """A handler that waits for what somebody else has cancelled fails like any other; no listener ends."""
+    """A handler that raises CancelledError, because something it waited for was cancelled, fails like any
+    other; the listener goes on."""
 
     def wait(_: object) -> Outcome:
         raise asyncio.CancelledError
@@ -81,7 +84,8 @@ def test_something_else_was_cancelled(decide: Decide) -> None:
 
 @both
 def test_a_message_whose_key_fails(decide: Decide) -> None:
-    """It never gets to its handler, and is given up all the same."""
+    """A message whose key cannot be determined never reaches its handler, but is given up after
+    `max_attempts`, too."""
     options: dict[str, Any] = {"key": {}.__getitem__, "failures": lambda _: 1, "max_attempts": 2}
     (decision,) = decide(["m"], lambda _: pytest.fail("called"), **options)
     assert decision.reason == "dead: GiveUp: it has failed 2 times: KeyError: 'm'"
@@ -90,7 +94,8 @@ def test_a_message_whose_key_fails(decide: Decide) -> None:
 @both
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), "many"], ids=repr)
 def test_failures_may_fail(decide: Decide, answer: object, caplog: pytest.LogCaptureFixture) -> None:
-    """Then nobody knows of earlier ones, and the log says so."""
+    """If `failures` raises or returns nonsense, the listener assumes no earlier failures, and the log says
+    so."""
 
     def failures(_: object) -> Any:
         if isinstance(answer, Exception):

@@ -1,4 +1,4 @@
-"""A listener of the exactly-once path: what the broker is told, and what took effect."""
+"""A listener on the exactly-once path: what it tells the broker, and what took effect."""
 
 from collections import Counter
 from typing import Any
@@ -29,8 +29,8 @@ ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
 
 
 def test_every_kind_of_message_of_the_exactly_once_path(migrated: Database) -> None:
-    """One batch with a new message, its duplicate, another payload under its key, a failure and a key that
-    cannot be used: each has its own decision, and only what was acknowledged took effect."""
+    """One batch contains a new message, its duplicate, another payload under its key, a failure and an
+    invalid key. Each gets its own decision, and only acknowledged messages took effect."""
     engine, inbox = migrated.engine(), Inbox("payments", wait=0)
     accounts.make(engine, NAMES)
 
@@ -59,7 +59,7 @@ def test_every_kind_of_message_of_the_exactly_once_path(migrated: Database) -> N
 
 
 def test_a_message_in_flight_elsewhere_is_delayed(postgres: Database) -> None:
-    """While another transaction is taking the message it is to come again, and not acknowledged."""
+    """While another transaction is taking the message, it is not acknowledged but delivered again later."""
     engine, inbox = postgres.engine(), Inbox("payments", wait=0)
     book = inbox.handler(engine, key=id_of)(lambda connection, message: None)
     listener = inbox.listener(backoff=Backoff(first=8))
@@ -72,7 +72,8 @@ def test_a_message_in_flight_elsewhere_is_delayed(postgres: Database) -> None:
 
 
 def test_handlers_that_fail_now_and_then(migrated: Database) -> None:
-    """Eight at once, in order, redelivered from the first failure on: each message took effect once."""
+    """Eight messages run at the same time, in order, and are redelivered from the first failure on: each
+    message takes effect once."""
     engine, inbox = migrated.engine(pool_size=8, connect_args=_patient(migrated)), Inbox("payments", wait=10)
     accounts.make(engine, NAMES)
     chance, messages = Chance(), payments(60)
@@ -88,13 +89,13 @@ def test_handlers_that_fail_now_and_then(migrated: Database) -> None:
 
 
 def _patient(database: Database) -> dict[str, Any]:
-    """A writer of SQLite waits for the seven others."""
+    """On SQLite, a writer waits for the seven others."""
     return {"timeout": 30} if database.name == "sqlite" else {}
 
 
 def test_two_brokers_bring_the_same_messages(migrated: Database) -> None:
-    """The same batch through one listener in four threads at once: duplicates wait for the first by their
-    key, and every message took effect once."""
+    """Four threads pass the same batch to one listener at the same time. Duplicates wait for the first
+    message with their key, and every message takes effect once."""
     engine, inbox = migrated.engine(pool_size=8), Inbox("payments", wait=10)
     accounts.make(engine, NAMES)
     messages, listener = payments(30), inbox.listener(concurrency=4, key=id_of)
@@ -108,7 +109,7 @@ def test_two_brokers_bring_the_same_messages(migrated: Database) -> None:
 
 
 def test_the_exactly_once_path_asynchronously(migrated: Database) -> None:
-    """The same through tasks: a batch and its redelivery take effect once."""
+    """With AsyncListener and tasks, a batch and its redelivery take effect once."""
     accounts.make(migrated.engine(), NAMES)
 
     async def scenario(engine: AsyncEngine) -> None:
@@ -131,5 +132,5 @@ def test_the_exactly_once_path_asynchronously(migrated: Database) -> None:
 
 @pytest.mark.parametrize("kind", [Inbox, AsyncInbox])
 def test_inboxes_hand_their_options_on(kind: Any) -> None:
-    """`listener` takes the options of the listener."""
+    """`listener` accepts the listener's options."""
     assert kind("payments").listener(concurrency=3, grace=7).concurrency == 3

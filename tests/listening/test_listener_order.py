@@ -1,4 +1,4 @@
-"""Which messages of a listener run, in which order, and beside which others."""
+"""Which messages a listener runs, in which order, and which run at the same time."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ batches = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.sampled_
 
 
 class Watch:
-    """A handler that notes what runs when."""
+    """A handler that records what runs when."""
 
     def __init__(self, work: Callable[[Message], object] = lambda _: None) -> None:
         self._work = work
@@ -59,7 +59,7 @@ class Watch:
                 self._running[key] -= 1
 
     async def asynchronously(self, message: Message) -> Outcome:
-        """The same, with other tasks running in between."""
+        """The same as a coroutine; other tasks run in between."""
         key = message[1]
         if key is not None and self._running[key]:
             self.overlaps.append(message)
@@ -71,7 +71,7 @@ class Watch:
         return message[2]
 
     def is_ordered(self) -> bool:
-        """Whether the messages of each key began in the batch's order, one after the other."""
+        """Whether the messages of each key started in the batch's order, one after the other."""
         order = defaultdict(list)
         for number, key, _ in self.begun:
             order[key].append(number)
@@ -97,9 +97,9 @@ def of_keys(keys: Sequence[str | None]) -> list[Message]:
 def test_whatever_happens(
     decide: Decide, batch: list[tuple[str | None, Outcome]], concurrency: int, in_order: bool
 ) -> None:
-    """There is exactly one decision for each message; it is that of its outcome if the message ran, and to
-    come again if it did not. Each runs at most once, those of a key in their order; `acknowledged` counts the
-    messages before the first that is not acknowledged. In order, all of these have run, and that one."""
+    """Every message gets one decision: the one for its outcome if it ran, and RETRY if it did not. Each
+    message runs at most once, and messages of a key run in order. `acknowledged` counts the messages before
+    the first that is not acknowledged. With order="in_order", all of these have run, and that one, too."""
     messages, watch = numbered(batch), Watch()
     order = "in_order" if in_order else "each"
     decisions = decide(messages, watch, order=order, concurrency=concurrency, key=key_of)
@@ -125,7 +125,7 @@ def test_whatever_happens(
 
 @both
 def test_in_order_what_is_given_back_does_not_overtake(decide: Decide) -> None:
-    """The messages behind one that failed come again after the same delay, not before it."""
+    """Messages after a failed one are delivered again after the same delay, not before it."""
     failed = Outcome(Verdict.NEW, None, 5.0, ValueError("a"))
     messages = numbered([(None, NEW), (None, failed), (None, NEW), (None, NEW)])
     decisions = decide(messages, Watch(), order="in_order")
@@ -135,7 +135,7 @@ def test_in_order_what_is_given_back_does_not_overtake(decide: Decide) -> None:
 
 
 def test_in_order_what_comes_before_a_failure_still_runs() -> None:
-    """A message that waits for its key is not given back because one behind it, of another key, failed."""
+    """A message that waits for its key still runs when a later message with another key has failed."""
 
     async def scenario() -> Decisions:
         has_failed = asyncio.Event()
@@ -158,14 +158,14 @@ def test_in_order_what_comes_before_a_failure_still_runs() -> None:
 
 @both
 def test_each_goes_on_behind_a_failure(decide: Decide) -> None:
-    """Message by message, a failure holds up no other one."""
+    """With order="each", a failure does not delay any other message."""
     failed = Outcome(Verdict.NEW, error=ValueError("a"))
     decisions = decide(numbered([("a", failed), ("a", NEW)]), Watch(), key=key_of, backoff=Backoff(first=0))
     assert [each.action for each in decisions] == [Action.RETRY, Action.ACK]
 
 
 def test_threads_run_side_by_side() -> None:
-    """As many messages run at once as the option says, and no more."""
+    """At most `concurrency` messages run at the same time, and that many do."""
     meeting = threading.Barrier(4, timeout=60)
     watch = Watch(lambda _: meeting.wait())
     decisions = Listener(concurrency=4).decide(of_keys([None] * 12), watch)
@@ -174,7 +174,7 @@ def test_threads_run_side_by_side() -> None:
 
 
 def test_tasks_run_side_by_side() -> None:
-    """The same for tasks."""
+    """With tasks, four messages run at the same time, too."""
 
     async def scenario() -> Decisions:
         waiting: list[asyncio.Event] = []
@@ -196,7 +196,7 @@ def test_tasks_run_side_by_side() -> None:
 
 @both
 def test_keys_keep_their_order_under_concurrency(decide: Decide) -> None:
-    """With eight at once, the messages of a key run one after the other, as the batch has them."""
+    """With a concurrency of eight, the messages of a key run one after the other, in the batch's order."""
     messages = of_keys([f"key-{number * 7 % 10}" for number in range(400)])
     watch = Watch(lambda _: threading.Event().wait(0.0001))
     decisions = decide(messages, watch, concurrency=8, key=key_of)
@@ -206,7 +206,8 @@ def test_keys_keep_their_order_under_concurrency(decide: Decide) -> None:
 
 
 def test_a_key_runs_once_in_all_calls() -> None:
-    """Four threads that share a listener never run one key twice at once, and share its limit."""
+    """Four threads share a listener. It never runs two messages with the same key at the same time, and its
+    concurrency is shared by all of them."""
     watch = Watch(lambda _: threading.Event().wait(0.0005))
     listener = Listener(concurrency=8, key=key_of)
     messages = of_keys(["a", "b", "c"] * 30)
@@ -218,7 +219,8 @@ def test_a_key_runs_once_in_all_calls() -> None:
 
 
 def test_a_key_runs_once_in_all_calls_of_a_loop() -> None:
-    """The same for the tasks of one event loop."""
+    """Four tasks of an event loop share a listener. It never runs two messages with the same key at the same
+    time."""
 
     async def scenario() -> Watch:
         watch, listener = Watch(), AsyncListener(concurrency=8, key=key_of)
@@ -234,7 +236,8 @@ def test_a_key_runs_once_in_all_calls_of_a_loop() -> None:
 
 
 def test_a_failure_in_one_call_does_not_touch_another() -> None:
-    """In order, each call stops at its own first failure; the keys of what it gives back are free."""
+    """In order, each call stops only at its own first failure. The keys of the messages that it gives back
+    become free."""
     listener = Listener(order="in_order", concurrency=4, key=key_of)
     bad = numbered([("a", Outcome(Verdict.DEAD)), *[("a", NEW)] * 5])
     good = of_keys(["a"] * 6)

@@ -1,4 +1,4 @@
-"""A listener of status-table mode: what the broker is told, and what the records say."""
+"""A listener in status-table mode: what it tells the broker, and what the records say."""
 
 import asyncio
 from collections import Counter
@@ -28,8 +28,8 @@ ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
 
 
 def test_every_kind_of_message_of_status_table_mode(store: Store) -> None:
-    """New, duplicate, running elsewhere, another payload, halted, failed and given up, in one batch: each has
-    its own decision, and the record of each says the same."""
+    """One batch contains messages that are new, duplicate, running elsewhere, halted, failing, given up, or
+    have another payload. Each gets its own decision, and its record agrees."""
     inbox = status_inbox(store, backoff=Backoff(first=8), lease=600)
     running = store.claim(request("running"))
     halted = store.claim(request("halted"))
@@ -75,7 +75,7 @@ def test_every_kind_of_message_of_status_table_mode(store: Store) -> None:
 
 
 def test_attempts_are_used_up(store: Store) -> None:
-    """A message that always fails comes again `max_attempts` times, and then is a dead letter."""
+    """A message that always fails is tried `max_attempts` times, and then becomes a dead letter."""
     inbox = status_inbox(store, max_attempts=3)
 
     @inbox.handler(key=str)
@@ -94,7 +94,7 @@ def test_attempts_are_used_up(store: Store) -> None:
 
 
 def test_the_backoff_is_the_inbox_own(migrated: Database) -> None:
-    """A listener of an inbox of status-table mode waits as that does, unless told otherwise."""
+    """The listener of a status-table inbox uses the inbox's backoff, unless it is given another one."""
     own, other = Backoff(first=3), Backoff(first=4)
     inboxes: list[StatusInbox | AsyncStatusInbox] = [
         StatusInbox("orders", store=SqlStore(migrated.engine()), backoff=own),
@@ -106,8 +106,8 @@ def test_the_backoff_is_the_inbox_own(migrated: Database) -> None:
 
 
 def test_a_lost_lease_is_not_acknowledged(store: Store) -> None:
-    """A handler whose message somebody else has taken over meanwhile: it comes again, and the other's record
-    is untouched."""
+    """Another worker takes the message over while the handler runs: the message is delivered again, and the
+    other worker's record does not change."""
     inbox = status_inbox(store, lease=0.1)
 
     @inbox.handler(key=str)
@@ -123,7 +123,8 @@ def test_a_lost_lease_is_not_acknowledged(store: Store) -> None:
 
 
 def test_steps_of_handlers_that_fail_now_and_then(store: Store) -> None:
-    """Eight at once, in order, with failures between the steps: each step of each message ran once."""
+    """Eight messages run at the same time, in order, and fail between their steps: each step of each message
+    runs once."""
     inbox, chance, done = status_inbox(store, max_attempts=1_000, retention=600), Chance(), Counter[Any]()
     messages = payments(24)
 
@@ -139,8 +140,8 @@ def test_steps_of_handlers_that_fail_now_and_then(store: Store) -> None:
 
 
 def test_a_cancelled_message_is_released(migrated: Database) -> None:
-    """A message of status-table mode that outlives the grace is cancelled, and its claim is released when
-    `decide` returns: the next delivery runs at once, as the first attempt."""
+    """A message of status-table mode that takes longer than the grace is cancelled, and its claim is released
+    when `decide` returns: the next delivery runs immediately, as the first attempt."""
     runs = []
 
     async def scenario(engine: AsyncEngine) -> None:

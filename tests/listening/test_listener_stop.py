@@ -1,4 +1,4 @@
-"""A listener that is stopped: the running messages finish, the others are given back."""
+"""A listener that is stopped: running messages finish, and the others are given back."""
 
 import asyncio
 import signal
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
 from tests.support import accounts, listener_worker
 from tests.support.database import Database
-from tests.support.status_workers import workers
+from tests.support.status_workers import wait_until, workers
 from tests.support.together import Task
 
 NEW = Outcome(Verdict.NEW)
@@ -24,7 +24,7 @@ both_kinds = pytest.mark.parametrize("kind", ["threads", "tasks"])
 
 
 def test_what_runs_finishes_and_the_rest_is_given_back() -> None:
-    """After `stop` the running message has its own decision, and those that have not begun never do."""
+    """After `stop` the running message gets its own decision, and no other message starts."""
     listener, seen = Listener(), list[str]()
 
     def handle(message: str) -> Outcome:
@@ -45,7 +45,7 @@ def test_what_runs_finishes_and_the_rest_is_given_back() -> None:
 
 
 def test_what_runs_in_tasks_finishes() -> None:
-    """The same for tasks, stopped from another thread."""
+    """After `stop` from another thread, running tasks finish, and no other message starts."""
 
     async def scenario() -> Decisions:
         listener = AsyncListener(concurrency=2)
@@ -65,11 +65,12 @@ def test_what_runs_in_tasks_finishes() -> None:
 
 
 def test_a_thread_that_outlives_the_grace_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
-    """A message that takes longer than the grace comes again after the backoff; what its thread says later
-    does not change that, and is logged."""
-    listener, go = Listener(grace=0), threading.Event()
+    """A message that takes longer than the grace is delivered again after the backoff. The later result of
+    its thread does not change that, and is logged."""
+    listener, go, used = Listener(grace=0), threading.Event(), list[threading.Thread]()
 
     def handle(_: str) -> Outcome:
+        used.append(threading.current_thread())
         listener.stop()
         go.wait(60)
         return NEW
@@ -80,16 +81,16 @@ def test_a_thread_that_outlives_the_grace_is_left_behind(caplog: pytest.LogCaptu
     assert decisions[0].delay > 0
     assert "after the stop" in decisions[0].reason
     assert decisions[1] == GIVEN_BACK
-    (left,) = (each for each in threading.enumerate() if each.name == "inbox listener")
+    (left,) = used
     assert left.daemon
     go.set()
-    left.join(60)
-    assert "its handler ended after the message was given back: new" in caplog.text
+    wait_until(lambda: "its handler ended after the message was given back: new" in caplog.text)
     assert decisions[0].action is Action.RETRY
 
 
 def test_a_task_that_outlives_the_grace_is_cancelled() -> None:
-    """A task that takes longer than the grace is cancelled, and has cleaned up when `decide` returns."""
+    """A task that takes longer than the grace is cancelled, and has finished cleaning up when `decide`
+    returns."""
     cleaned = []
 
     async def scenario() -> Decisions:
@@ -113,14 +114,14 @@ def test_a_task_that_outlives_the_grace_is_cancelled() -> None:
     assert cleaned == ["a"]
 
 
-def test_a_stop_from_another_thread_is_heard_at_once() -> None:
-    """A loop that has nothing to do hears of the stop although it comes from outside."""
+def test_a_stop_from_another_thread_wakes_the_loop() -> None:
+    """A stop from another thread wakes an event loop that has nothing else to do."""
 
     async def scenario() -> Decisions:
         listener, loop = AsyncListener(grace=0), asyncio.get_running_loop()
 
         async def handle(_: str) -> Outcome:
-            # Not before the loop waits: it would look again anyway.
+            # Not before the loop is waiting: otherwise it would check for the stop anyway.
             loop.call_later(0.05, threading.Timer(0.2, listener.stop).start)
             await asyncio.Event().wait()
             return NEW
@@ -131,7 +132,7 @@ def test_a_stop_from_another_thread_is_heard_at_once() -> None:
 
 
 def test_a_task_that_ends_while_it_is_cancelled_is_believed() -> None:
-    """What a handler says in the time it has to clean up still counts."""
+    """An outcome that a handler returns while it is being cancelled still counts."""
 
     async def scenario() -> Decisions:
         listener = AsyncListener(grace=0)
@@ -150,7 +151,7 @@ def test_a_task_that_ends_while_it_is_cancelled_is_believed() -> None:
 
 
 def test_a_call_that_is_cancelled_cancels_its_messages() -> None:
-    """Cancelling `decide` leaves nothing running, and its keys and places are free."""
+    """Cancelling `decide` leaves nothing running; its keys and concurrency become free."""
     cancelled = []
 
     async def scenario() -> Decisions:
@@ -180,8 +181,8 @@ def test_a_call_that_is_cancelled_cancels_its_messages() -> None:
 
 @both_kinds
 def test_a_database_that_hangs_before_the_first_message(kind: str) -> None:
-    """A database that takes connections and says nothing holds up no stop, even if a listener has not
-    reached it once: the message is given back when `grace` is over."""
+    """A database that accepts connections and never answers does not delay a stop, even if the listener has
+    never reached it: the message is given back when `grace` is over."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql+psycopg://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
         engine = create_engine(url)
@@ -207,14 +208,14 @@ def test_a_database_that_hangs_before_the_first_message(kind: str) -> None:
             return listener
 
         (decision,) = Task(decided).result()
-    for left in [each for each in threading.enumerate() if each.name == "inbox listener"]:
-        left.join(60)  # its connection was refused with the end of the block
+    for left in [each for each in threading.enumerate() if each.name == "inbox worker"]:
+        left.join(60)  # its connection is refused when the block ends
     assert decision.action is Action.RETRY
     assert decision.outcome is None
 
 
 def test_a_handler_that_is_cancelled_comes_again() -> None:
-    """When somebody else cancels a message's task, there still is a decision: to deliver it again."""
+    """If a message's task is cancelled from elsewhere, the decision is to deliver it again."""
 
     async def handle(_: str) -> Outcome:
         task = asyncio.current_task()
@@ -228,7 +229,7 @@ def test_a_handler_that_is_cancelled_comes_again() -> None:
 
 
 def test_the_former_signal_handlers_come_back() -> None:
-    """Inside the block the signals stop the listener; after it they mean what they meant before."""
+    """Inside the block, the signals stop the listener; after it, the former signal handlers are back."""
     numbers = (signal.SIGTERM, signal.SIGUSR1)
     former = [signal.getsignal(number) for number in numbers]
     listener = Listener()
@@ -239,7 +240,7 @@ def test_the_former_signal_handlers_come_back() -> None:
 
 
 def test_signals_are_for_the_main_thread() -> None:
-    """Elsewhere the error is Python's own, and nothing has changed."""
+    """In any other thread Python's own error is raised, and the signal handlers do not change."""
 
     def elsewhere() -> None:
         with Listener().stopping_on_sigterm():
@@ -253,8 +254,8 @@ def test_signals_are_for_the_main_thread() -> None:
 
 @both_kinds
 def test_sigterm_in_the_middle_of_a_batch(migrated: Database, kind: str) -> None:
-    """A process that gets SIGTERM in its third message finishes it, gives back the rest and ends well; when
-    those are delivered again every message has taken effect once."""
+    """A process that receives SIGTERM during its third message finishes it, gives back the rest and exits
+    with 0. When the rest is delivered again, every message has taken effect once."""
     engine = migrated.engine()
     accounts.make(engine, NAMES)
     decisions, acknowledged = terminated(migrated, kind, "patient")
@@ -268,8 +269,8 @@ def test_sigterm_in_the_middle_of_a_batch(migrated: Database, kind: str) -> None
 
 @both_kinds
 def test_sigterm_in_a_message_that_never_ends(migrated: Database, kind: str) -> None:
-    """A message that does not end keeps the process for no longer than the grace, and takes effect in its
-    next delivery."""
+    """A message that never ends delays the process's exit by no more than the grace, and takes effect when it
+    is delivered again."""
     engine = migrated.engine()
     accounts.make(engine, NAMES)
     decisions, acknowledged = terminated(migrated, kind, "stuck")
@@ -282,7 +283,7 @@ def test_sigterm_in_a_message_that_never_ends(migrated: Database, kind: str) -> 
 
 
 def terminated(database: Database, kind: str, stuck: str) -> tuple[list[Any], int]:
-    """What a worker has decided that got SIGTERM while its third message was running."""
+    """The decisions of a worker that receives SIGTERM while its third message is running."""
     with workers((listener_worker.main, database.url, kind, NAMES, stuck)) as (worker,):
         assert worker.hear() == "running"
         worker.terminate()
@@ -292,7 +293,7 @@ def terminated(database: Database, kind: str, stuck: str) -> tuple[list[Any], in
 
 
 def deliver_again(database: Database, decisions: list[Any]) -> list[str]:
-    """The verdicts on what was not acknowledged, when it comes again."""
+    """Deliver the messages again that were not acknowledged. Returns their verdicts."""
     engine = database.engine()
     book = Inbox("payments").handler(engine, key=str)(accounts.add)
     again = [name for name, (action, *_) in zip(NAMES, decisions, strict=True) if action == "retry"]

@@ -51,7 +51,8 @@ class Settler:
         elif decision.action is Action.DEAD_LETTER and self._rejects:
             await channel.basic_reject(tag, requeue=False)
         elif decision.action is Action.ACK or await self._is_safe_elsewhere(delivery, decision):
-            await channel.basic_ack(tag)
+            # Before a stop it need not wait until this is sent: `basic.cancel` is sent after it.
+            await channel.basic_ack(tag, wait=self._stopping.is_set())
         else:
             await self._hold(max(decision.delay, _SHORTEST_HOLD))
             await channel.basic_nack(tag, requeue=True)
