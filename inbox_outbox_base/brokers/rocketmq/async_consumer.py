@@ -19,12 +19,12 @@ from inbox_outbox_base.listening.outcome import Action, Decision, Outcome, TooOl
 from inbox_outbox_base.words.incoming import Delivery
 
 from . import forking, options, sources
-from .answers import text_of
 from .chains import Chains
 from .dead_letters import dead_letter as letter_of
+from .delivery import is_damaged
 from .held import Held
 from .link import GroupSettings
-from .source import FAILURES, Source
+from .source import Source
 
 _log = logging.getLogger("inbox.rocketmq")
 _TURNS = 6
@@ -85,7 +85,7 @@ class AsyncRocketMQConsumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
-        self._sources: dict[str, Source] = {}
+        self._sources = sources.Sources(self._member, self._source, self._start)
         self._chains = Chains(self._handle)
         self._running: dict[int, Held] = {}
         self._works: set[asyncio.Task[None]] = set()
@@ -121,7 +121,7 @@ class AsyncRocketMQConsumer:
         if self.stopped:
             return
         self._journal.say("starts: at %s", self._member.address)
-        self._sources = await self._first()
+        await self._connect()
         if self.stopped:
             await self._abandon()
             return
@@ -129,8 +129,7 @@ class AsyncRocketMQConsumer:
         self._journal.say("is connected, and holds up to %d messages", self.prefetch)
         for work in (self._extend(), self._refresh(), self._summarise()):
             self._start(work)
-        for source in self._sources.values():
-            self._start(source.run())
+        self._sources.start()
         try:
             await self._stopping.wait()
             await self._finish()
@@ -140,23 +139,25 @@ class AsyncRocketMQConsumer:
         if self._failure is not None:
             raise self._failure
 
-    async def _first(self) -> dict[str, Source]:
+    async def _connect(self) -> None:
         """Connect. A server that has just started does not know its topics for a while."""
         patience = asyncio.get_running_loop().time() + _PATIENCE
         while not self.stopped:
             try:
-                return await sources.first(self._member, self._dead_letter, self._source)
+                await self._sources.connect(self._dead_letter)
             except sources.NoSuchTopic as error:
                 if asyncio.get_running_loop().time() > patience:
                     raise
                 _log.warning("%s yet, asking again", error)
-            await self._is_stopped_within(_SOON)
-        return {}
+                await self._is_stopped_within(_SOON)
+            else:
+                return
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._works.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, work: asyncio.Task[None]) -> None:
         self._works.discard(work)
@@ -181,13 +182,15 @@ class AsyncRocketMQConsumer:
         )
 
     def _learn(self, settings: GroupSettings) -> None:
-        self._settings = settings
+        if settings == self._settings:
+            return
         try:
             options.check_group(self._member.group, settings, self._max_attempts)
         except InvalidOption as error:
             if not self._is_running:
                 raise
             _log.error("%s", error)
+        self._settings = settings
 
     def _take(self, held: Held) -> None:
         try:
@@ -204,6 +207,11 @@ class AsyncRocketMQConsumer:
         """Run a message until it is settled or lost."""
         self._running[id(held.delivery.raw)] = held
         try:
+            if is_damaged(held.delivery.raw):
+                _log.error(
+                    "message %s: damaged, so it goes to %%DLQ%%%s", held.delivery.id, self._member.group
+                )
+                await held.bury()
             while held.is_open:
                 (decision,) = await self.listener.decide([held.delivery], self._handler)
                 self._journal.count([decision])
@@ -264,23 +272,13 @@ class AsyncRocketMQConsumer:
         """Keep the messages hidden that are not settled."""
         while True:
             await asyncio.sleep(self._hidden / _TURNS)
-            due = [held for source in self._sources.values() for held in source.held if held.is_due]
+            due = [held for held in self._sources.held if held.is_due]
             await asyncio.gather(*(held.extend() for held in due))
 
     async def _refresh(self) -> None:
-        """Find brokers that are new."""
+        """Find brokers that are new or gone, and the group's settings if they have changed."""
         while not await self._is_stopped_within(_REFRESH):
-            try:
-                found = await sources.find(self._member)
-            except (*FAILURES, InvalidOption) as error:
-                _log.warning("cannot ask for the topic's brokers: %s", text_of(error))
-                continue
-            for name, (endpoints, queues) in found.items():
-                if name in self._sources:
-                    self._sources[name].cover(queues)
-                else:
-                    self._sources[name] = self._source(endpoints, queues)
-                    self._start(self._sources[name].run())
+            await self._sources.refresh()
 
     async def _summarise(self) -> None:
         while not await self._is_stopped_within(self._journal.seconds_left()):
@@ -295,8 +293,7 @@ class AsyncRocketMQConsumer:
 
     async def _finish(self) -> None:
         """Take what is on its way, and let running messages end."""
-        receiving = [asyncio.create_task(source.finished()) for source in self._sources.values()]
-        await asyncio.wait(receiving)
+        await self._sources.finished()
         if tasks := self._chains.tasks:
             await asyncio.wait(tasks, timeout=self.listener.grace + _LAST_WORDS)
 
@@ -306,4 +303,4 @@ class AsyncRocketMQConsumer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*(source.close() for source in self._sources.values()))
+        await self._sources.close()

@@ -51,6 +51,16 @@ def delivery_of(message: Any, attempt: int) -> Delivery:
     )
 
 
+def is_damaged(message: Any) -> bool:
+    """Whether its properties contain zeros, as those of a message that a broker was writing when it was
+    killed. The broker checks only the body, and delivers the message although it has confirmed it to nobody.
+    A proxy accepts no property with a zero."""
+    system = message.system_properties
+    texts = [system.message_id, system.message_group, system.tag, *system.keys]
+    texts += [text for pair in message.user_properties.items() for text in pair]
+    return any("\0" in text for text in texts)
+
+
 def body_of(message: Any) -> bytes:
     """The payload, decompressed; as it is if that is not possible."""
     body: bytes = message.body

@@ -139,10 +139,14 @@ class Link(Calls):
         self._stream = self._stub.Telemetry(metadata=self._signed())
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
         async with asyncio.timeout(TIMEOUT):
-            await self._stream.write(protocol.TelemetryCommand(settings=self._announcement()))
+            await self.ask_for_settings()
             await self._settled.wait()
         if self._failure is not None:
             raise self._failure
+
+    async def ask_for_settings(self) -> None:
+        """Have RocketMQ send the group's settings, which an operator may have changed."""
+        await self._stream.write(protocol.TelemetryCommand(settings=self._announcement()))
 
     async def close(self) -> None:
         """Take leave, so that RocketMQ forgets this client; never raises."""

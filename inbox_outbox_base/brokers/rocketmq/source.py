@@ -35,7 +35,7 @@ class Source:
         limit: how many unsettled messages to hold.
         hidden: seconds for which a received message is hidden from other consumers.
         take: is called with each message.
-        tell: is called with the group's settings after each connect.
+        tell: is called with the group's settings after each connect and at `refresh`.
         stopping: set when to receive no more.
     """
 
@@ -93,6 +93,22 @@ class Source:
             await link.close()
             raise
         self._use(link)
+
+    async def refresh(self) -> None:
+        """Pass on the group's settings, as they were when this was last called, and ask for them again."""
+        link = self._link
+        if link is None or link.ended.is_set():
+            return
+        self._tell(link.settings)
+        try:
+            await link.ask_for_settings()
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            _log.debug("the connection has just ended: %r", error)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is not connected, and has no messages."""
+        return self._link is None and not self.held
 
     async def finished(self) -> None:
         """Wait until nothing more is received."""

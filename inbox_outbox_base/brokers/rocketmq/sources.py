@@ -1,15 +1,19 @@
-"""Find the proxies that have a topic's queues."""
+"""The proxies that have the topics' queues."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .answers import text_of
 from .client import RpcEndpoints, grpc, protocol
+from .held import Held
 from .link import Calls, Membership, Refusal
 from .source import FAILURES, Source
 
+_log = logging.getLogger("inbox.rocketmq")
 _UNKNOWN = {protocol.Code.TOPIC_NOT_FOUND, protocol.Code.NOT_FOUND}
 _LOGIN_REFUSED = {protocol.Code.FORBIDDEN, protocol.Code.UNAUTHORIZED}
 _GROUP = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
@@ -71,6 +75,72 @@ async def first(
     if not made:
         raise InvalidOption(f"topic={', '.join(member.filters)!r}: no broker of {place} lets it be read")
     return made
+
+
+class Sources:
+    """A source for each place that RocketMQ names.
+
+    Args:
+        member: who receives what.
+        make: makes a source of a proxy's endpoints and queues.
+        start: lets a source run in a task.
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        make: Callable[[Any, list[Any]], Source],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._member = member
+        self._make = make
+        self._start = start
+        self._sources: dict[str, Source] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def held(self) -> list[Held]:
+        """The messages that are not settled."""
+        return [held for source in self._sources.values() for held in source.held]
+
+    async def connect(self, dead_letter: object) -> None:
+        """Connect to all. Raises as `first`."""
+        self._sources = await first(self._member, dead_letter, self._make)
+
+    def start(self) -> None:
+        """Let them receive messages."""
+        for name, source in self._sources.items():
+            self._tasks[name] = self._start(source.run())
+
+    async def refresh(self) -> None:
+        """Ask RocketMQ which places there are: receive from new ones, and leave those that are gone."""
+        try:
+            found = await find(self._member)
+        except (*FAILURES, InvalidOption) as error:
+            _log.warning("cannot ask for the topic's brokers: %s", text_of(error))
+            return
+        for name, (endpoints, queues) in found.items():
+            if name in self._sources:
+                self._sources[name].cover(queues)
+            else:
+                self._sources[name] = self._make(endpoints, queues)
+                self._tasks[name] = self._start(self._sources[name].run())
+        for name in self._sources.keys() - found.keys():
+            if self._sources[name].is_idle:
+                _log.warning("%s is gone: RocketMQ names it no more, and it does not answer", name)
+                self._tasks.pop(name).cancel()
+                await self._sources.pop(name).close()
+        for source in self._sources.values():
+            await source.refresh()
+
+    async def finished(self) -> None:
+        """Wait until nothing more is received."""
+        for source in list(self._sources.values()):
+            await source.finished()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*(source.close() for source in self._sources.values()))
 
 
 async def _route(calls: Calls, option: str, topic: str) -> list[Any]:
