@@ -16,6 +16,7 @@ from sqlalchemy.engine import URL
 
 from inbox_outbox_base.words.incoming import Delivery
 
+from .handlers import Mode
 from .runner import Runner
 from .script import Script
 
@@ -47,11 +48,19 @@ class Child:
 
 
 @contextmanager
-def child(suite: type, address: Any, topic: str, url: URL, point: Point, patience: float) -> Iterator[Child]:
+def child(
+    suite: type,
+    address: Any,
+    topic: str,
+    url: URL,
+    point: Point,
+    patience: float,
+    mode: Mode = "exactly once",
+) -> Iterator[Child]:
     """Start it; it is gone at the end of the block."""
     context = multiprocessing.get_context("spawn")  # a fork would inherit the clients of this process
     ours, theirs = context.Pipe()
-    given = (suite, address, topic, url.render_as_string(hide_password=False), point, theirs)
+    given = (suite, address, topic, url.render_as_string(hide_password=False), point, mode, theirs)
     process = context.Process(target=_main, args=given)
     process.start()
     theirs.close()
@@ -63,7 +72,7 @@ def child(suite: type, address: Any, topic: str, url: URL, point: Point, patienc
         ours.close()
 
 
-def _main(suite: Any, address: Any, topic: str, url: str, point: Point, pipe: Connection) -> None:
+def _main(suite: Any, address: Any, topic: str, url: str, point: Point, mode: Mode, pipe: Connection) -> None:
     engines: list[Any] = []
 
     def begin(_: Delivery) -> None:
@@ -81,7 +90,7 @@ def _main(suite: Any, address: Any, topic: str, url: str, point: Point, pipe: Co
         is_async=suite.is_async,
         url=make_url(url),
         script=script,
-        mode="exactly once",
+        mode=mode,
         on_engine=engines.append,
     )
     if suite.is_async:

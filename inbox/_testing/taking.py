@@ -1,6 +1,9 @@
 """Conformance tests of consumers: what is taken, retried and put away."""
 
+import signal
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 
@@ -8,12 +11,17 @@ from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
+from .child import child
 from .handlers import Mode
 from .place import ConsumerPlace
 from .script import Script
 
 _NOTICED = 0.5
 """Seconds in which a consumer notices that it cannot put a message away."""
+_TAKEN_OVER = 1.0
+"""Seconds in which a consumer takes over a message that the server holds to be lost."""
+_ENOUGH = 3_200
+"""After this many messages, each of two consumers must have got one."""
 
 
 class Fault(Exception):
@@ -138,17 +146,23 @@ class Taking(ConsumerPlace):
         """A message that cannot be put away is not acknowledged: it is put away once that is possible."""
         topic = self.new_topic()
 
-        def give_up(_: Delivery) -> None:
-            raise GiveUp("no way")
+        def give_up(message: Delivery) -> None:
+            if message.payload == b"poison":
+                raise GiveUp("no way")
 
         script = Script(give_up)
-        self.refuse_dead_letters(topic)
-        self.put(topic, [self.envelope(topic, b"poison", "k")])
         with self.consuming(topic, script):
+            self.put(topic, [self.envelope(topic, b"good", "k")])
+            self.wait_until(lambda: self.payloads() == [b"good"])
+            self.refuse_dead_letters(topic)
+            self.put(topic, [self.envelope(topic, b"poison", "k")])
             self.wait_until(lambda: script.ran(b"poison"))
             time.sleep(_NOTICED)
             self.take_dead_letters(topic)
             self.wait_until(lambda: self.dead_letters(topic))
+        ((letter, reason),) = self.dead_letters(topic)
+        assert letter.payload == b"poison"
+        assert "no way" in reason
 
     def test_too_many_failures(self) -> None:
         """A message that has failed `max_attempts` times is put away with its error, and blocks no other."""
@@ -179,6 +193,52 @@ class Taking(ConsumerPlace):
         for key in "012":
             numbers = [int(payload) for each, payload in self.rows() if each == key]
             assert numbers == list(range(int(key), 60, 3))
+
+    def test_a_handler_that_runs_long(self) -> None:
+        """While a handler runs, no other consumer of the group gets its message, also after the time in which
+        the server delivers again what a lost consumer has left."""
+        topic, lost = self.new_topic(), self.new_topic()
+        scripts = Script(), Script()
+        for script in scripts:
+            script.hold(b"long")
+
+        def began() -> list[Delivery]:
+            return [each for script in scripts for each in script.deliveries if each.payload == b"long"]
+
+        # In status mode a handler that runs holds no transaction: others write meanwhile, also on SQLite.
+        with ExitStack() as consumers:
+            for script in scripts:
+                consumers.enter_context(self.consuming(topic, script, mode="status", concurrency=2))
+            self._put_until_both_take(topic, scripts)
+            self.put(topic, [self.envelope(topic, b"long", "long")])
+            self.wait_until(began)
+            self._lose_one(lost)
+            time.sleep(_TAKEN_OVER)
+            assert len(began()) == 1, "another consumer got a message whose handler still ran"
+            for script in scripts:
+                script.release()
+            self.wait_until(lambda: b"long" in self.payloads())
+        assert len(began()) == 1
+        self.nothing_is_left(topic)
+
+    def _lose_one(self, topic: str) -> None:
+        """Return once the server has delivered the message of a killed consumer to another one."""
+        self.put(topic, [self.envelope(topic, b"lost", "k")])
+        given = type(self), self.address(), topic, self.url
+        with child(*given, "before commit", self.patience, "status") as process:
+            assert process.exit_code() == -signal.SIGKILL
+        script = Script()
+        with self.consuming(topic, script, mode="status"):
+            self.wait_until(lambda: script.deliveries)
+
+    def _put_until_both_take(self, topic: str, scripts: Sequence[Script]) -> None:
+        """Put messages until each consumer has got one: only then have both joined the group."""
+        sent = 0
+        while not all(script.deliveries for script in scripts):
+            self.put(topic, [self.envelope(topic, b"%d" % key, f"key {key}") for key in range(16)])
+            sent += 16
+            self.wait_until(lambda: len(self.rows()) >= sent)  # noqa: B023 - ends within the turn
+            assert sent < _ENOUGH, "one of two consumers of the group gets no message"
 
     @pytest.mark.parametrize("mistake", ["another result", "SystemExit"])
     def test_a_handler_that_is_none(self, mistake: str) -> None:
