@@ -15,6 +15,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    null,
     select,
     text,
 )
@@ -39,15 +40,19 @@ _ADD_KEY = ddl(
 """Random inserts leave a B-tree about 70 % full; one built in bulk would be 90 % full, and split."""
 
 
-def fill(engine: Engine, name: str, rows: int) -> Table:
-    """An inbox in a schema of this name, with `rows` random keys taken evenly over the last week."""
+def fill(engine: Engine, name: str, rows: int, *, is_bulk: bool = False) -> Table:
+    """An inbox in a schema of this name, with `rows` random keys: taken evenly over the last week, or by one
+    load."""
     message = create(engine, name)
     with engine.begin() as connection:
         index = next(iter(message.indexes))
         connection.execute(_DROP_KEY.against(message))
         connection.execute(DropIndex(index))
         now = datetime.now(UTC)
-        add_rows(connection, message, rows, now - timedelta(days=7), now)
+        if is_bulk:
+            add_load(connection, schema.tables(name), rows, now)
+        else:
+            add_rows(connection, message, rows, now - timedelta(days=7), now)
         connection.execute(_ADD_KEY.against(message))
         connection.execute(CreateIndex(index))
     vacuum(engine, message)
@@ -81,6 +86,26 @@ def add_rows(
     )
     columns = ["consumer", "key", "accepted_at", "claim"]
     connection.execute(insert(message).from_select(columns, values), {"rows": rows})
+
+
+def add_load(connection: Connection, tables: schema.Tables, rows: int, committed_at: datetime) -> None:
+    """Add rows with random keys as a bulk writer does: a row of the ledger has their time."""
+    counts = {"rows_read": rows, "rows_new": rows, "rows_duplicate": 0, "rows_repeated": 0, "rows_dropped": 0}
+    own = {
+        "consumer": CONSUMER,
+        "run": "filling",
+        "batch": 0,
+        "part": 0,
+        "parts": 1,
+        "fingerprint": b"\0" * 16,
+    }
+    added = insert(tables.ledger).values(own | counts | {"committed_at": committed_at})
+    load = connection.execute(added.returning(tables.ledger.c.id)).scalar_one()
+    number = func.generate_series(1, bindparam("rows")).table_valued("number")
+    key = cast(func.gen_random_uuid(), Text)
+    values = select(literal(CONSUMER, Text), key, null(), null(), literal(load)).select_from(number)
+    columns = ["consumer", "key", "accepted_at", "claim", "load"]
+    connection.execute(insert(tables.message).from_select(columns, values), {"rows": rows})
 
 
 def vacuum(engine: Engine, message: Table) -> None:

@@ -58,7 +58,7 @@ def inbox_size(lab: SparkLab) -> Report:
     with lab.bench("inbox_size") as bench:
         _filling.create(bench.engine, _EMPTY)
         with lab.lab.step(f"filling an inbox with {large:,} keys"):
-            _filling.fill(bench.engine, _LARGE, large)
+            _filling.fill(bench.engine, _LARGE, large, is_bulk=True)
         bench.write("random", lab.rows // 10, inbox_schema=_EMPTY)
         firsts = itertools.count(lab.rows, lab.rows)
         jobs = {

@@ -20,7 +20,7 @@ from spark import InboxWriter, WriteReport
 from ._business import CONSUMER
 from ._lab import Lab, run_alone
 from ._measure import in_turn
-from ._spark_rows import PARTITIONS, TARGET, TARGET_DDL, rows
+from ._spark_rows import KEYLESS, PARTITIONS, TARGET, TARGET_DDL, rows
 
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.4"
 
@@ -53,6 +53,7 @@ class SparkLab:
             schema.metadata.create_all(engine)
             with engine.begin() as connection:
                 connection.execute(text(TARGET_DDL))
+                connection.execute(text(f"CREATE TABLE {KEYLESS} (LIKE {TARGET})"))
                 # It would run beside whichever variant is being measured.
                 connection.execute(text("ALTER TABLE inbox_message SET (autovacuum_enabled = off)"))
             yield Bench(self.session, engine)
@@ -82,18 +83,28 @@ class Bench:
     def clear(self) -> None:
         """Empty all tables."""
         with self.engine.begin() as connection:
-            connection.execute(text(f"TRUNCATE {TARGET}, inbox_message, inbox_ledger"))
+            connection.execute(text(f"TRUNCATE {TARGET}, {KEYLESS}, inbox_message, inbox_ledger"))
 
     def settle(self) -> None:
         """Let the server finish its deferred work, so that all jobs start in the same state."""
-        run_alone(self.engine, f"VACUUM (ANALYZE) {TARGET}, inbox_message, inbox_ledger", "CHECKPOINT")
+        run_alone(
+            self.engine, f"VACUUM (ANALYZE) {TARGET}, {KEYLESS}, inbox_message, inbox_ledger", "CHECKPOINT"
+        )
 
     def write(
-        self, kind: str, count: int, *, first: int = 0, partitions: int = PARTITIONS, **options: Any
+        self,
+        kind: str,
+        count: int,
+        *,
+        first: int = 0,
+        partitions: int = PARTITIONS,
+        is_keyless: bool = False,
+        **options: Any,
     ) -> tuple[float, WriteReport]:
         """Write rows with the inbox's writer; return the seconds and the report."""
         df = rows(self.session, kind, count, first=first, partitions=partitions)
-        writer = InboxWriter(self.engine.url, TARGET, "key", CONSUMER, **options)
+        table = KEYLESS if is_keyless else TARGET
+        writer = InboxWriter(self.engine.url, table, "key", CONSUMER, **options)
         began = time.perf_counter()
         report = writer.write(df)
         return time.perf_counter() - began, report

@@ -1,6 +1,7 @@
 """Compares fresh rows with Spark's own JDBC writer, and finished jobs and duplicates with fresh rows."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ._measure import Figure, Grid, Report, figure, ratios
 from ._spark_lab import Bench, Job, SparkLab, expect
@@ -8,6 +9,7 @@ from ._spark_rows import KINDS, PARTITIONS, write_before
 
 _TO_BEAT = {"ordered": 1.1, "random": 1.15}
 _TO_BEAT_BY_TABLE = 1.4
+_TO_BEAT_KEYLESS = 1.25
 _RUN = "benchmark"
 _SHARES = {10: 10, 50: 2}
 """By percentage of duplicates: every n-th row is one."""
@@ -42,6 +44,11 @@ def _figures(kind: str, found: Mapping[str, list[float]]) -> list[Figure]:
             figure(f"{by_jdbc}, reWriteBatchedInserts", ratios(found, "fresh", "jdbc rewrite"), at_least=0.8),
             figure(f"{by_jdbc}, inbox='table'", ratios(found, "table", "jdbc"), at_least=_TO_BEAT_BY_TABLE),
             figure(f"{by_jdbc}, both", ratios(found, "table", "jdbc rewrite"), at_least=1),
+            figure(
+                f"{by_jdbc}, target without a key",
+                ratios(found, "keyless", "jdbc"),
+                at_least=_TO_BEAT_KEYLESS,
+            ),
         ]
     replay = f"{kind} keys: replay of a finished job"
     figures += [
@@ -68,7 +75,8 @@ def _warm_up(bench: Bench, lab: SparkLab, kind: str) -> None:
 def _jobs(bench: Bench, lab: SparkLab, kind: str) -> dict[str, Job]:
     jobs = {
         "inbox": _fresh_and_replayed(bench, kind, lab.rows),
-        "table": _into_own_key(bench, kind, lab.rows),
+        "table": _fresh(bench, kind, lab.rows, "table", inbox="table"),
+        "keyless": _fresh(bench, kind, lab.rows, "keyless", is_keyless=True),
     }
     for share, every in _SHARES.items():
         jobs[_duplicates_name(share)] = _with_duplicates(bench, kind, lab.rows, share, every)
@@ -99,14 +107,13 @@ def _fresh_and_replayed(bench: Bench, kind: str, count: int) -> Job:
     return work
 
 
-def _into_own_key(bench: Bench, kind: str, count: int) -> Job:
+def _fresh(bench: Bench, kind: str, count: int, name: str, **how: Any) -> Job:
     def work() -> dict[str, float]:
         bench.clear()
         bench.settle()
-        fresh, report = bench.write(kind, count, inbox="table")
+        seconds, report = bench.write(kind, count, **how)
         expect(report.new, count)
-        expect(bench.count(), count)
-        return {"table": fresh}
+        return {name: seconds}
 
     return work
 

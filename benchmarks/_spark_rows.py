@@ -7,6 +7,8 @@ from ._business import CONSUMER
 
 PARTITIONS = 4
 TARGET = "result"
+KEYLESS = "result_without_key"
+"""The same columns, and no primary key."""
 TARGET_DDL = f"""
     CREATE TABLE {TARGET} (
         key text PRIMARY KEY, number bigint NOT NULL, amount double precision NOT NULL, note text NOT NULL

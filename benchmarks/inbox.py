@@ -8,7 +8,7 @@ Runs on a private PostgreSQL with fsync on. The exit code is 1 when a target is 
 import sys
 from collections.abc import Sequence
 
-from . import _accepts, _command, _indexes, _purging, _transactions
+from . import _accepts, _command, _indexes, _purging, _transactions, _upgrading
 
 BENCHMARKS: _command.Benchmarks = {
     "transaction": _transactions.rate,
@@ -17,6 +17,8 @@ BENCHMARKS: _command.Benchmarks = {
     "duplicates": _accepts.duplicates,
     "size": _accepts.size,
     "purge": _purging.latency,
+    "purge-bulk": _purging.bulk,
+    "upgrade": _upgrading.upgrade,
     "indexes": _indexes.indexes,
 }
 

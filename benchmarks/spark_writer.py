@@ -17,13 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.embedded_postgres import EmbeddedPostgres
 
-from . import _chart, _print, _spark_growth, _spark_memory, _spark_rates
+from . import _chart, _print, _spark_floor, _spark_growth, _spark_memory, _spark_rates
 from ._lab import SETTINGS, Lab
 from ._measure import Report
 from ._spark_lab import SparkLab, spark_session
 
 BENCHMARKS: dict[str, Callable[[SparkLab], Report]] = {
     "rates": _spark_rates.rates,
+    "floor": _spark_floor.floor,
     "memory": _spark_memory.memory,
     "growth": _spark_growth.growth,
     "size": _spark_growth.inbox_size,

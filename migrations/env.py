@@ -62,7 +62,7 @@ try:
     else:
         _connect_and_run()
 except InboxError as error:
-    # Called by `inbox.migration`, which passes the error on; whoever runs Alembic gets one line.
+    # Called by `inbox.migration`, which passes the error on; the user of the `alembic` command gets one line.
     if "connection" in attributes or "dialect" in attributes:
         raise
     raise SystemExit(f"{type(error).__name__}: {error}") from None

@@ -1,161 +1,21 @@
 """The contract between the Spark writer and a database, with portable defaults."""
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import ColumnElement, Connection, Select, Table
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import UserDefinedType
 
 from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import Tables
 
-from .results import Results, Upsert
-
-
-class Write(Protocol):
-    """The writer's options that a database needs to know."""
-
-    @property
-    def table(self) -> str | None: ...
-    @property
-    def table_schema(self) -> str | None: ...
-    @property
-    def consumer(self) -> str: ...
-    @property
-    def results(self) -> Results: ...
-    @property
-    def isolation_level(self) -> str | None: ...
-    @property
-    def query_timeout(self) -> float: ...
-    @property
-    def lock_timeout(self) -> float: ...
-    @property
-    def max_connections(self) -> int | None: ...
-
-
-class Type(UserDefinedType[Any]):
-    """A type by the database's own name for it."""
-
-    cache_ok = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def get_col_spec(self, **kw: Any) -> str:
-        """The type's text in a CREATE TABLE or a CAST."""
-        return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A column of the target table."""
-
-    name: str
-    kind: str
-    """The type's bare name in lower case; for a domain, the type beneath it."""
-    full: str
-    """The type's text in a CAST, without a length that the CAST would silently cut to."""
-    scale: int | None
-    """For an exact number: digits after the decimal point, if limited."""
-    required: bool
-    """Whether a row must have a value for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class UniqueKey:
-    """A unique key or index of the target table."""
-
-    name: str
-    columns: frozenset[str | None]
-    """None stands for an expression, or for a part of a column."""
-    problem: str | None
-    """Why it does not reject every second row with the same values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """How one column of the DataFrame is transferred."""
-
-    name: str
-    staged: str
-    """The type in the temporary table: it holds every value of the Arrow type."""
-    cast: str | None
-    """The type to CAST to on the way to the target; None where assignment is exact or raises an error."""
-    same: bool
-    """Whether staged and target types are the same."""
-    convert: Callable[[pa.Array], pa.Array] | None = None
-    """The conversion to the form that is sent, if it is not Arrow's own."""
-
-
-Owner = bytes | int
-"""Who has a key: the claim of its row or, if it was written in bulk, the id of its load in the ledger."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriterClaim:
-    """Who takes keys: 6 bytes shared by the whole job, 4 for the partition, 6 for the attempt."""
-
-    tables: Tables
-    consumer: str
-    job: bytes
-    part: int
-    attempt: bytes
-    load: int | None
-    """The attempt's row in the ledger, if it has one."""
-
-    @classmethod
-    def of(
-        cls, tables: Tables, consumer: str, run: str, batch: int, part: int, load: int | None = None
-    ) -> Self:
-        """A new attempt's claim."""
-        job = blake2b("\0".join([consumer, run, str(batch)]).encode(), digest_size=6).digest()
-        return cls(tables, consumer, job, part, os.urandom(6), load)
-
-    @property
-    def partition(self) -> bytes:
-        """The bytes that every attempt at this partition shares."""
-        return self.job + self.part.to_bytes(4, "big")
-
-    @property
-    def id(self) -> bytes:
-        """The claim as it is stored."""
-        return self.partition + self.attempt
-
-
-@dataclass(frozen=True, slots=True)
-class KnownKeys:
-    """Keys that are in the inbox."""
-
-    owners: dict[str, Owner] = field(default_factory=dict)
-    """Who has each."""
-    digests: dict[str, bytes] = field(default_factory=dict)
-    """The stored digests; not every row has one."""
-
-    def add(self, rows: Iterable[Any]) -> None:
-        """Add rows of key, claim, load and digest."""
-        for key, claim, load, digest in rows:
-            self.owners[key] = load if claim is None else bytes(claim)
-            if digest is not None:
-                self.digests[key] = bytes(digest)
-
-
-@dataclass(frozen=True, slots=True)
-class TakenKeys:
-    """Which keys are ours now, and who had the others."""
-
-    fresh: pa.BooleanArray
-    """One value for each key: whether it is ours."""
-    known: KnownKeys
-    """The keys taken before."""
+from .loading_values import Column, KnownKeys, TakenKeys, Target, UniqueKey, Write, WriterClaim
+from .results import Upsert
 
 
 def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -276,10 +136,9 @@ class Loading(ABC):
     def announce(self, connection: Connection, claim: WriterClaim) -> None:  # noqa: B027 - optional
         """Announce that keys of this consumer are about to be taken in bulk."""
 
-    @contextmanager
-    def by_index(self, connection: Connection) -> Iterator[None]:
+    def by_index(self, connection: Connection) -> AbstractContextManager[None]:
         """Statements in the body walk through an index, in its order."""
-        yield
+        return nullcontext()
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
         """Whether `load` can write to the target itself when every column is the same there."""

@@ -54,7 +54,8 @@ def upgrade() -> None:
         schema, database = context.opts["inbox_schema"], migrating(context.dialect.name)
         # If the next revision takes long, jobs do not wait for it: this one is committed first.
         with database.beside(op.get_bind(), "inbox_message", schema) as (other, place, _):
-            if other is None:
+            # The other connection does not see a ledger that this migration has just made.
+            if other is None or not sa.inspect(other).has_table("inbox_ledger", schema=place):
                 _change(UP)
             else:
                 other.execute(sa.text(UP[True].format(prefix=prefix(place))))

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases.loading import Column, Loading, UniqueKey
+from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.loading_values import Column, UniqueKey
 from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from spark._options.settings import Settings

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 from sqlalchemy import Connection
 
-from inbox_outbox_base.databases.loading import Column, Loading
+from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.loading_values import Column
 from inbox_outbox_base.databases.results import NEW_ROWS
 from spark._options.settings import Settings
 

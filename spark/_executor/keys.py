@@ -3,7 +3,7 @@
 The stored key is the same as in `inbox.Inbox`: text unchanged, several columns as a compact JSON array.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -130,8 +130,7 @@ class Fingerprint:
         words: Any = np.ndarray((len(body) + 1,), "<u8", padded.data, strides=(1,))
         starts, lengths = ends[:-1], np.diff(ends)
         self.count += len(keys)
-        for lane, constants in enumerate(_MIX):
-            hashes = _hashes(words, starts, lengths, constants)
+        for lane, hashes in enumerate(_hashes(words, starts, lengths)):
             self._sums[lane] = (self._sums[lane] + int(hashes.sum(dtype=np.uint64))) % 2**64
 
     def digest(self) -> bytes:
@@ -140,15 +139,18 @@ class Fingerprint:
         return blake2b(numbers, digest_size=16).digest()
 
 
-def _hashes(words: Any, starts: Any, lengths: Any, constants: tuple[Any, Any, Any]) -> Any:
-    step, first, second = constants
-    hashes = lengths.astype(np.uint64) * step + first
-    longest = int(lengths.max()) if len(lengths) else 0
+def _hashes(words: Any, starts: Any, lengths: Any) -> Iterator[Any]:
+    """The hashes of all keys, once by each set of constants."""
+    lanes = [lengths.astype(np.uint64) * step + first for step, first, _ in _MIX]
+    shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
     for at in range(0, longest, 8):
-        more = np.flatnonzero(lengths > at)
+        more: Any = slice(None) if at < shortest else np.flatnonzero(lengths > at)
         left = np.minimum(lengths[more] - at, 8)
-        mixed = (hashes[more] ^ (words[starts[more] + at] & _MASKS[left])) * first
-        hashes[more] = (mixed ^ (mixed >> np.uint64(32))) * second + step
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * first
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * second
-    return hashes ^ (hashes >> np.uint64(31))
+        word = words[starts[more] + at] & _MASKS[left]
+        for hashes, (step, first, second) in zip(lanes, _MIX, strict=True):
+            mixed = (hashes[more] ^ word) * first
+            hashes[more] = (mixed ^ (mixed >> np.uint64(32))) * second + step
+    for hashes, (_, first, second) in zip(lanes, _MIX, strict=True):
+        mixed = (hashes ^ (hashes >> np.uint64(30))) * first
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * second
+        yield mixed ^ (mixed >> np.uint64(31))

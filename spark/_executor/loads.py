@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, func, select
 
-from inbox_outbox_base.databases.loading import Owner, WriterClaim
+from inbox_outbox_base.databases.loading_values import Owner, WriterClaim
 from inbox_outbox_base.tables.inbox import Tables
 
 

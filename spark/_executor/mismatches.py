@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from inbox_outbox_base.checks.keys import digest, is_mismatch
 from inbox_outbox_base.databases.arrow import text
-from inbox_outbox_base.databases.loading import TakenKeys
+from inbox_outbox_base.databases.loading_values import TakenKeys
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from spark._options.settings import Settings
 

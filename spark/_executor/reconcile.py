@@ -11,7 +11,8 @@ from sqlalchemy import Column as SqlColumn
 from sqlalchemy import Connection, MetaData, Table, case, exists, select
 from sqlalchemy.sql.expression import column, table
 
-from inbox_outbox_base.databases.loading import Column, Loading, Owner, is_newer
+from inbox_outbox_base.databases.loading import Loading, is_newer
+from inbox_outbox_base.databases.loading_values import Column, Owner
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch

@@ -11,7 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.expression import cast, column, table
 
-from inbox_outbox_base.databases.loading import Column, Loading, Type
+from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.loading_values import Column, Type
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Upsert
 from inbox_outbox_base.errors.codes import code_of
 from spark._options.settings import Settings

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
 
-from inbox_outbox_base.databases.loading import Loading, Owner, WriterClaim
+from inbox_outbox_base.databases.loading import Loading
+from inbox_outbox_base.databases.loading_values import Owner, WriterClaim
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.databases.results import Append, Statements, Upsert
 from inbox_outbox_base.errors.inbox import PayloadMismatch, TransientError

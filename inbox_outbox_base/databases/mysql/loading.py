@@ -20,16 +20,15 @@ from sqlalchemy.dialects.mysql import Insert
 from sqlalchemy.schema import CreateTable
 
 from inbox_outbox_base.databases import arrow
-from inbox_outbox_base.databases.loading import (
+from inbox_outbox_base.databases.loading import Loading, is_newer
+from inbox_outbox_base.databases.loading_values import (
     Column,
     KnownKeys,
-    Loading,
     TakenKeys,
     Target,
     UniqueKey,
     Write,
     WriterClaim,
-    is_newer,
 )
 from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow

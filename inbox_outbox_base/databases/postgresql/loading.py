@@ -6,7 +6,7 @@ not of exactly the same type goes through a temporary table and a CAST.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cache
 from types import MappingProxyType
@@ -21,7 +21,6 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
-    any_,
     bindparam,
     cast,
     func,
@@ -33,23 +32,21 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases import arrow
-from inbox_outbox_base.databases.loading import (
+from inbox_outbox_base.databases.loading import Loading, driver_errors, is_newer
+from inbox_outbox_base.databases.loading_values import (
     Column,
     KnownKeys,
-    Loading,
     TakenKeys,
     Target,
     UniqueKey,
     Write,
     WriterClaim,
-    driver_errors,
-    is_newer,
 )
 from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
-from . import arrays
+from . import arrays, probing
 from .taking_statements import batch_lock
 from .targets import PostgreSQLTarget, quoted, relation, targets, unique_keys
 from .types import column
@@ -66,7 +63,6 @@ _SHARED = {
     "load": pa.int64(),
 }
 """The columns that are the same in all rows of an attempt."""
-_OTHER_SCANS = ("enable_seqscan", "enable_bitmapscan")
 _GUARD = text("""
     SELECT set_config('lock_timeout', :lock_timeout, true),
            set_config('idle_in_transaction_session_timeout', :idle_in_transaction_session_timeout, true),
@@ -141,9 +137,9 @@ class PostgreSQLLoading(Loading):
         left = given.filter(fresh) if known.owners else given
         if not self._copy_keys(connection, claim, left):
             raced = _add_unless_there(claim.tables)
-            arrays = {"keys": _literal(_whole(left, "key")), "digests": "{}"}
+            arrays = {"keys": probing.literal(_whole(left, "key")), "digests": "{}"}
             if "digest" in left.column_names:
-                arrays["digests"] = _literal(arrow.bytea(_whole(left, "digest")))
+                arrays["digests"] = probing.literal(arrow.bytea(_whole(left, "digest")))
             parameters = _row(connection, claim) | arrays
             fresh = _among(keys, connection.execute(raced, parameters).scalars())
             known = self.found(connection, claim.tables, claim.consumer, keys.filter(pc.invert(fresh)))
@@ -168,22 +164,10 @@ class PostgreSQLLoading(Loading):
         return True
 
     def found(self, connection: Connection, tables: Tables, consumer: str, keys: pa.StringArray) -> KnownKeys:
-        known = KnownKeys()
-        if len(keys) == 0:
-            return known
-        parameters = {"consumer": consumer, "keys": _literal(keys)}
-        with self.by_index(connection):
-            known.add(connection.execute(_probe(tables), parameters))
-        return known
+        return probing.found(connection, tables, consumer, keys)
 
-    @contextmanager
-    def by_index(self, connection: Connection) -> Iterator[None]:
-        # For a probe, the planner assumes a short array; for a range of keys, it overestimates random reads.
-        for setting in _OTHER_SCANS:
-            connection.execute(text(f"SET LOCAL {setting} = off"))
-        yield
-        for setting in _OTHER_SCANS:
-            connection.execute(text(f"SET LOCAL {setting} = DEFAULT"))
+    def by_index(self, connection: Connection) -> AbstractContextManager[None]:
+        return probing.by_index(connection)
 
     def load(
         self, connection: Connection, name: str, schema: str | None, rows: pa.Table, batch_size: int
@@ -267,25 +251,6 @@ def _among(keys: pa.StringArray, some: Any) -> pa.BooleanArray:
 
 def _whole(rows: pa.Table, name: str) -> pa.Array:
     return rows.column(name).combine_chunks()
-
-
-def _literal(keys: pa.StringArray) -> str:
-    """The keys as a PostgreSQL array literal: sent as one text, they cost a tenth of a parameter list."""
-    escaped = pc.replace_substring(pc.replace_substring(keys, "\\", "\\\\"), '"', '\\"')
-    joined: str = pc.binary_join(pa.ListArray.from_arrays([0, len(escaped)], escaped), '","')[0].as_py()
-    return f'{{"{joined}"}}'
-
-
-@cache
-def _probe(tables: Tables) -> Select[Any]:
-    """Which of the keys exist. The array is in a subquery, because otherwise the planner would look at each
-    of its elements."""
-    c = tables.message.c
-    given = select(cast(bindparam("keys", type_=Text), ARRAY(Text))).scalar_subquery()
-    keys = cast(given, ARRAY(Text))  # without it, ANY would take the subquery for a list of rows
-    return select(c.key, c.claim, c.load, c.digest).where(
-        c.consumer == bindparam("consumer", type_=c.consumer.type), c.key == any_(keys)
-    )
 
 
 @cache

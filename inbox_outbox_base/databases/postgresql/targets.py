@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from inbox_outbox_base.databases.loading import Target, UniqueKey, Write
+from inbox_outbox_base.databases.loading_values import Target, UniqueKey, Write
 
 _TARGETS = text("""
     SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,

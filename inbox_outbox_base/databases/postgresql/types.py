@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from inbox_outbox_base.databases import arrow, arrow_values
-from inbox_outbox_base.databases.loading import Column, Target, unfit, unknown
+from inbox_outbox_base.databases.loading import unfit, unknown
+from inbox_outbox_base.databases.loading_values import Column, Target
 from inbox_outbox_base.errors.spark import ColumnMismatch
 
 from . import arrays

@@ -28,16 +28,15 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.dml import ReturningInsert
 
-from inbox_outbox_base.databases.loading import (
+from inbox_outbox_base.databases.loading import Loading, is_newer
+from inbox_outbox_base.databases.loading_values import (
     Column,
     KnownKeys,
-    Loading,
     TakenKeys,
     Target,
     UniqueKey,
     Write,
     WriterClaim,
-    is_newer,
 )
 from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.tables.inbox import Bytewise, Tables
