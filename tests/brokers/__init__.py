@@ -1,1 +1,1 @@
-"""Consumers and publishers of Kafka and RabbitMQ."""
+"""Publishers and consumers for Kafka, RabbitMQ, RocketMQ and Redis Streams."""

@@ -1,4 +1,4 @@
-"""Each test of the conformance suite of consumers fails for some broken consumer."""
+"""Each test of the consumers' conformance suite fails for some broken consumer."""
 
 import threading
 from contextlib import suppress
@@ -18,7 +18,7 @@ from tests.support.redis_consumer import RedisStreamsConsumer
 
 
 class AcksFirst(RedisStreamsConsumer):
-    """Acknowledges before the handler has decided."""
+    """Acknowledges a message before the handler has decided."""
 
     def _new(self) -> dict[bytes, dict[bytes, bytes]]:
         batch = super()._new()
@@ -55,17 +55,18 @@ class DropsDeadLetters(RedisStreamsConsumer):
 
 
 class LosesDeadLetters(RedisStreamsConsumer):
-    """Acknowledges also what it cannot put away."""
+    """Acknowledges dead letters even if it cannot store them."""
 
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         try:
             super()._settle(entry, fields, decision)
         except redis.ResponseError:
             self._client.xack(self._topic, "suite", entry)
+            self._held.pop(entry, None)
 
 
 class AcksWhatWaits(RedisStreamsConsumer):
-    """Acknowledges everything up to a message."""
+    """Acknowledges waiting messages together with a message that succeeds."""
 
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         super()._settle(entry, fields, decision)
@@ -74,7 +75,7 @@ class AcksWhatWaits(RedisStreamsConsumer):
 
 
 class CountsAttempts(RedisStreamsConsumer):
-    """Counts deliveries, and lets the listener compare the count."""
+    """Counts deliveries, and lets the listener compare that count."""
 
     def _settle(self, entry: bytes, fields: dict[bytes, bytes], decision: Decision) -> None:
         self._client.hincrby(self._counts, entry, 1)
@@ -158,14 +159,26 @@ class IgnoresSigterm(RedisStreamsConsumer):
         threading_only.join()
 
 
+class TakesOver(RedisStreamsConsumer):
+    """Does not keep what its handlers run for longer than others wait."""
+
+    def _keep(self) -> None: ...
+
+
 class AcksFirstSuite(suites.TestRedisStreamsConsumer):
-    """For another process, which finds it by its name."""
+    """For another process, which looks it up by name."""
 
     __test__, kind = False, AcksFirst
 
 
-class IgnoresSigtermSuite(suites.TestRedisStreamsConsumer):
+class TakesOverSuite(suites.TestRedisStreamsConsumer):
     """For another process, which finds it by its name."""
+
+    __test__, kind = False, TakesOver
+
+
+class IgnoresSigtermSuite(suites.TestRedisStreamsConsumer):
+    """For another process, which looks it up by name."""
 
     __test__, kind = False, IgnoresSigterm
 
@@ -202,7 +215,7 @@ BROKEN_CONSUMERS: list[tuple[Any, str, tuple[Any, ...]]] = [
 def test_a_broken_consumer_fails(
     private_redis: LocalRedis, tmp_path: Path, kind: Any, test: str, arguments: tuple[Any, ...]
 ) -> None:
-    """Each test of the suite fails for an adapter that breaks its promise."""
+    """Each test of the suite fails for an adapter that breaks the promise it checks."""
     suite = type(kind.__name__, (suites.TestRedisStreamsConsumer,), {"kind": kind, "patience": 2.0})()
     fails(suite, private_redis, tmp_path, test, arguments)
 
@@ -214,6 +227,7 @@ def test_a_broken_consumer_fails(
         (AcksFirstSuite, "test_a_killed_consumer", ("before commit",)),
         (AcksFirstSuite, "test_a_consumer_that_is_killed_under_load", ()),
         (IgnoresSigtermSuite, "test_sigterm", ()),
+        (TakesOverSuite, "test_a_handler_that_runs_long", ()),
     ],
     ids=lambda each: getattr(each, "__name__", str(each)),
 )
@@ -225,13 +239,13 @@ def test_a_broken_consumer_fails_in_its_own_process(
     arguments: tuple[Any, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same for the tests that kill or stop a process."""
+    """Each test that kills or stops a process fails for a broken adapter, too."""
     monkeypatch.setattr(suite, "patience", 20.0)
     fails(suite(), private_redis, tmp_path, test, arguments)
 
 
 def fails(suite: Any, server: LocalRedis, folder: Path, test: str, arguments: tuple[Any, ...]) -> None:
-    """A test of the suite does not pass."""
+    """Check that a test of the suite does not pass."""
     suite.use(server)
     suite.begin(folder)
     try:
@@ -243,7 +257,7 @@ def fails(suite: Any, server: LocalRedis, folder: Path, test: str, arguments: tu
 
 
 def test_a_password_in_a_repr_fails(caplog: pytest.LogCaptureFixture) -> None:
-    """The suite looks for the password of a server that is not there."""
+    """The suite's test with an unreachable server fails if the adapter shows the password."""
     suite = suites.TestRedisStreamsConsumer()
     suite.unreachable = lambda handler: TellsPasswords(  # type: ignore[method-assign]
         f"redis://:{suite.secret}@127.0.0.1:{free_port()}", "topic", handler

@@ -1,4 +1,4 @@
-"""Each test of the conformance suite of publishers fails for some broken publisher."""
+"""Each test of the publishers' conformance suite fails for some broken publisher."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from tests.support.redis_streams import RedisStreamsPublisher, client_of, fields
 
 
 class Changed(RedisStreamsPublisher):
-    """Sends messages that are not quite the relay's."""
+    """Sends messages that differ slightly from the relay's."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         return super().send([self.change(message) for message in batch])
@@ -60,7 +60,7 @@ class AcceptsAtOnce(RedisStreamsPublisher):
 
 
 class GuessesWhatWasNotSent(RedisStreamsPublisher):
-    """A time limit says nothing about whether the server has taken the message."""
+    """Reports unknown messages as unavailable, although the server may have taken them."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         for place, outcome in super().send(batch):
@@ -78,7 +78,7 @@ class RefusesWhatIsNotThereYet(RedisStreamsPublisher):
 
 
 class KnowsNothing(RedisStreamsPublisher):
-    """After many attempts of this kind a message is a dead letter."""
+    """Reports unsent messages as unknown, so that they become dead letters after many attempts."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         for place, outcome in super().send(batch):
@@ -94,14 +94,14 @@ class ChecksWithItsServerOnly(RedisStreamsPublisher):
 
 
 class LimitsEachMessage(RedisStreamsPublisher):
-    """Its time limit is that of a message, and a batch takes many times as long."""
+    """Applies its time limit to each message, so a batch takes many times as long."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Any]:
         return [outcome for message in batch for _, outcome in super(LimitsEachMessage, self).send([message])]
 
 
 class MixesUpAnswers(RedisStreamsPublisher):
-    """Goes on with a connection on which an answer is still to come."""
+    """Keeps using a connection on which an answer is still to come."""
 
     def __init__(self, url: str, timeout: float = 10) -> None:
         super().__init__(url, timeout)
@@ -123,7 +123,7 @@ class MixesUpAnswers(RedisStreamsPublisher):
 
 
 class IsNotOrdered(RedisStreamsPublisher):
-    """Sends what is behind a failed message of a key."""
+    """Sends later messages of a key after one has failed."""
 
     ordered = True
 
@@ -178,7 +178,7 @@ class StopsForEver(RedisStreamsPublisher):
 
 
 class Serial(RedisStreamsPublisher):
-    """Mixes up what several threads send."""
+    """Mixes up the messages of several threads."""
 
     def __init__(self, url: str, timeout: float = 10) -> None:
         super().__init__(url, timeout)
@@ -244,7 +244,7 @@ def test_a_broken_publisher_fails(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each test of the suite fails for an adapter that breaks its promise."""
+    """Each test of the suite fails for an adapter that breaks the promise it checks."""
     suite = suites.TestRedisStreamsPublisher()
     monkeypatch.setattr(suites.TestRedisStreamsPublisher, "kind", kind)
     monkeypatch.setattr(suites.TestRedisStreamsPublisher, "patience", 3.0)

@@ -1,4 +1,4 @@
-"""What consumers say about their work: RabbitMQ's and Kafka's."""
+"""What the consumers of RabbitMQ and Kafka log."""
 
 import logging
 from typing import Any
@@ -30,7 +30,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def acknowledged(caplog: pytest.LogCaptureFixture) -> int:
-    """How many messages the summaries tell of."""
+    """The sum of acknowledged messages in the logged summaries."""
     numbers = (line.partition("in the last minute: ")[2].partition(" acknowledged") for line in said(caplog))
     return sum(int(number) for number, found, _ in numbers if found)
 
@@ -41,8 +41,8 @@ def short_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rabbitmq(queues: Queues, caplog: pytest.LogCaptureFixture) -> None:
-    """One line when it starts, is connected and stops, and a summary of each minute in which something has
-    moved; no password."""
+    """The consumer logs a line when it starts, connects and stops, and a summary of each minute with
+    activity, without the password."""
     queue = queues.new()
     publisher = RabbitPublisher(queues.url)
     with caplog.at_level(logging.INFO, "inbox.rabbitmq"), consuming(queues.url, queue, take):
@@ -58,7 +58,7 @@ def test_rabbitmq(queues: Queues, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_kafka(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
-    """The same, and the partitions that it has."""
+    """The consumer logs the same lines, and its partitions."""
     topic = topics.new()
     publisher = KafkaPublisher({"bootstrap.servers": topics.address})
     assert published(publisher, [kafka_envelope(topic, "a", "1")]) == [Accepted()]

@@ -1,4 +1,4 @@
-"""Asynchronous handlers fed from a real Kafka: their messages run as tasks, and take effect once."""
+"""Asynchronous handlers with a real Kafka: messages run as tasks, and take effect once."""
 
 import asyncio
 import signal
@@ -41,7 +41,7 @@ async def nothing(_: Delivery) -> None: ...
 
 
 def applying(before: Callable[[Delivery], Awaitable[object]] = nothing) -> MakeHandler:
-    """A handler of the exactly-once path that applies a message after `before` has seen it."""
+    """A handler on the exactly-once path that applies a message and then calls `before`."""
 
     def make(engine: AsyncEngine) -> Handler:
         @AsyncInbox("payments").handler(engine, key=message_id, attempts=1)
@@ -63,7 +63,7 @@ def consuming(
     act: Callable[[AsyncKafkaConsumer], Awaitable[None]] = AsyncKafkaConsumer.run,
     **options: Any,
 ) -> AbstractContextManager[AsyncKafkaConsumer]:
-    """While the block runs, so does a consumer, in another thread's loop; what `act` raises comes out."""
+    """Runs a consumer in another thread's loop while the block runs. An exception of `act` is raised here."""
     config = {
         "bootstrap.servers": topics.address,
         "group.id": "payments",
@@ -80,15 +80,15 @@ def consuming(
 
 @pytest.fixture
 def engine(postgres: Database) -> Engine:
-    """A database with the table of what was applied."""
+    """A database with the table of applied messages."""
     engine = postgres.engine()
     make_table(engine)
     return engine
 
 
 def test_tasks_run_side_by_side(topics: Topics, postgres: Database, engine: Engine) -> None:
-    """Messages of several partitions and keys run as tasks of one loop, those of a key in their order, each
-    once; and all of them are committed."""
+    """Messages of several partitions and keys run as tasks of one loop, at the same time. Messages of a key
+    run in order, each runs once, and all of them are committed."""
     topic, running, most, threads = topics.new(partitions=2), list[str](), list[int](), set[int]()
 
     async def note(delivery: Delivery) -> None:
@@ -108,8 +108,8 @@ def test_tasks_run_side_by_side(topics: Topics, postgres: Database, engine: Engi
 
 
 def test_failures(topics: Topics, postgres: Database, engine: Engine) -> None:
-    """What a failed attempt has written is rolled back; a message that fails too often goes to the topic of
-    dead letters, and those behind it go on in their order."""
+    """The writes of a failed attempt are rolled back. A message that fails too often goes to the dead-letter
+    topic, and later messages continue in order."""
     topic, dead, tries = topics.new(), topics.new(), Counter[str]()
 
     async def fail(delivery: Delivery) -> None:
@@ -128,7 +128,8 @@ def test_failures(topics: Topics, postgres: Database, engine: Engine) -> None:
 
 
 def test_status_table_mode(topics: Topics, postgres: Database) -> None:
-    """A handler that calls other services: its finished step is not repeated when the message comes again."""
+    """A handler that calls other services does not repeat a finished step when its message is delivered
+    again."""
     topic, calls = topics.new(), Counter[str]()
 
     def make(engine: AsyncEngine) -> Handler:
@@ -152,8 +153,8 @@ def test_status_table_mode(topics: Topics, postgres: Database) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "cancelled"])
 def test_the_running_message_ends(topics: Topics, postgres: Database, engine: Engine, how: str) -> None:
-    """When the consumer is stopped, or whoever awaits it is cancelled, the running message ends and is
-    committed; those behind it are left for the next start."""
+    """When the consumer is stopped, or the task that awaits it is cancelled, the running message finishes and
+    is committed. Later messages are left for the next start."""
     topic, has_begun = topics.new(), threading.Event()
 
     async def slowly(_: Delivery) -> None:
@@ -179,7 +180,8 @@ def test_the_running_message_ends(topics: Topics, postgres: Database, engine: En
 
 
 def test_sigterm(topics: Topics, postgres: Database, engine: Engine) -> None:
-    """Where the loop handles SIGTERM so, the running message ends and is committed, and then the consumer."""
+    """Inside `stopping_on_sigterm`, SIGTERM lets the running message finish and be committed; then the
+    consumer ends."""
     topic = topics.new()
 
     async def be_told_to_end(_: Delivery) -> None:
@@ -201,7 +203,8 @@ def test_sigterm(topics: Topics, postgres: Database, engine: Engine) -> None:
 
 
 def test_a_message_that_outlasts_the_grace(topics: Topics, postgres: Database, engine: Engine) -> None:
-    """It is cancelled, what it has written is rolled back, and the next start runs it."""
+    """A message that takes longer than the grace is cancelled, its writes are rolled back, and the next start
+    runs it."""
     topic, has_begun = topics.new(), threading.Event()
 
     async def hang(_: Delivery) -> None:
@@ -249,7 +252,7 @@ def test_partitions_move(topics: Topics, postgres: Database, engine: Engine) -> 
 
 
 def test_a_client_that_cannot_go_on(topics: Topics, postgres: Database) -> None:
-    """A setting that the client does not know is raised where `run` is awaited."""
+    """An unknown setting of the client raises an error where `run` is awaited."""
     unknown = {"no.such.setting": 1}
     with pytest.raises(KafkaException, match=r"no\.such\.setting"):  # noqa: SIM117 - it comes out of the other
         with consuming(postgres, topics, topics.new(), applying(), config=unknown):

@@ -1,4 +1,5 @@
-"""What a KafkaConsumer runs, in which order, and what it commits: a real Kafka, an inbox on PostgreSQL."""
+"""What a KafkaConsumer runs, in which order, and what it commits: with a real Kafka and an inbox on
+PostgreSQL."""
 
 import json
 import threading
@@ -26,7 +27,7 @@ class Fault(Exception):
 
 
 def test_from_the_outbox_to_the_inbox(topics: Topics, postgres: Database) -> None:
-    """What was published in a transaction that committed takes effect once; what was rolled back never."""
+    """A message of a committed transaction takes effect once; a message that was rolled back never does."""
     engine, topic = postgres.engine(), topics.new(partitions=2)
     make_table(engine)
     for number in range(20):
@@ -45,8 +46,8 @@ def test_from_the_outbox_to_the_inbox(topics: Topics, postgres: Database) -> Non
 
 
 def test_published_then_taken(topics: Topics, postgres: Database) -> None:
-    """What the publisher sent arrives as it was published, is applied once and in the order of its key, and
-    the group goes on behind it."""
+    """A message arrives as the publisher sent it, is applied once and in the order of its key, and the
+    group's offset moves past it."""
     engine, topic, seen = postgres.engine(), topics.new(), list[Delivery]()
     make_table(engine)
     batches = [
@@ -67,8 +68,8 @@ def test_published_then_taken(topics: Topics, postgres: Database) -> None:
 
 
 def test_records_of_others(topics: Topics) -> None:
-    """A record that came through no outbox has its place as id, and Kafka's time; without a value it is a
-    tombstone, and bytes that are no text stay different."""
+    """A record that no outbox has sent gets its place in Kafka as id, and Kafka's time. A record without a
+    value is a tombstone, and different keys that are not valid UTF-8 stay different."""
     topic, seen = topics.new(), list[Delivery]()
     before = datetime.now(UTC).timestamp()
     topics.put(topic, "a", key="k", note="größer")
@@ -91,10 +92,11 @@ def test_records_of_others(topics: Topics) -> None:
 
 
 def test_what_no_python_producer_would_write(topics: Topics) -> None:
-    """Times in micro- and nanoseconds become times, one that is before the year 1 is none, and a record with
-    a header's name that is not UTF-8 has no headers: no record stops its partition, or the consumer."""
+    """Timestamps in micro- and nanoseconds are understood, one before the year 1 is ignored, and a
+    record with a header name that is not valid UTF-8 has no headers. No record stops its partition or the
+    consumer."""
     topic, seen = topics.new(message_timestamp_after_max_ms=str(2**63 - 1)), list[Delivery]()
-    topics.put(topic, *(["common"] * 100), a="b")  # the interpreter is faster, and less careful, by then
+    topics.put(topic, *(["common"] * 100), a="b")  # warms up the interpreter, whose faster code checks less
     now = time.time_ns()
     for timestamp in (now // 1_000_000, now // 1_000, now, -(2**62)):
         topics.put_raw(topic, b"a", timestamp=timestamp)
@@ -116,7 +118,8 @@ def test_what_no_python_producer_would_write(topics: Topics) -> None:
 
 
 def test_a_business_key(topics: Topics, postgres: Database) -> None:
-    """A producer that resends the same intent makes a new message; by its key it is applied once."""
+    """A producer that sends the same order again creates a new message. With the business key as inbox key,
+    it is applied once."""
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
     topics.put(topic, "a", "b", key="order-1")
@@ -127,8 +130,8 @@ def test_a_business_key(topics: Topics, postgres: Database) -> None:
 
 
 def test_those_behind_a_failure_wait(topics: Topics, postgres: Database) -> None:
-    """A message that fails twice and then succeeds holds up those behind it, and no other partition; its
-    attempts are counted."""
+    """A message that fails twice and then succeeds blocks later messages of its partition, but no other
+    partition. Its attempts are counted."""
     engine, topic, attempts = postgres.engine(), topics.new(partitions=2), list[int]()
     make_table(engine)
     is_other_done = threading.Event()
@@ -153,8 +156,8 @@ def test_those_behind_a_failure_wait(topics: Topics, postgres: Database) -> None
 
 
 def test_events_of_other_producers(topics: Topics) -> None:
-    """CloudEvents are known by their source and id, in either mode, so that one that is sent twice is one
-    message; other records are known by their place."""
+    """A CloudEvent is identified by its source and id, in both content modes, so one that is sent twice is
+    one message. Other records are identified by their place."""
     topic = topics.new()
     named = [("/a", "b"), ("/a", "b"), ('/a"', ",b"), ("/a", "x" * 600), ("/a", "x" * 599 + "y"), ("", "b")]
     binary = [{"ce_specversion": "1.0", "ce_source": source, "ce_id": each} for source, each in named]
@@ -176,7 +179,8 @@ def test_events_of_other_producers(topics: Topics) -> None:
 
 
 def test_a_long_handler_stays_in_its_group(topics: Topics) -> None:
-    """A handler that takes longer than `max.poll.interval.ms` keeps its partition: nothing comes twice."""
+    """A handler that takes longer than `max.poll.interval.ms` keeps its partition: nothing is delivered
+    twice."""
     topic, begun, ended = topics.new(), list[bytes](), list[bytes]()
 
     def take_long(delivery: Delivery) -> Outcome:
@@ -195,7 +199,8 @@ def test_a_long_handler_stays_in_its_group(topics: Topics) -> None:
 
 
 def test_concurrency_by_key(topics: Topics, postgres: Database) -> None:
-    """With a key, messages of different keys run side by side within a partition, those of one in order."""
+    """With `key`, messages with different keys run at the same time within a partition, and messages with the
+    same key run in order."""
     engine, topic = postgres.engine(pool_size=8), topics.new()
     make_table(engine)
     side_by_side, most = list[str](), list[int]()
@@ -217,8 +222,8 @@ def test_concurrency_by_key(topics: Topics, postgres: Database) -> None:
 
 @pytest.mark.parametrize("size", [10, 100_000], ids=["many", "large"])
 def test_more_than_it_holds(topics: Topics, size: int) -> None:
-    """A consumer that is slower than its topic takes what it can hold, by number or by size, and the rest
-    later."""
+    """A consumer that is slower than its topic fetches as much as it can hold, by number or by size, and the
+    rest later."""
     topic, taken = topics.new(), list[bytes]()
     count = 25_000 if size == 10 else 400
     written = [f"{number:0{size}}" for number in range(count)]
@@ -234,7 +239,7 @@ def test_more_than_it_holds(topics: Topics, size: int) -> None:
 
 
 def test_what_was_there_before(topics: Topics, postgres: Database) -> None:
-    """A group that is new begins with the first message, and goes on where it stopped."""
+    """A new group starts with the first message. Later it continues where it stopped."""
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
     seen = Counter[str]()
@@ -247,7 +252,8 @@ def test_what_was_there_before(topics: Topics, postgres: Database) -> None:
 
 
 def test_stop_ends_the_running_message(topics: Topics, postgres: Database) -> None:
-    """After `stop` the running message ends and is committed; those behind it are left for the next start."""
+    """After `stop` the running message finishes and is committed. Later messages are left for the next
+    start."""
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
     topics.put(topic, "a", "b", "c")

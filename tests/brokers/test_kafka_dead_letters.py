@@ -1,4 +1,4 @@
-"""What becomes of messages of Kafka that no attempt can help: none is lost, and none goes unnoticed."""
+"""Messages of Kafka that can never succeed: none is lost, and none goes unnoticed."""
 
 import asyncio
 import json
@@ -26,13 +26,13 @@ class Fault(Exception):
 
 
 def give_up(delivery: Delivery) -> None:
-    """What a handler does that knows of a message it can never apply."""
+    """Gives up a message that can never be applied."""
     if delivery.payload == b"poison":
         raise GiveUp("cannot be")
 
 
 def all_but_the_end(taken: threading.Event) -> Handler:
-    """A handler that can never apply a message, except the last one."""
+    """A handler that gives up every message except the last one."""
 
     def handle(delivery: Delivery) -> Outcome:
         if delivery.payload != b"end":
@@ -44,8 +44,8 @@ def all_but_the_end(taken: threading.Event) -> Handler:
 
 
 def test_a_poison_message_goes_to_the_topic_of_dead_letters(topics: Topics, postgres: Database) -> None:
-    """A message that no attempt can help is written to the other topic as it came, with the reason and its
-    place, and committed; those behind it are applied."""
+    """A message that can never succeed is written to the dead-letter topic unchanged, with the reason and its
+    place, and is committed. Later messages are applied."""
     engine, topic, dead = postgres.engine(), topics.new(), topics.new()
     make_table(engine)
 
@@ -66,7 +66,8 @@ def test_a_poison_message_goes_to_the_topic_of_dead_letters(topics: Topics, post
 
 
 def test_a_large_message_goes_to_the_topic_of_dead_letters(topics: Topics) -> None:
-    """A message as large as its topic takes is put away whole, and those behind it go on."""
+    """A message as large as its topic allows is stored as a dead letter in full, and later messages
+    continue."""
     topic, dead, taken = topics.new(), topics.new(), threading.Event()
     sender = KafkaPublisher({"bootstrap.servers": topics.address})
     large, end = envelope(topic, "x" * 1_048_000, "k"), envelope(topic, "end", "k")
@@ -79,8 +80,8 @@ def test_a_large_message_goes_to_the_topic_of_dead_letters(topics: Topics) -> No
 
 
 def test_a_message_too_large_for_the_topic_of_dead_letters(topics: Topics) -> None:
-    """Of a message that the other topic refuses for its size, as much is written as it takes: its place at
-    least, and what was left out. It blocks nothing."""
+    """If the dead-letter topic rejects a message because of its size, the consumer writes as much as fits: at
+    least its place, and what was left out. The message blocks nothing."""
     topic, dead, taken = topics.new(), topics.new(max_message_bytes="2000"), threading.Event()
     topics.put(topic, token_hex(3_000), key="k", note="n")
     topics.put(topic, "small", key="k", note=token_hex(3_000))
@@ -104,7 +105,7 @@ def test_a_message_too_large_for_the_topic_of_dead_letters(topics: Topics) -> No
 def test_a_topic_of_dead_letters_that_is_missing(
     topics: Topics, postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dead letter is not committed before Kafka has confirmed that it was put away."""
+    """A dead letter is not committed before Kafka has confirmed that it is stored."""
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
 
@@ -119,7 +120,7 @@ def test_a_topic_of_dead_letters_that_is_missing(
 
 
 def test_a_dead_letter_that_cannot_be_put_away(topics: Topics, postgres: Database) -> None:
-    """A dead letter is not committed before it has been put away."""
+    """A dead letter is not committed until the `dead_letter` function has stored it."""
     engine, topic, calls = postgres.engine(), topics.new(), list[int]()
     make_table(engine)
 
@@ -138,8 +139,8 @@ def test_a_dead_letter_that_cannot_be_put_away(topics: Topics, postgres: Databas
 def test_without_dead_letters_it_blocks(
     topics: Topics, postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a place for dead letters none is lost: the partition waits, each attempt is reported, and once
-    the cause is mended all are applied."""
+    """Without `dead_letter` no message is lost: the partition waits, each attempt is logged, and once the
+    cause is fixed all messages are applied."""
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
     is_mended = threading.Event()
@@ -158,8 +159,8 @@ def test_without_dead_letters_it_blocks(
 
 
 def test_failing_too_often(topics: Topics, postgres: Database) -> None:
-    """A message that failed as often as it may becomes a dead letter; a broken connection to the database is
-    not its failure, however often that comes before one."""
+    """A message that has failed too often becomes a dead letter. A broken connection to the database does not
+    count as its failure, however often it happens."""
     engine, topic, letters = postgres.engine(), topics.new(), list[tuple[int, str]]()
     make_table(engine)
 
@@ -186,8 +187,9 @@ def test_failing_too_often(topics: Topics, postgres: Database) -> None:
 def test_failing_too_often_in_status_table_mode(
     topics: Topics, postgres: Database, fault: BaseException
 ) -> None:
-    """The inbox counts what it has claimed; what it cannot, because its key is not to be had, the consumer
-    counts. Both become dead letters, and stop no other."""
+    """The inbox counts the failures of messages that it has claimed. The consumer counts those of a message
+    that the inbox cannot claim, because its key cannot be determined. Both become dead letters, and block no
+    other message."""
     topic, letters, taken = topics.new(), list[tuple[int, str]](), threading.Event()
     inbox = StatusInbox("orders", store=SqlStore(postgres.engine()), lease=60, backoff=QUICK, max_attempts=4)
 

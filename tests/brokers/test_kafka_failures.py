@@ -1,4 +1,4 @@
-"""Kafka and its connections fail while messages are published: what is said of each stays true."""
+"""Kafka and its connections fail while messages are published: every outcome stays true."""
 
 import threading
 import time
@@ -31,7 +31,8 @@ def kinds(outcomes: list[Outcome]) -> set[type[Outcome]]:
 
 
 def test_the_broker_is_away_when_a_relay_starts(private_kafka: LocalKafka) -> None:
-    """What was sent while no broker answered is never written; once one answers, messages are accepted."""
+    """Messages sent while no broker answers are never written. Once one answers, new messages are
+    accepted."""
     with Topics(private_kafka.address) as topics:
         topic = topics.new()
         private_kafka.crash()
@@ -45,8 +46,8 @@ def test_the_broker_is_away_when_a_relay_starts(private_kafka: LocalKafka) -> No
 
 
 def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
-    """While the broker hangs, `send` ends: what was on its way is unknown, and what comes later certainly not
-    written. Once the broker goes on, nothing more is sent of what had been given up."""
+    """While the broker hangs, `send` returns: messages already sent are unknown, and later ones are certainly
+    not written. When the broker continues, no message that was given up is sent."""
     with Topics(private_kafka.address) as topics:
         topic = topics.new()
         # One message a request, and one request at a time: the others wait inside the client.
@@ -67,7 +68,7 @@ def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
 
 
 def test_nothing_leaves_after_its_answer(private_kafka: LocalKafka) -> None:
-    """A message that is said to be unknown is not sent later, even if the caller takes its time."""
+    """A message reported as unknown is not sent later, even if the caller reads the answers slowly."""
     with Topics(private_kafka.address) as topics:
         topic = topics.new()
         sender = publisher(private_kafka.address, 2, max_in_flight=1, batch_num_messages=1)
@@ -79,14 +80,14 @@ def test_nothing_leaves_after_its_answer(private_kafka: LocalKafka) -> None:
         finally:
             private_kafka.thaw()
         wait_until(lambda: len(topics.log(topic)) > 1)
-        time.sleep(0.5)  # for what must not come
+        time.sleep(0.5)  # for messages that must not arrive
         assert kinds([outcome for _, outcome in answers]) == {Unknown}
         assert values(topics.log(topic)) == ["before", "0"]
 
 
 @pytest.mark.parametrize("timeout", [0.5, 3])
 def test_how_long_a_send_takes(private_kafka: LocalKafka, timeout: float) -> None:
-    """`send` ends within its time limit whatever the broker does, so that a lease can be longer."""
+    """`send` returns within its time limit whatever the broker does, so a lease can be longer."""
     with Topics(private_kafka.address) as topics:
         topic, sender = topics.new(), publisher(private_kafka.address, timeout)
         wait_until(lambda: published(sender, [envelope(topic, "before")]) == [Accepted()])
@@ -117,8 +118,9 @@ def test_the_answer_gets_lost(
     outcome: type[Outcome],
     copies: int,
 ) -> None:
-    """When the connection breaks under a message, the idempotent producer sends it again and has it written
-    once; a client that sends once does not know, and says so. Sent again, it is accepted."""
+    """When the connection breaks while a message is sent, the idempotent producer sends it again, and it is
+    written once. A client that sends only once reports the message as unknown. When the caller sends it
+    again, it is accepted."""
     topics, proxy = proxied_kafka
     topic, sender = topics.new(), publisher(topics.address, 5, **settings)
     wait_until(lambda: published(sender, [envelope(topic, "before")]) == [Accepted()])
@@ -132,7 +134,7 @@ def test_the_answer_gets_lost(
 
 
 def test_a_consumer_is_stopped_while_the_broker_hangs(private_kafka: LocalKafka) -> None:
-    """It stops after `grace`, and does not wait for a broker that answers no commit."""
+    """The consumer stops after `grace` and does not wait for a broker that does not answer its commit."""
     with Topics(private_kafka.address) as topics:
         topic, taken = topics.new(), threading.Event()
         topics.put(topic, *map(str, range(1_000)))
@@ -148,7 +150,7 @@ def test_a_consumer_is_stopped_while_the_broker_hangs(private_kafka: LocalKafka)
         assert taken.wait(WAIT)
         private_kafka.freeze()
         try:
-            time.sleep(0.5)  # for commits that stay without an answer
+            time.sleep(0.5)  # for commits that get no answer
             stopping.stop()
             thread.join(WAIT)
             assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""Kafka partitions without a leader: what else a KafkaPublisher sends at the same time goes on."""
+"""Kafka partitions without a leader: everything else that a KafkaPublisher sends at the same time goes on."""
 
 import threading
 import time
@@ -31,13 +31,13 @@ TIMEOUT = 4
 
 @pytest.fixture
 def second_broker(two_brokers: tuple[LocalKafka, LocalKafka]) -> LocalKafka:
-    """The one that a test may crash."""
+    """The broker that a test may crash."""
     return two_brokers[1]
 
 
 @pytest.fixture
 def topics(two_brokers: tuple[LocalKafka, LocalKafka]) -> Iterator[Topics]:
-    """Topics of two brokers, of which a test may crash the second."""
+    """Topics on two brokers; a test may crash the second."""
     with Topics(two_brokers[0].address) as topics:
         wait_until(lambda: topics.leaders(topics.new_on(2)) == {0: 2})
         yield topics
@@ -52,8 +52,9 @@ def batch_of(topic: str, each: int = 20) -> list[Envelope]:
 
 
 def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> None:
-    """The keys of the other partition are accepted, and said to be, while those of this one wait. From then
-    on it is known that these are not written; they are sent again in order once it has a leader."""
+    """While messages wait for the partition without a leader, those of the other partition are accepted, and
+    reported. From then on the publisher quickly reports messages of the first partition as unavailable: they
+    are certainly not written. Once there is a leader, they are sent again in order."""
     topic, sender = topics.new_on(1, 2), sender_to(topics)
     first, batch = batch_of(topic), batch_of(topic)
     assert set(published(sender, first)) == {Accepted()}
@@ -81,8 +82,8 @@ def test_one_of_two_partitions(topics: Topics, second_broker: LocalKafka) -> Non
 
 
 def test_a_leader_that_hangs(topics: Topics, second_broker: LocalKafka) -> None:
-    """Several producers leave requests in its connections, one after the other; once it goes on, no message
-    overtakes an earlier one of its key."""
+    """Several producers, one after the other, leave requests in the leader's connections. When it continues,
+    no message overtakes an earlier one of its key."""
     sender, relaying = sender_to(topics, 0.4), Relaying(topics.new_on(2), keys=4)
     for _ in range(3):
         wait_until(lambda: set(kinds(relaying.turn(sender))) == {Accepted})
@@ -96,7 +97,7 @@ def test_a_leader_that_hangs(topics: Topics, second_broker: LocalKafka) -> None:
 
 
 def test_too_few_replicas(topics: Topics, second_broker: LocalKafka) -> None:
-    """While the leader rejects requests, nothing is accepted; then each key goes on in order."""
+    """While the leader rejects requests, nothing is accepted. Afterwards each key continues in order."""
     sender, relaying = sender_to(topics), Relaying(topics.new_on((1, 2), min_insync_replicas="2"), keys=4)
     wait_until(lambda: set(kinds(relaying.turn(sender))) == {Accepted})
     second_broker.crash()
@@ -109,7 +110,8 @@ def test_too_few_replicas(topics: Topics, second_broker: LocalKafka) -> None:
 
 
 def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: LocalKafka) -> None:
-    """Its sends from another thread are accepted and quick, while the other topic's fail, again and again."""
+    """Sends from another thread to a healthy topic are accepted and quick, while sends to the other topic
+    keep failing."""
     bad, good, sender = topics.new_on(2), topics.new_on(1), sender_to(topics)
     assert set(published(sender, batch_of(bad))) == {Accepted()}
     others: list[Outcome] = []
@@ -143,7 +145,8 @@ def test_a_topic_beside_one_without_a_leader(topics: Topics, second_broker: Loca
 def test_a_relay_beside_a_topic_without_a_leader(
     topics: Topics, second_broker: LocalKafka, postgres: Database
 ) -> None:
-    """Messages to another topic leave meanwhile; those that wait leave in order once there is a leader."""
+    """While one topic has no leader, messages to another topic are sent. The waiting messages are sent in
+    order once there is a leader."""
     bad, good, engine = topics.new_on(2), topics.new_on(1), postgres.engine()
     ids: dict[str, dict[str, list[str]]] = {bad: {}, good: {}}
 
@@ -179,7 +182,7 @@ def test_a_relay_beside_a_topic_without_a_leader(
 
 
 def test_as_many_producers_as_sends(topics: Topics) -> None:
-    """Each send under way has a producer, which later sends use again; `close` closes all."""
+    """Each concurrent send has its own producer. Later sends reuse them, and `close` closes them all."""
     sender, names = sender_to(topics), [topics.new_on(1) for _ in range(6)]
     before = _clients()
     for _ in range(5):
@@ -192,6 +195,6 @@ def test_as_many_producers_as_sends(topics: Topics) -> None:
 
 
 def _clients() -> int:
-    """How many clients of Kafka this process has: each has one such thread."""
+    """The number of Kafka clients in this process: each has one such thread."""
     names = [each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm")]
     return names.count("rdk:main")

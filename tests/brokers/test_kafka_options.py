@@ -1,4 +1,4 @@
-"""What a KafkaConsumer cannot be told: it is refused when the consumer is made."""
+"""Arguments that a KafkaConsumer cannot use are rejected when it is created."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from inbox.kafka import AsyncKafkaConsumer, KafkaConsumer
     ids=str,
 )
 def test_options(config: dict[str, Any], options: dict[str, Any], named: str) -> None:
-    """What cannot be used is refused when the consumer is made, with its name and value."""
+    """An unusable option is rejected by name and value."""
     whole = {"bootstrap.servers": "127.0.0.1:1", "group.id": "a", **config}
     with pytest.raises(InvalidOption, match=named):
         KafkaConsumer(whole, "topic", lambda _: Outcome(Verdict.NEW), **options)
@@ -34,27 +34,29 @@ def test_options(config: dict[str, Any], options: dict[str, Any], named: str) ->
 
 @pytest.mark.parametrize("topics", ["", [], [""], [7], ["a", None]], ids=repr)
 def test_topics(topics: Any) -> None:
-    """Without a topic nothing would ever come."""
+    """A consumer without a topic is rejected."""
     with pytest.raises(InvalidOption, match=r"^topics="):
         KafkaConsumer({"group.id": "a"}, topics, lambda _: Outcome(Verdict.NEW))
 
 
 @pytest.mark.parametrize("name", ["order", "attempt", "retries"])
 def test_an_argument_that_it_does_not_have(name: str) -> None:
-    """It is refused by its name, whether a listener has it or not."""
+    """An unknown argument is rejected by name, even if a listener has it."""
     options: dict[str, Any] = {name: "each"}
     with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
         KafkaConsumer({"group.id": "a"}, "topic", lambda _: Outcome(Verdict.NEW), **options)
 
 
 def test_a_handler_that_is_none() -> None:
-    """It is refused: each message would fail, and become a dead letter in the end."""
+    """A handler that is not a function is rejected: otherwise each message would fail, and become a dead
+    letter in the end."""
     with pytest.raises(InvalidOption, match="handler='bill'"):
         KafkaConsumer({"group.id": "a"}, "topic", "bill")  # type: ignore[arg-type]
 
 
 def test_a_handler_for_the_other_consumer() -> None:
-    """It is refused: its messages would never run, or hold up the loop."""
+    """A handler of the wrong kind (synchronous, asynchronous) is rejected: otherwise its messages would never
+    run, or would block the loop."""
 
     @AsyncInbox("payments").handler(lambda: None, key=message_id)  # type: ignore[arg-type, return-value]
     async def handle(connection: Any, delivery: Delivery) -> None: ...

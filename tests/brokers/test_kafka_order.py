@@ -1,5 +1,5 @@
-"""A KafkaPublisher's batch holds many messages of a key: whatever fails, no message is written before an
-earlier one of its key."""
+"""A KafkaPublisher's batch can contain many messages of a key: whatever fails, no message is written before
+an earlier one of its key."""
 
 import logging
 import random
@@ -28,7 +28,7 @@ MANY = 300
 
 
 def publisher(address: str, timeout: float = 10, **settings: object) -> KafkaPublisher:
-    """Settings with underscores for dots."""
+    """A publisher; the settings have underscores instead of dots."""
     return KafkaPublisher({"bootstrap.servers": address, **dotted(settings)}, timeout=timeout)
 
 
@@ -41,7 +41,8 @@ def batch_of(topic: str, keys: Sequence[str | None], size: int = 20) -> list[Env
 
 
 def test_it_says_so() -> None:
-    """With idempotence a batch may hold many messages of a key, without it only one."""
+    """A publisher with idempotence is `ordered`, so a batch may contain many messages of a key. Without
+    idempotence it is not, and a batch contains only one."""
     for kind in (KafkaPublisher, AsyncKafkaPublisher):
         assert kind(NOWHERE).ordered
         assert kind({**NOWHERE, "enable.idempotence": "true"}).ordered
@@ -50,7 +51,7 @@ def test_it_says_so() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"batch_num_messages": 7}, {"batch_size": 2_000}], ids=str)
 def test_many_of_a_key(topics: Topics, settings: dict[str, Any]) -> None:
-    """All are written, in order and once, in however many requests."""
+    """All messages are written once and in order, in however many requests."""
     topic = topics.new(partitions=3)
     batch = batch_of(topic, ["a", "b", None, "a", "c"] * (MANY // 5))
     assert set(kinds(published(publisher(topics.address, **settings), batch))) == {Accepted}
@@ -69,8 +70,8 @@ def test_many_of_a_key(topics: Topics, settings: dict[str, Any]) -> None:
 def test_a_part_is_one_request(
     topics: Topics, caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
 ) -> None:
-    """The client, by its own log, sends all that leaves together in one request: Kafka writes it as a whole
-    or not at all."""
+    """According to its own log, the client sends each part of a batch in one request, which Kafka writes as a
+    whole or not at all."""
     topic, rnd = topics.new(), random.Random(1)
     batch = [
         envelope(
@@ -93,7 +94,8 @@ def test_a_part_is_one_request(
 
 @pytest.mark.parametrize("first", [0, 1, 120, MANY - 1])
 def test_one_is_refused_by_the_broker(topics: Topics, first: int) -> None:
-    """Those before it are written, none of its key behind it; other keys go on."""
+    """The broker rejects a message: earlier ones are written, later ones of its key are not, and other keys
+    go on."""
     topic = topics.new(max_message_bytes="20000")
     batch = batch_of(topic, ["a"] * MANY + ["b"] * 3)
     batch[first] = envelope(topic, "x" * 30_000, "a")
@@ -107,7 +109,7 @@ def test_one_is_refused_by_the_broker(topics: Topics, first: int) -> None:
 
 
 def test_only_together_too_large(topics: Topics) -> None:
-    """A topic takes far less than a request holds: all are written, in order and once."""
+    """If a topic accepts far less than a full request, all messages are still written, once and in order."""
     topic = topics.new(max_message_bytes="1000")
     batch = batch_of(topic, ["a", "b"] * 50)
     assert set(kinds(published(publisher(topics.address), batch))) == {Accepted}
@@ -116,7 +118,7 @@ def test_only_together_too_large(topics: Topics) -> None:
 
 
 def test_an_invalid_record_among_them(topics: Topics) -> None:
-    """A compacted topic takes no message without a key: only that one is refused."""
+    """A compacted topic rejects messages without a key: only that message is refused."""
     topic = topics.new(cleanup_policy="compact", min_cleanable_dirty_ratio="1")
     batch = batch_of(topic, ["a"] * 10 + [None] + ["a"] * 10)
     outcomes = published(publisher(topics.address), batch)
@@ -125,7 +127,8 @@ def test_an_invalid_record_among_them(topics: Topics) -> None:
 
 
 def test_one_is_too_large_for_the_client(topics: Topics) -> None:
-    """It is refused, those before it are written, and none of its key behind it."""
+    """A message that is too large for the client is refused. Earlier messages are written, and later ones of
+    its key are not."""
     topic = topics.new()
     batch = batch_of(topic, ["a"] * 20 + ["b"])
     batch[10] = envelope(topic, "x" * 2_000_000, "a")
@@ -135,7 +138,8 @@ def test_one_is_too_large_for_the_client(topics: Topics) -> None:
 
 
 def test_the_client_s_queue_is_full(topics: Topics) -> None:
-    """What it holds is written; of the others none, although there is room again meanwhile."""
+    """The messages that fit into the client's queue are written. None of the others is, even if there is room
+    again meanwhile."""
     topic, count = topics.new(), 10
     outcomes = published(
         publisher(topics.address, queue_buffering_max_messages=count), batch_of(topic, ["a"] * 30)
@@ -146,7 +150,7 @@ def test_the_client_s_queue_is_full(topics: Topics) -> None:
 
 @pytest.mark.parametrize("missing", ["deleted-topic", "no topic: name", "long" * 200])
 def test_a_topic_that_takes_nothing(topics: Topics, missing: str) -> None:
-    """All of a batch have the same outcome, soon and without a message on its way; another topic goes on."""
+    """All messages of a batch get the same outcome, soon and without being sent. Another topic goes on."""
     sender, is_refused = publisher(topics.address), "-" not in missing
     begun = time.monotonic()
     outcomes = published(sender, batch_of(missing, ["a"] * 5 + [None]))
@@ -169,7 +173,7 @@ def test_without_a_key_all_partitions_are_used(topics: Topics) -> None:
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_the_connection_breaks_under_a_request(proxied_kafka: tuple[Topics, TcpProxy], forward: bool) -> None:
-    """The client sends it again, and all messages are written once and in order."""
+    """The client sends the request again, and all messages are written once and in order."""
     topics, proxy = proxied_kafka
     topic, sender = topics.new(partitions=2), publisher(topics.address, 5)
     batch = batch_of(topic, ["a", "b", "c"] * 100)
@@ -184,7 +188,8 @@ def test_the_connection_breaks_under_a_request(proxied_kafka: tuple[Topics, TcpP
 
 @pytest.mark.long
 def test_the_broker_is_killed(private_kafka: LocalKafka) -> None:
-    """Again and again, while batches with many messages of each key are sent in several requests."""
+    """The broker is killed repeatedly while batches with many messages of each key are sent in several
+    requests: each key keeps its order."""
     with Topics(private_kafka.address) as topics:
         sender = publisher(private_kafka.address, 2, batch_num_messages=40, retries=1)
         relaying, is_over = Relaying(topics.new(partitions=2), keys=6), threading.Event()
@@ -206,7 +211,7 @@ def test_the_broker_is_killed(private_kafka: LocalKafka) -> None:
 
 @pytest.mark.long
 def test_the_broker_hangs(private_kafka: LocalKafka) -> None:
-    """What an old connection still delivers, once the broker goes on, overtakes nothing."""
+    """When the broker continues, requests that are still in an old connection overtake nothing."""
     with Topics(private_kafka.address) as topics:
         sender = publisher(private_kafka.address, 1, batch_num_messages=40)
         relaying = Relaying(topics.new(partitions=2), keys=6)

@@ -1,4 +1,4 @@
-"""What a KafkaPublisher hands to Kafka, and what it says of each message."""
+"""What a KafkaPublisher sends to Kafka, and the outcome it reports for each message."""
 
 import asyncio
 from dataclasses import replace
@@ -22,14 +22,14 @@ NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 
 
 def publisher(topics: Topics, **settings: Any) -> KafkaPublisher:
-    """Settings with underscores for dots."""
+    """A publisher; the settings have underscores instead of dots."""
     config = {name.replace("_", "."): value for name, value in settings.items()}
     return KafkaPublisher({"bootstrap.servers": topics.address, **config})
 
 
 def test_what_is_written(topics: Topics) -> None:
-    """An accepted message is in the topic, with its key, its payload byte for byte, its id, its type, when it
-    was published, and the user's headers as they are."""
+    """An accepted message is in the topic, with its key, its payload byte for byte, its id, its content type,
+    the time of publishing, and the user's headers unchanged."""
     topic, created = topics.new(), datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
     message = Envelope(
         id="018f-id",
@@ -63,8 +63,8 @@ def test_without_a_key(topics: Topics) -> None:
 
 
 def test_tombstones(topics: Topics) -> None:
-    """A message without a payload has the value null, which deletes its key from a compacted topic; one of no
-    bytes does not. A consumer is told the same."""
+    """A message without a payload has the value null, which deletes its key from a compacted topic. An empty
+    payload does not. A consumer sees the same difference."""
     topic = topics.new()
     batch = [envelope(topic, "", "a"), envelope(topic, "", "a")]
     batch[0] = replace(batch[0], payload=None, content_type="")
@@ -87,7 +87,7 @@ def test_a_waiting_message_is_not_old(topics: Topics) -> None:
 
 
 def test_order_of_a_key(topics: Topics) -> None:
-    """Messages of one key are in one partition, in the order in which they were sent."""
+    """Messages of a key are in one partition, in the order in which they were sent."""
     topic, sender = topics.new(partitions=3), publisher(topics)
     for number in range(30):
         batch = [envelope(topic, f"{number}", f"key-{key}") for key in range(10)]
@@ -100,7 +100,8 @@ def test_order_of_a_key(topics: Topics) -> None:
 
 
 def test_topics_that_take_nothing(topics: Topics) -> None:
-    """A topic that is missing may come; one that no topic can be called is refused. Another goes on."""
+    """Messages to a missing topic are unavailable, since it may be created. Messages to an invalid topic name
+    are refused. Another topic goes on."""
     topic, sender = topics.new(), publisher(topics)
     for name, outcome in (
         ("missing-" + topic, Unavailable),
@@ -114,7 +115,7 @@ def test_topics_that_take_nothing(topics: Topics) -> None:
 
 
 def test_a_missing_topic_is_made(topics: Topics) -> None:
-    """Once a topic that was missing is there, the same publisher writes to it."""
+    """Once a missing topic is created, the same publisher writes to it."""
     sender = publisher(topics, topic_metadata_propagation_max_ms=500)
     first = topics.new()
     missing = [envelope(f"{first}-later", "a")]
@@ -125,8 +126,8 @@ def test_a_missing_topic_is_made(topics: Topics) -> None:
 
 
 def test_too_large_for_its_own_sake(topics: Topics) -> None:
-    """Kafka refuses a whole request because of one message, or of their sum; only the message that it refuses
-    alone becomes a dead letter, and all others are written once."""
+    """Kafka rejects a whole request if one message or their sum is too large. Only a message that is too
+    large by itself is refused; all others are written once."""
     topic = topics.new(max_message_bytes="2000")
     batch = [envelope(topic, f"{number}" * 900, f"{number}") for number in range(8)]
     batch[3] = envelope(topic, "x" * 5_000, "3")
@@ -137,7 +138,7 @@ def test_too_large_for_its_own_sake(topics: Topics) -> None:
 
 
 def test_too_large_for_the_client(topics: Topics) -> None:
-    """A message beyond the client's own limit is refused, and the others are written."""
+    """A message larger than the client's own limit is refused, and the others are written."""
     topic = topics.new()
     batch = [envelope(topic, "x" * 2_000_000, "1"), envelope(topic, "b", "2")]
     assert [type(each) for each in published(publisher(topics), batch)] == [Refused, Accepted]
@@ -145,7 +146,7 @@ def test_too_large_for_the_client(topics: Topics) -> None:
 
 
 def test_a_record_that_the_topic_cannot_have(topics: Topics) -> None:
-    """A compacted topic takes no message without a key; those of the same request are written."""
+    """A compacted topic rejects messages without a key. The other messages of the request are written."""
     topic = topics.new(cleanup_policy="compact")
     batch = [envelope(topic, "a", "1"), envelope(topic, "b"), envelope(topic, "c", "3")]
     outcomes = published(publisher(topics), batch)
@@ -154,7 +155,7 @@ def test_a_record_that_the_topic_cannot_have(topics: Topics) -> None:
 
 
 def test_the_client_s_queue_is_full(topics: Topics) -> None:
-    """What the client cannot hold has certainly not been sent, and may be later."""
+    """A message that does not fit into the client's queue was certainly not sent, and is unavailable."""
     topic = topics.new()
     sender = publisher(topics, queue_buffering_max_messages=2)
     outcomes = published(sender, [envelope(topic, f"{number}", f"{number}") for number in range(3)])
@@ -163,8 +164,8 @@ def test_the_client_s_queue_is_full(topics: Topics) -> None:
 
 
 def test_from_an_event_loop(topics: Topics) -> None:
-    """An asynchronous relay's publisher says and writes the same. A send that is cancelled ends first, and
-    nothing of it is sent later."""
+    """The asynchronous publisher reports and writes the same. A cancelled send ends first, and nothing of it
+    is sent later."""
     topic = topics.new()
 
     async def scenario() -> None:
@@ -191,7 +192,7 @@ def test_from_an_event_loop(topics: Topics) -> None:
 
 
 def test_a_caller_that_stops(topics: Topics) -> None:
-    """Once the iterator is closed, nothing more of the batch is sent."""
+    """Once the iterator is closed, no more messages of the batch are sent."""
     topic, sender = topics.new(), publisher(topics, batch_num_messages=10)
     answers = sender.send([envelope(topic, f"{number}", "key") for number in range(100)])
     assert next(answers) == (0, Accepted())
@@ -201,7 +202,7 @@ def test_a_caller_that_stops(topics: Topics) -> None:
 
 
 def test_it_is_a_publisher() -> None:
-    """It keeps the contract of publishers, with a time limit."""
+    """KafkaPublisher implements the publisher protocol, and has a time limit."""
     sender = KafkaPublisher(NOWHERE, timeout=timedelta(seconds=3))
     assert isinstance(sender, Publisher)
     assert sender.timeout == 3
@@ -224,7 +225,7 @@ def test_it_is_a_publisher() -> None:
     ids=str,
 )
 def test_settings_that_keep_the_promise(settings: dict[str, Any]) -> None:
-    """A start is allowed with them, and although no broker answers."""
+    """A relay starts with safe settings, even if no broker answers."""
     KafkaPublisher({**NOWHERE, **settings}).check(LEASE)
 
 
@@ -247,25 +248,25 @@ def test_settings_that_keep_the_promise(settings: dict[str, Any]) -> None:
     ids=str,
 )
 def test_settings_that_break_the_promise(settings: dict[str, Any], named: str) -> None:
-    """A start is refused, with the setting's name and value."""
+    """Unsafe settings are rejected at the start, with the setting's name and value."""
     with pytest.raises(UnsafeBroker, match=named):
         KafkaPublisher({**NOWHERE, **settings}).check(LEASE)
 
 
 @pytest.mark.parametrize("lease", [10, 9.5])
 def test_a_lease_that_is_too_short(lease: float) -> None:
-    """A send may not take longer than the lease."""
+    """A time limit that is not shorter than the lease is rejected."""
     with pytest.raises(UnsafeBroker, match="timeout=10"):
         KafkaPublisher(NOWHERE, timeout=10).check(lease)
 
 
 def test_settings_that_the_client_does_not_know() -> None:
-    """They are reported when the relay starts, not when it sends."""
+    """Settings that the client does not know raise an error when the relay starts, not when it sends."""
     with pytest.raises(KafkaException, match="lingering"):
         KafkaPublisher({**NOWHERE, "lingering.ms": 1}).check(LEASE)
 
 
 def test_a_time_limit_that_is_none() -> None:
-    """The time limit is a number of seconds or a timedelta."""
+    """An invalid time limit is rejected."""
     with pytest.raises(InvalidOption, match="timeout="):
         KafkaPublisher(NOWHERE, timeout=-1)

@@ -1,4 +1,4 @@
-"""Consumers of Kafka come, go and fail: each message is applied once, those of a key in order."""
+"""Kafka consumers join, leave and fail: each message is applied once, and messages of a key in order."""
 
 import signal
 import subprocess
@@ -41,7 +41,7 @@ PROTOCOLS = {
 def worker(
     topics: Topics, topic: str, url: URL, pause: float, *options: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that consumes, killed in the end if it still runs."""
+    """A consumer in a separate process, killed at the end if it still runs."""
     program = "tests.support.kafka_consumers"
     arguments = command(program, topics.address, topic, "payments", f"{pause}", *options)
     with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
@@ -59,8 +59,8 @@ def worker(
 def test_partitions_move(
     topics: Topics, postgres: Database, protocol: str, leaves: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While messages are applied a second consumer joins, and then one of both leaves. What a consumer has
-    acknowledged it commits before it gives a partition away: nothing is even delivered twice."""
+    """While messages are applied, a second consumer joins, and then one of the two leaves. A consumer commits
+    what it has acknowledged before it gives a partition away, so nothing is even delivered twice."""
     monkeypatch.setattr(lane, "MOST", 10)  # so that partitions are paused while they move
     engine, topic = postgres.engine(pool_size=10), topics.new(partitions=4)
     make_table(engine)
@@ -94,8 +94,8 @@ def test_partitions_move(
 
 @pytest.mark.parametrize("fate", ["killed", "held up"])
 def test_a_process_fails(topics: Topics, postgres: Database, fate: str) -> None:
-    """Of two processes one is killed, or held up until its partitions are somebody else's and then continued:
-    each message is applied once, those of a key in order."""
+    """One of two processes is killed, or is frozen until another one has its partitions and then continued:
+    each message is applied once, and messages of a key in order."""
     engine, topic = postgres.engine(), topics.new(partitions=4)
     make_table(engine)
     written = topics.put_by_key(topic, KEYS, each=60)
@@ -112,8 +112,8 @@ def test_a_process_fails(topics: Topics, postgres: Database, fate: str) -> None:
 
 
 def test_a_partition_is_lost_while_it_is_paused(topics: Topics, postgres: Database) -> None:
-    """A process that holds all it may is held up until its group has forgotten it: the partition that comes
-    back to it is fetched again."""
+    """A process that has fetched as much as it may hold is frozen until its group has removed it. When it
+    gets the partition back, it fetches again."""
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
     written = [str(number) for number in range(12)]
@@ -138,8 +138,8 @@ def test_a_consumer_that_does_not_poll(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its thread is held up in the middle of a message for longer than `max.poll.interval.ms`: another one
-    gets the partition, each message is applied once and in order, and the log says so."""
+    """The consumer's thread hangs in the middle of a message for longer than `max.poll.interval.ms`. Another
+    consumer gets the partition, each message is applied once and in order, and the log says so."""
     engine, topic = postgres.engine(pool_size=10), topics.new()
     make_table(engine)
     written = [str(number) for number in range(40)]
@@ -179,8 +179,8 @@ def test_a_consumer_that_does_not_poll(
 
 
 def test_a_partition_goes_whose_batch_waits_for_a_worker(topics: Topics) -> None:
-    """A partition whose messages have not begun is given away at once, though the only worker is busy with
-    another one for as long as that takes."""
+    """A partition whose messages have not started is given away immediately, even if the only worker is busy
+    with a message of another partition."""
     topic, taken, has_begun, may_end = topics.new(4), set[int](), threading.Event(), threading.Event()
     topics.put_raw(topic, b"a", partition=3)
 
@@ -206,8 +206,8 @@ def test_a_partition_goes_whose_batch_waits_for_a_worker(topics: Topics) -> None
 
 
 def test_a_partition_goes_while_its_message_runs(topics: Topics, postgres: Database) -> None:
-    """A message that runs longer than `grace` when its partition is given away is not committed; the new
-    owner gets it, and it is applied once."""
+    """A message that runs longer than `grace` when its partition is given away is not committed. The new
+    owner receives it, and it is applied once."""
     engine, topic = postgres.engine(), topics.new()
     make_table(engine)
     topics.put(topic, "long", "b")

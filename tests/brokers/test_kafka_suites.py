@@ -1,4 +1,4 @@
-"""Kafka passes the conformance suites: the publisher, and the consumer."""
+"""Kafka's publisher and consumer pass the conformance suites."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ pytest_plugins = ["tests.support.kafka_fixtures"]
 
 
 class KafkaServer:
-    """The server, and the methods with which the suites reach it."""
+    """The server, and the methods with which the suites control it."""
 
     @pytest.fixture(autouse=True)
     def _server(self, private_kafka: LocalKafka) -> Iterator[None]:
@@ -99,7 +99,7 @@ class TestKafkaConsumer(KafkaServer, ConsumerSuite):
         config = {
             "bootstrap.servers": address,
             "group.id": f"group of {topic}",
-            "session.timeout.ms": 2_000,  # a killed consumer is missed soon
+            "session.timeout.ms": 2_000,  # a killed consumer is noticed soon
             "heartbeat.interval.ms": 200,
         }
         return cls.kind(config, topic, handler, dead_letter=f"{topic}.dead", key=message_key, **options)
@@ -117,6 +117,12 @@ class TestKafkaConsumer(KafkaServer, ConsumerSuite):
     def dead_letters(self, topic: str) -> list[tuple[Delivery, str]]:
         found = [delivery_of(record, attempt=1) for record in self.topics.log(f"{topic}.dead")]
         return [(letter, letter.headers["dead-letter-reason"]) for letter in found]
+
+    def refuse_dead_letters(self, topic: str) -> None:
+        self.topics.delete(f"{topic}.dead")
+
+    def take_dead_letters(self, topic: str) -> None:
+        self.topics.make(f"{topic}.dead")
 
     def put_strange(self, topic: str) -> None:
         self.topics.put_raw(topic, None, b"\xff", {"odd": b"\xfd", "empty": None})

@@ -1,4 +1,4 @@
-"""Sends to RabbitMQ at the same time, for different topics; and large batches."""
+"""Simultaneous sends to RabbitMQ, for different topics; and large batches."""
 
 import asyncio
 import threading
@@ -27,13 +27,13 @@ LARGE = "x" * 30_000
 
 @pytest.fixture
 def proxy(queues: Queues) -> Iterator[TcpProxy]:
-    """Between a publisher and RabbitMQ."""
+    """A proxy between a publisher and RabbitMQ."""
     with proxy_to(queues.url) as proxy:
         yield proxy
 
 
 def proxy_to(url: str) -> TcpProxy:
-    """A proxy of the server at this address."""
+    """A proxy for the server at this address."""
     place = urlsplit(url)
     assert place.hostname is not None
     assert place.port is not None
@@ -51,14 +51,14 @@ def numbered(topic: str, count: int) -> list[Envelope]:
 
 
 def kinds(outcomes: list[Outcome]) -> set[type[Outcome]]:
-    """Which outcomes there are."""
+    """The kinds of outcomes that occur."""
     return set(map(type, outcomes))
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_two_threads_publish(queues: Queues, kind: str) -> None:
-    """Through one publisher, which two threads use first at the same moment: everything is accepted, once,
-    and each queue has its messages."""
+    """Two threads start to use one publisher at the same moment: everything is accepted, once, and each queue
+    has its messages."""
     names = [queues.new(x_queue_type=kind) for _ in range(2)]
     publisher = RabbitPublisher(queues.url, timeout=30)
 
@@ -72,7 +72,7 @@ def test_two_threads_publish(queues: Queues, kind: str) -> None:
 
 
 def test_tasks_publish(queues: Queues) -> None:
-    """The asynchronous publisher may be used by several tasks at the same time."""
+    """Several tasks can use the asynchronous publisher at the same time."""
     names = [queues.new() for _ in range(5)]
 
     async def scenario() -> list[list[Outcome]]:
@@ -88,8 +88,8 @@ def test_tasks_publish(queues: Queues) -> None:
 
 
 def test_a_topic_that_closes_its_channel(queues: Queues) -> None:
-    """Again and again, while a healthy topic is published: of the healthy one every message is accepted at
-    the first attempt."""
+    """One topic closes its channel again and again while a healthy topic is published: every message of the
+    healthy one is accepted at the first attempt."""
     healthy, troubled = queues.new(), queues.new()
     publisher, sent, is_over = RabbitPublisher(queues.url), 0, threading.Event()
 
@@ -111,7 +111,7 @@ def test_a_topic_that_closes_its_channel(queues: Queues) -> None:
 
 
 def test_a_topic_that_gets_no_answer(queues: Queues, proxy: TcpProxy) -> None:
-    """While the messages of one topic wait for their confirms until the time is over, another one is
+    """While the messages of one topic wait for their confirms until the time limit, another topic is
     published."""
     silent, healthy = queues.new(), queues.new()
     publisher = through(proxy, timeout=3)
@@ -125,8 +125,8 @@ def test_a_topic_that_gets_no_answer(queues: Queues, proxy: TcpProxy) -> None:
 
 @pytest.mark.long
 def test_a_queue_that_stands_still(private_rabbitmq: LocalRabbit) -> None:
-    """RabbitMQ stops reading a connection whose queue takes no more: other topics are published meanwhile,
-    and the same topic once its queue goes on."""
+    """RabbitMQ stops reading a connection whose queue accepts no more. Other topics are published meanwhile,
+    and the same topic once its queue continues."""
     with Queues(private_rabbitmq.url) as queues:
         still, healthy, is_over = queues.new(), queues.new(), threading.Event()
         publisher, sent = RabbitPublisher(private_rabbitmq.url, timeout=5), 0
@@ -165,7 +165,8 @@ def test_answers_come_as_they_arrive(private_rabbitmq: LocalRabbit) -> None:
 
 
 def test_the_asynchronous_answers_come_as_they_arrive(private_rabbitmq: LocalRabbit) -> None:
-    """The same; and a caller that stops early leaves nothing behind that disturbs the next send."""
+    """The asynchronous publisher does not wait for other confirms either. A caller that stops early leaves
+    nothing behind that disturbs the next send."""
 
     async def scenario(still: str, healthy: str) -> None:
         publisher = AsyncRabbitPublisher(private_rabbitmq.url, timeout=30)
@@ -183,7 +184,8 @@ def test_the_asynchronous_answers_come_as_they_arrive(private_rabbitmq: LocalRab
 
 
 def test_a_caller_that_stops_early(private_rabbitmq: LocalRabbit) -> None:
-    """The send ends, and its connection with it, for answers may still come."""
+    """When the caller stops early, the send ends and its connection is closed, since answers may still arrive
+    on it."""
     with Queues(private_rabbitmq.url) as queues:
         still, healthy = queues.new(), queues.new()
         with proxy_to(private_rabbitmq.url) as proxy:
@@ -198,7 +200,8 @@ def test_a_caller_that_stops_early(private_rabbitmq: LocalRabbit) -> None:
 
 
 def test_two_topics_while_memory_is_lacking(private_rabbitmq: LocalRabbit) -> None:
-    """Once each connection has learnt of it, nothing is sent; both go on when there is memory again."""
+    """While RabbitMQ lacks memory, nothing is sent once each connection knows of it. Both topics continue
+    when there is memory again."""
     with Queues(private_rabbitmq.url) as queues:
         names = [queues.new() for _ in range(2)]
         publisher = RabbitPublisher(private_rabbitmq.url, timeout=2)
@@ -220,7 +223,7 @@ def test_two_topics_while_memory_is_lacking(private_rabbitmq: LocalRabbit) -> No
 
 
 def test_connections_are_used_again(queues: Queues, proxy: TcpProxy) -> None:
-    """There are as many as there were sends at the same time, however many sends there were."""
+    """There are at most as many connections as simultaneous sends, however many sends there were."""
     names = [queues.new() for _ in range(3)]
     publisher = through(proxy)
     works: list[Callable[[], object]] = [
@@ -237,7 +240,7 @@ def test_connections_are_used_again(queues: Queues, proxy: TcpProxy) -> None:
 
 
 def test_one_bad_message_of_a_thousand(queues: Queues) -> None:
-    """RabbitMQ does not say which message it closed the channel for: the publisher finds it, and all others
+    """RabbitMQ does not say which message it closed the channel for. The publisher finds it, and all others
     are accepted."""
     queue = queues.new()
     batch = numbered(queue, 1_000)
@@ -251,7 +254,7 @@ def test_one_bad_message_of_a_thousand(queues: Queues) -> None:
 
 
 def test_a_missing_exchange_costs_one_attempt(queues: Queues, proxy: TcpProxy) -> None:
-    """It concerns all messages: none of them is sent again to find out which one it was."""
+    """A missing exchange concerns all messages: none is sent again to find out which one caused the error."""
     publisher = through(proxy, exchange="nowhere")
     assert kinds(published(publisher, numbered("a", 300))) <= {Unknown, Unavailable}
     assert proxy.opened == 1
@@ -259,7 +262,8 @@ def test_a_missing_exchange_costs_one_attempt(queues: Queues, proxy: TcpProxy) -
 
 
 def test_no_right_to_publish(private_rabbitmq: LocalRabbit) -> None:
-    """It concerns all messages, too. A message that was sent alone was certainly not taken."""
+    """A missing permission concerns all messages, too. A message that was sent alone was certainly not
+    taken."""
     with proxy_to(private_rabbitmq.url) as proxy:
         publisher = through(proxy, without_rights(private_rabbitmq))
         assert kinds(published(publisher, numbered("a", 300))) <= {Unknown, Unavailable}
@@ -281,8 +285,8 @@ def test_large_messages(queues: Queues) -> None:
 
 
 def test_a_connection_that_breaks_in_the_middle_of_a_batch(queues: Queues, proxy: TcpProxy) -> None:
-    """What was confirmed before is accepted, what was not yet written is unavailable, and only what was
-    written without a confirm is unknown."""
+    """When a connection breaks in the middle of a batch, confirmed messages are accepted, unwritten ones are
+    unavailable, and only those written without a confirm are unknown."""
     queue = queues.new()
     publisher = through(proxy)
     batch = [envelope(queue, f"{number:03} {LARGE}") for number in range(1_000)]

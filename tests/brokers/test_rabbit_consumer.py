@@ -1,4 +1,4 @@
-"""The consumer for RabbitMQ: what takes effect, and what RabbitMQ is told."""
+"""The consumer for RabbitMQ: what takes effect, and what it tells RabbitMQ."""
 
 import json
 import threading
@@ -33,14 +33,15 @@ NEW = Outcome(Verdict.NEW)
 
 
 def send(queues: Queues, *batch: Envelope) -> None:
-    """Publish a batch as a relay does."""
+    """Publish a batch, as a relay does."""
     publisher = RabbitPublisher(queues.url)
     assert published(publisher, batch) == [Accepted()] * len(batch)
     publisher.close()
 
 
 def test_from_commit_to_commit(queues: Queues, postgres: Database) -> None:
-    """What one transaction publishes another one takes once per key; what was rolled back never comes."""
+    """A message that one transaction publishes is taken by another one, once per key. A message that was
+    rolled back never arrives."""
     engine, queue = postgres.engine(), queues.new()
     accounts.make(engine, NAMES)
     for number, name in enumerate(NAMES):
@@ -62,7 +63,7 @@ def test_from_commit_to_commit(queues: Queues, postgres: Database) -> None:
 
 
 def test_what_is_published_takes_effect_once_in_tasks(queues: Queues, postgres: Database) -> None:
-    """The same for an asynchronous handler."""
+    """With an asynchronous handler, messages that are published three times take effect once."""
     engine, queue = postgres.engine(), queues.new()
     accounts.make(engine, NAMES)
     for _ in range(3):
@@ -73,7 +74,7 @@ def test_what_is_published_takes_effect_once_in_tasks(queues: Queues, postgres: 
 
 
 def test_a_message_that_fails_comes_again(queues: Queues, postgres: Database) -> None:
-    """A handler that fails twice and then succeeds: it sees the attempts counted and the message unchanged,
+    """A handler that fails twice and then succeeds sees the number of the attempt and the unchanged message,
     and its writes take effect once."""
     engine, queue, seen = postgres.engine(), queues.new(), list[Delivery]()
     accounts.make(engine)
@@ -100,9 +101,9 @@ def test_a_message_that_fails_comes_again(queues: Queues, postgres: Database) ->
 
 
 def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for its next attempt takes no place: messages behind it are handled meanwhile, even with a
-    prefetch of one, and one that waits shorter comes back earlier."""
-    # Otherwise the first message of a new queue does take a place, until a crash would not forget the queue.
+    """A message that waits for its next attempt does not count towards the prefetch: later messages are
+    handled meanwhile, even with a prefetch of one. A message with a shorter delay comes back earlier."""
+    # Otherwise the first message of a new queue counts until a crash can no longer lose the queue.
     monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.companions._AGE", 0)
     queue, seen = queues.new(), list[str]()
     delays = {"long": 1.9, "short": 0.2}
@@ -121,7 +122,8 @@ def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("options", "held"), [({"prefetch": 3}, 3), ({"concurrency": 2}, 4), ({}, 2)])
 def test_prefetch(queues: Queues, options: dict[str, Any], held: int) -> None:
-    """RabbitMQ hands over as many messages as `prefetch` says, by default two for each that runs at once."""
+    """RabbitMQ delivers as many messages as `prefetch` says, by default two for each that can run at the same
+    time."""
     queue, go = queues.new(), threading.Event()
 
     def handle(_: Delivery) -> Outcome:
@@ -138,8 +140,8 @@ def test_prefetch(queues: Queues, options: dict[str, Any], held: int) -> None:
 
 
 def test_messages_of_others(queues: Queues) -> None:
-    """What no outbox has sent is taken as far as it goes: headers become text, what is missing is empty, and
-    a time that is none is left out."""
+    """A message that no outbox has sent is read as far as possible: headers become text, missing values are
+    empty, and an invalid time is left out."""
     queue, seen = queues.new(), list[Delivery]()
 
     def handle(message: Delivery) -> Outcome:
@@ -171,18 +173,18 @@ def test_messages_of_others(queues: Queues) -> None:
 
 
 def test_events_of_other_producers(queues: Queues) -> None:
-    """A CloudEvent without a message id is known by its source and id."""
+    """A CloudEvent without a message id is identified by its source and id."""
     queue = queues.new()
     event = {"cloudEvents:specversion": "1.0", "cloudEvents:id": "1", "cloudEvents:source": "/shop"}
     queues.put(queue, "event", headers=event)
     (message,) = queues.take(queue)
-    message.header.properties.message_id = None  # the client that published it has drawn one
+    message.header.properties.message_id = None  # drawn by the client that published it
     assert delivery_of(message).id == '["/shop","1"]'
 
 
 def test_the_queue_can_be_declared(queues: Queues) -> None:
-    """A queue that is not there is an error, unless the consumer is to make it; then it is durable. One that
-    is there stays as it is."""
+    """A missing queue raises an error, unless `declare` is set; then it is created as durable. An existing
+    queue is not changed."""
     queue, seen = f"{queues.new()}.new", list[Delivery]()
 
     def handle(message: Delivery) -> Outcome:
@@ -204,7 +206,8 @@ def test_the_queue_can_be_declared(queues: Queues) -> None:
 
 
 def test_nobody_there(rabbitmq: RabbitServer) -> None:
-    """A wrong address and a wrong password each are one error that names the place and no password."""
+    """A wrong address, a wrong password and a missing virtual host each raise one error that names the
+    address, but not the password."""
     place, port = urlsplit(rabbitmq.url), free_port()
     nobody = RabbitConsumer(f"amqp://me:secret@127.0.0.1:{port}/", "q", lambda _: NEW)
     with pytest.raises(ConnectionError, match=f"amqp://me@127.0.0.1:{port}/ does not answer") as away:
@@ -223,7 +226,7 @@ def test_nobody_there(rabbitmq: RabbitServer) -> None:
 
 
 def test_options_that_cannot_be_used() -> None:
-    """Each is named where the consumer is made."""
+    """An unusable option is rejected by name when the consumer is created."""
 
     async def asynchronous(_: Delivery) -> Outcome:
         return NEW

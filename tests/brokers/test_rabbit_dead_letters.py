@@ -1,4 +1,4 @@
-"""Dead letters of RabbitMQ's consumer: where they go, and what is with them."""
+"""Dead letters of RabbitMQ's consumer: where they go, and what they contain."""
 
 import asyncio
 from collections import Counter
@@ -21,15 +21,15 @@ pytest_plugins = ["tests.support.rabbit_fixtures"]
 
 
 def headers_of(message: DeliveredMessage) -> dict[str, Any]:
-    """Its headers, without those of quorum queues."""
+    """The message's headers, without those of quorum queues."""
     headers = dict(message.header.properties.headers or {})
     headers.pop("x-delivery-count", None)
     return headers
 
 
 def test_a_poison_message_is_put_away(queues: Queues, postgres: Database) -> None:
-    """A message that is given up, and one whose key has come with another payload, end in the dead-letter
-    queue: whole, with the reason and where they come from. The others take effect."""
+    """A message that is given up, and one whose key was used with another payload, go to the dead-letter
+    queue: unchanged, with the reason and their origin. The others take effect."""
     engine, queue = postgres.engine(), queues.new()
     accounts.make(engine)
 
@@ -64,8 +64,9 @@ def test_a_poison_message_is_put_away(queues: Queues, postgres: Database) -> Non
 def test_a_handler_that_always_fails(
     queues: Queues, postgres: Database, fault: BaseException, reason: str
 ) -> None:
-    """After `max_attempts` failures of its own a message is a dead letter, with all its attempts before it if
-    it is moved back; failures that pass do not count, nor do those of an inbox that counts for itself."""
+    """A message becomes a dead letter after `max_attempts` failures. It carries no count of them: if it is
+    moved back to its queue, it has all its attempts again. Transient errors do not count, and neither do
+    failures that an inbox counts itself."""
     engine, queue, runs = postgres.engine(), queues.new(), Counter[str]()
     accounts.make(engine)
 
@@ -102,7 +103,8 @@ def test_a_handler_that_always_fails(
 
 
 def test_a_message_without_a_key_in_status_table_mode(queues: Queues, postgres: Database) -> None:
-    """Its inbox cannot claim it, so the consumer counts: it is a dead letter in the end."""
+    """The inbox cannot claim a message without a key, so the consumer counts its attempts: the message ends
+    as a dead letter."""
     queue = queues.new()
     inbox = StatusInbox("orders", store=SqlStore(postgres.engine()), lease=60)
 
@@ -118,7 +120,7 @@ def test_a_message_without_a_key_in_status_table_mode(queues: Queues, postgres: 
 
 
 def test_a_dead_letter_queue_that_is_there_already(queues: Queues) -> None:
-    """An operator's own dead-letter queue is used as it is."""
+    """A dead-letter queue that an operator has created is used unchanged."""
     queue = queues.new()
     queues.do(lambda channel: channel.queue_declare(f"{queue}.dead", durable=True))
     queues.put(queue, "bad")
@@ -128,7 +130,7 @@ def test_a_dead_letter_queue_that_is_there_already(queues: Queues) -> None:
 
 
 def test_a_dead_letter_exchange_of_the_queue(queues: Queues) -> None:
-    """Where the queue has a dead-letter exchange RabbitMQ is told to use it."""
+    """If the queue has a dead-letter exchange, the consumer can have RabbitMQ use it."""
     dead = queues.new()
     queue = queues.new(x_dead_letter_exchange="", x_dead_letter_routing_key=dead)
     queues.put(queue, "bad")
@@ -140,7 +142,8 @@ def test_a_dead_letter_exchange_of_the_queue(queues: Queues) -> None:
 
 
 def test_a_function_for_dead_letters(queues: Queues) -> None:
-    """`dead_letter` gets the message and the decision; a message that it cannot put away comes again."""
+    """`dead_letter` is called with the message and the decision. A message that it cannot store is delivered
+    again."""
     queue, away = queues.new(), list[tuple[bytes, str]]()
     troubles = iter([Fault("not now")])
 
@@ -157,7 +160,8 @@ def test_a_function_for_dead_letters(queues: Queues) -> None:
 
 
 def test_a_dead_letter_that_cannot_be_put_away_stays(queues: Queues) -> None:
-    """When the dead-letter queue takes nothing the message goes back to its queue, and is put away later."""
+    """When the dead-letter queue is full, the message returns to its queue, and becomes a dead letter
+    later."""
     queue, seen = queues.new(), list[Delivery]()
     full: dict[str, FieldValue] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     queues.do(lambda channel: channel.queue_declare(f"{queue}.dead", durable=True, arguments=full))

@@ -1,4 +1,4 @@
-"""RabbitMQ and what breaks: killed consumers, a killed broker, answers that get lost."""
+"""RabbitMQ with killed consumers, a killed broker, and lost answers."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ SETTLED = 3.0
 def worker(
     database: Database, queues: Queues, queue: str, point: str = "never"
 ) -> Iterator[subprocess.Popen[str]]:
-    """A consumer in a process of its own, which is gone at the end of the block."""
+    """A consumer in a separate process, which is killed at the end of the block."""
     program = [sys.executable, "-W", "error", "-m", "tests.support.rabbit_worker", queues.url, queue, point]
     process = subprocess.Popen(program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -55,7 +55,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def consume_the_rest(database: Database, queues: Queues, queue: str, expected: int) -> None:
-    """Take messages until the accounts add up; one that is left over would make them too much."""
+    """Consume until the accounts add up. A superfluous message would make the totals too large."""
     engine = database.engine()
     with consuming(queues.url, queue, bookkeeping(engine), concurrency=2, prefetch=20):
         wait_until(lambda: sum(accounts.totals(engine).values()) >= expected and queues.count(queue) == 0)
@@ -63,7 +63,8 @@ def consume_the_rest(database: Database, queues: Queues, queue: str, expected: i
 
 @pytest.mark.long
 def test_a_consumer_that_is_killed_again_and_again(queues: Queues, postgres: Database) -> None:
-    """kill -9 at whatever moment, three times under load: the accounts are exact in the end."""
+    """A consumer is killed with kill -9 at any moment, three times under load: the accounts are exact in the
+    end."""
     queue, count = queues.new(), 1_200
     accounts.make(postgres.engine(), NAMES)
     send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
@@ -77,8 +78,8 @@ def test_a_consumer_that_is_killed_again_and_again(queues: Queues, postgres: Dat
 
 @pytest.mark.long
 def test_a_consumer_that_is_stopped_under_load(queues: Queues, postgres: Database) -> None:
-    """SIGTERM: the consumer ends by itself, what it has taken is committed and acknowledged, and all the rest
-    is back in the queue, each message once."""
+    """On SIGTERM the consumer ends by itself. What it has taken is committed and acknowledged, and all other
+    messages are back in the queue, each once."""
     engine, queue, count = postgres.engine(), queues.new(), 3_000
     accounts.make(engine, NAMES)
     send(queues.url, [envelope(queue, NAMES[number % 6]) for number in range(count)])
@@ -93,8 +94,8 @@ def test_a_consumer_that_is_stopped_under_load(queues: Queues, postgres: Databas
 
 
 def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres: Database) -> None:
-    """kill -9 of the broker while messages are taken: the consumer connects again by itself, and every
-    message took effect once; those that wait for their next attempt are not forgotten either."""
+    """The broker is killed with kill -9 while messages are consumed. The consumer reconnects by itself, and
+    every message takes effect once, including those that wait for their next attempt."""
     engine, count, few, failures = postgres.engine(), 600, 60, Counter[str]()
     accounts.make(engine, NAMES)
 
@@ -124,7 +125,7 @@ def test_a_consumer_outlives_the_broker(private_rabbitmq: LocalRabbit, postgres:
 def test_a_broker_that_crashes_when_a_message_is_first_delayed(
     private_rabbitmq: LocalRabbit, postgres: Database
 ) -> None:
-    """RabbitMQ may forget a queue that it has just made: a message that was put into one is not lost."""
+    """RabbitMQ may lose a queue that it has just created: a message that was moved into it is not lost."""
     engine, failures = postgres.engine(), list[str]()
     accounts.make(engine)
 
@@ -140,7 +141,7 @@ def test_a_broker_that_crashes_when_a_message_is_first_delayed(
         handler = bookkeeping(engine, fail_once)
         with consuming(queues.url, queue, handler, backoff=Backoff(first=128)):
             wait_until(lambda: queues.count(f"{queue}.retry.128s") == 1)
-            # Time enough to write down an acknowledgement, and too little for a queue.
+            # Long enough for the broker to store an acknowledgement, and too short for a queue.
             threading.Event().wait(0.3)
             private_rabbitmq.restart()
             wait_until(lambda: accounts.total(engine) == 1, timeout=40)
@@ -149,8 +150,8 @@ def test_a_broker_that_crashes_when_a_message_is_first_delayed(
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_an_answer_that_gets_lost(queues: Queues, postgres: Database, arrives: bool) -> None:
-    """When the connection breaks between the message and its confirm nobody knows whether it was taken. The
-    same publisher sends it again, with the same id; it is taken once."""
+    """When the connection breaks between a message and its confirm, the message is unknown. The same
+    publisher sends it again with the same id, and it takes effect once."""
     engine, queue = postgres.engine(), queues.new()
     accounts.make(engine)
     place = urlsplit(queues.url)
@@ -173,8 +174,8 @@ def test_an_answer_that_gets_lost(queues: Queues, postgres: Database, arrives: b
 
 
 def test_a_broker_that_hangs_or_lacks_memory(private_rabbitmq: LocalRabbit) -> None:
-    """A broker that answers nothing leaves it unknown whether a message on an open connection was taken, and
-    takes nothing on a new one; once it goes on, so does the publisher. While one lacks memory only the first
+    """When the broker hangs, messages on an open connection are unknown, and messages on a new one are
+    unavailable. When it continues, so does the publisher. While the broker lacks memory, only the first
     message is unknown; the others were certainly not taken."""
     with Queues(private_rabbitmq.url) as queues:
         queue = queues.new()
@@ -201,7 +202,7 @@ def test_a_broker_that_hangs_or_lacks_memory(private_rabbitmq: LocalRabbit) -> N
 
 
 def test_a_queue_that_is_deleted(queues: Queues) -> None:
-    """A consumer whose queue is deleted waits until it is there again."""
+    """A consumer whose queue is deleted waits until the queue exists again."""
     queue, seen = queues.new(), list[str]()
 
     def handle(message: Delivery) -> Outcome:
@@ -218,7 +219,7 @@ def test_a_queue_that_is_deleted(queues: Queues) -> None:
 
 
 def send(url: str, batch: list[Envelope]) -> None:
-    """Publish, each message surely."""
+    """Publish the batch; checks that each message is accepted."""
     publisher = RabbitPublisher(url)
     assert published(publisher, batch) == [Accepted()] * len(batch)
     publisher.close()

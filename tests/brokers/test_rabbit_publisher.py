@@ -1,4 +1,4 @@
-"""The publisher for RabbitMQ: what arrives, and what it says about what does not."""
+"""The publisher for RabbitMQ: what arrives, and what it reports about the rest."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ Send = Callable[..., list[Outcome]]
 
 
 def send_once(url: str, batch: Sequence[Envelope], **options: Any) -> list[Outcome]:
-    """Through a publisher of its own."""
+    """Send with a new publisher."""
     publisher = RabbitPublisher(url, **options)
     try:
         return published(publisher, batch)
@@ -33,7 +33,7 @@ def send_once(url: str, batch: Sequence[Envelope], **options: Any) -> list[Outco
 
 
 def send_once_awaited(url: str, batch: Sequence[Envelope], **options: Any) -> list[Outcome]:
-    """The same through an asynchronous one."""
+    """Send with a new asynchronous publisher."""
 
     async def scenario() -> list[Outcome]:
         publisher = AsyncRabbitPublisher(url, **options)
@@ -49,7 +49,7 @@ both_kinds = pytest.mark.parametrize("send", [send_once, send_once_awaited])
 
 
 def kinds(outcomes: Sequence[Outcome]) -> list[type[Outcome]]:
-    """What became of each message, without the reasons."""
+    """The kind of each outcome, without the reasons."""
     return [type(outcome) for outcome in outcomes]
 
 
@@ -61,8 +61,8 @@ def reason(outcome: Outcome) -> str:
 
 @both_kinds
 def test_all_of_a_message_arrives(queues: Queues, send: Send) -> None:
-    """The id, the key, the time, the type and the user's headers are where consumers look for them, and the
-    broker is asked to keep the message."""
+    """The id, the key, the time, the content type and the user's headers are where consumers expect them, and
+    the message is persistent."""
     queue = queues.new()
     sent = envelope(queue, "ä", key="order-42", colour="blue", ce_type="made")
     assert send(queues.url, [sent]) == [Accepted()]
@@ -83,7 +83,8 @@ def test_all_of_a_message_arrives(queues: Queues, send: Send) -> None:
 
 
 def test_events_have_the_names_of_their_binding(queues: Queues) -> None:
-    """CloudEvents' attributes are called as AMQP's binding does; a header that only looks like one stays."""
+    """Attributes of a CloudEvent have the names of the AMQP binding. A header that only looks like one keeps
+    its name."""
     queue = queues.new()
     send_once(queues.url, [envelope(queue, "1", ce_specversion="1.0", ce_type="made", colour="blue")])
     (message,) = queues.take(queue)
@@ -93,7 +94,7 @@ def test_events_have_the_names_of_their_binding(queues: Queues) -> None:
 
 
 def test_a_message_without_a_key_has_no_key_header(queues: Queues) -> None:
-    """An empty payload and no key are an empty payload and no key."""
+    """A message with an empty payload and no key arrives as such."""
     queue = queues.new()
     assert send_once(queues.url, [envelope(queue, "")]) == [Accepted()]
     (message,) = queues.take(queue)
@@ -103,7 +104,7 @@ def test_a_message_without_a_key_has_no_key_header(queues: Queues) -> None:
 
 @both_kinds
 def test_a_batch_keeps_its_order(queues: Queues, send: Send) -> None:
-    """Hundreds of messages are all accepted, and are in the queue in the batch's order."""
+    """Five hundred messages are all accepted, and are in the queue in the batch's order."""
     queue = queues.new()
     names = [str(number) for number in range(500)]
     outcomes = send(queues.url, [envelope(queue, name) for name in names])
@@ -113,8 +114,8 @@ def test_a_batch_keeps_its_order(queues: Queues, send: Send) -> None:
 
 @both_kinds
 def test_an_unroutable_message_waits(queues: Queues, send: Send) -> None:
-    """Where no queue is bound the message has to wait, with a reason that names the exchange and the routing
-    key; others go on, and once there is a queue it is taken."""
+    """A message for which no queue is bound is unavailable, with a reason that names the exchange and the
+    routing key. Others go on, and once there is a queue the message is accepted."""
     queue, nowhere = queues.new(), f"nowhere-{uuid4()}"
     outcomes = send(queues.url, [envelope(queue, "1"), envelope(nowhere), envelope(queue, "2")])
     assert kinds(outcomes) == [Accepted, Unavailable, Accepted]
@@ -128,7 +129,7 @@ def test_an_unroutable_message_waits(queues: Queues, send: Send) -> None:
 
 
 def test_an_exchange_routes_by_topic(queues: Queues) -> None:
-    """With an exchange the topic is the routing key."""
+    """With an exchange, the topic is the routing key."""
     queue, exchange = queues.new(), f"test-{uuid4()}"
     queues.do(lambda channel: channel.exchange_declare(exchange, exchange_type="topic"))
     try:
@@ -141,7 +142,7 @@ def test_an_exchange_routes_by_topic(queues: Queues) -> None:
 
 
 def test_a_full_queue_makes_messages_wait(queues: Queues) -> None:
-    """What a full queue says no to (basic.nack) has not been taken, but may be later."""
+    """A message that a full queue rejects (basic.nack) was not taken, and is unavailable."""
     queue = queues.new(x_max_length=2, x_overflow="reject-publish")
     outcomes = send_once(queues.url, [envelope(queue, str(number)) for number in range(8)])
     assert kinds(outcomes) == [Accepted] * 2 + [Unavailable] * 6
@@ -149,8 +150,8 @@ def test_a_full_queue_makes_messages_wait(queues: Queues) -> None:
 
 
 def test_a_missing_exchange(queues: Queues) -> None:
-    """The check names it. Without the check nothing is called accepted or refused, and once the exchange is
-    there the same publisher goes on."""
+    """The check names a missing exchange. Without the check no message is reported as accepted or refused,
+    and once the exchange exists the same publisher continues."""
     queue, exchange = queues.new(), f"test-{uuid4()}"
     publisher = RabbitPublisher(queues.url, exchange=exchange)
     try:
@@ -170,8 +171,8 @@ def test_a_missing_exchange(queues: Queues) -> None:
 
 @both_kinds
 def test_a_message_that_rabbitmq_never_takes_harms_no_other(queues: Queues, send: Send) -> None:
-    """A header that RabbitMQ reads as a routing list closes the channel: that message is refused with
-    RabbitMQ's words, the others of the batch are accepted."""
+    """A header that RabbitMQ reads as a routing list closes the channel. That message is refused with
+    RabbitMQ's own reason, and the others of the batch are accepted."""
     queue = queues.new()
     batch = [
         envelope(queue, "1"),
@@ -185,7 +186,7 @@ def test_a_message_that_rabbitmq_never_takes_harms_no_other(queues: Queues, send
 
 
 def test_what_amqp_cannot_say_is_refused(queues: Queues) -> None:
-    """A header's name that is too long for the protocol refuses its message, and no other."""
+    """A message with a header name that is too long for the protocol is refused; others are accepted."""
     queue = queues.new()
     outcomes = send_once(queues.url, [envelope(queue, "1", **{"x" * 300: ""}), envelope(queue, "2")])
     assert kinds(outcomes) == [Refused, Accepted]
@@ -193,7 +194,7 @@ def test_what_amqp_cannot_say_is_refused(queues: Queues) -> None:
 
 
 def test_a_tombstone_is_refused(queues: Queues) -> None:
-    """RabbitMQ has none, so such a message is a dead letter, and says why."""
+    """RabbitMQ has no tombstones, so such a message is refused with that reason."""
     queue = queues.new()
     tombstone = replace(envelope(queue, "1"), payload=None, content_type="")
     outcomes = send_once(queues.url, [tombstone, envelope(queue, "2")])
@@ -204,7 +205,7 @@ def test_a_tombstone_is_refused(queues: Queues) -> None:
 
 @both_kinds
 def test_nobody_there(send: Send) -> None:
-    """Without a server nothing has been taken, and the reason names the place but no password."""
+    """Without a server nothing has been taken, and the reason names the address but not the password."""
     port = free_port()
     outcomes = send(f"amqp://user:secret@127.0.0.1:{port}/", [envelope("a"), envelope("b")])
     assert kinds(outcomes) == [Unavailable] * 2
@@ -214,8 +215,8 @@ def test_nobody_there(send: Send) -> None:
 
 
 def test_a_wrong_password(queues: Queues) -> None:
-    """The check names the address without the password; a send says that nothing has been taken. The same for
-    a virtual host that is not there."""
+    """With a wrong password the check raises an error that names the address but not the password, and a send
+    reports that nothing was taken. A missing virtual host is reported in the same way."""
     place = urlsplit(queues.url)
     publisher = RabbitPublisher(f"amqp://guest:secret@{place.hostname}:{place.port}/")
     try:
@@ -236,8 +237,8 @@ def test_a_wrong_password(queues: Queues) -> None:
 
 
 def test_the_check_and_the_lease(queues: Queues, caplog: pytest.LogCaptureFixture) -> None:
-    """A send that could outlast the lease is unsafe; that a broker is away keeps no relay from starting, and
-    the log says what was not checked."""
+    """A time limit that is not shorter than the lease is rejected. A broker that is away does not stop a
+    relay from starting, and the log says what was not checked."""
     publisher = RabbitPublisher(queues.url, timeout=timedelta(seconds=5))
     away = RabbitPublisher(f"amqp://127.0.0.1:{free_port()}/")
     try:
@@ -253,7 +254,7 @@ def test_the_check_and_the_lease(queues: Queues, caplog: pytest.LogCaptureFixtur
 
 
 def test_the_checks_of_the_asynchronous_publisher(queues: Queues) -> None:
-    """They say the same, about the lease and about the exchange; a relay awaits them."""
+    """The asynchronous publisher checks the lease and the exchange in the same way; its check is awaited."""
     exchange = f"test-{uuid4()}"
 
     async def scenario() -> None:
@@ -268,7 +269,7 @@ def test_the_checks_of_the_asynchronous_publisher(queues: Queues) -> None:
 
 
 def test_a_fork_has_a_connection_of_its_own(queues: Queues) -> None:
-    """A process that was forked off sends, and its parent still does afterwards."""
+    """A forked process can send, and so can its parent afterwards."""
     queue = queues.new()
     publisher = RabbitPublisher(queues.url)
     assert published(publisher, [envelope(queue, "before")]) == [Accepted()]
@@ -284,7 +285,8 @@ def test_a_fork_has_a_connection_of_its_own(queues: Queues) -> None:
 
 
 def test_what_a_publisher_is_made_of() -> None:
-    """Both are publishers; addresses and options that cannot be used are named, passwords are not."""
+    """Both classes implement their protocols. Unusable addresses and options are named, but passwords are not
+    shown."""
     assert isinstance(RabbitPublisher("amqp://localhost"), Publisher)
     assert isinstance(AsyncRabbitPublisher("amqp://localhost"), AsyncPublisher)
     shown = repr(RabbitPublisher("amqp://me:secret@there:1/v?name=x", exchange="e"))

@@ -1,4 +1,4 @@
-"""Messages that other clients can write and the AMQP client cannot read or write again."""
+"""Messages that other clients can write but the AMQP client cannot read or write."""
 
 import asyncio
 import logging
@@ -25,8 +25,8 @@ NEW = Outcome(Verdict.NEW)
 
 
 def test_what_the_client_cannot_read_is_taken(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times in microseconds, text that is no UTF-8, and all numbers: such messages are handled, delayed and
-    put away like others, and whoever reads them again finds the same headers."""
+    """Messages with times in microseconds, invalid UTF-8 and all types of numbers are handled, delayed and
+    stored as dead letters like others. Their headers do not change."""
     monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.companions._AGE", 0)
     queue, seen = queues.new(), list[Delivery]()
     city = b"Z\xfcrich"
@@ -88,8 +88,8 @@ def test_what_the_client_cannot_read_is_taken(queues: Queues, monkeypatch: pytes
 def test_a_message_that_nobody_can_read(
     queues: Queues, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message that ends each connection is reported as such, and the consumer pauses longer each time; when
-    it is removed the others are taken."""
+    """A message that breaks every connection is reported, and the consumer pauses longer each time. When the
+    message is removed, the others are taken."""
     queue, seen, pauses = queues.new(), list[bytes](), list[int]()
 
     class Short:
@@ -114,7 +114,7 @@ def test_a_message_that_nobody_can_read(
 
 
 def test_frames_come_as_they_were_sent() -> None:
-    """Whatever can be read is handed over byte for byte, in pieces of any size; and so is what cannot even be
+    """Readable frames are passed on byte for byte, in pieces of any size, and so are frames that cannot be
     made readable."""
 
     async def scenario() -> None:

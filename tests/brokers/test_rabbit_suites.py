@@ -1,4 +1,4 @@
-"""RabbitMQ passes the conformance suites: the publisher, and the consumer."""
+"""RabbitMQ's publisher and consumer pass the conformance suites."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ SETTLED = 3.0
 
 
 class RabbitServer:
-    """The server, and the methods with which the suites reach it."""
+    """The server, and the methods with which the suites control it."""
 
     @pytest.fixture(autouse=True)
     def _server(self, private_rabbitmq: LocalRabbit) -> Iterator[None]:
@@ -105,7 +105,8 @@ class TestRabbitConsumer(RabbitServer, ConsumerSuite):
 
     @pytest.mark.long
     def test_a_server_that_restarts(self) -> None:
-        """test_rabbit_failures has a test that sends more, and has messages wait for their next attempt."""
+        """Long, because test_rabbit_failures has a stronger test: it sends more, and messages wait for their
+        next attempt."""
         super().test_a_server_that_restarts()
 
     @staticmethod
@@ -123,6 +124,12 @@ class TestRabbitConsumer(RabbitServer, ConsumerSuite):
             (delivery_of(each), str((each.header.properties.headers or {})["inbox-reason"])) for each in found
         ]
         return self.dead
+
+    def refuse_dead_letters(self, topic: str) -> None:
+        self.queues.make(f"{topic}.dead", x_max_length=0, x_overflow="reject-publish")
+
+    def take_dead_letters(self, topic: str) -> None:
+        self.queues.do(lambda channel: channel.queue_delete(f"{topic}.dead"))
 
     def put_strange(self, topic: str) -> None:
         strange = table(time=b"T" + b"\xff" * 8, city=b"S" + sized(b"Z\xfcrich"))

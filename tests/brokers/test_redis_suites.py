@@ -1,4 +1,4 @@
-"""The adapters of the guide's reader pass the conformance suites."""
+"""The adapters that the guide's reader writes pass the conformance suites."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from tests.support.redis_streams import LARGEST, RedisStreamsPublisher, client_o
 
 
 class RedisServer:
-    """The server, and the methods with which the suites reach it."""
+    """The server, and the methods with which the suites control it."""
 
     @pytest.fixture(autouse=True)
     def _server(self, private_redis: LocalRedis) -> Iterator[None]:

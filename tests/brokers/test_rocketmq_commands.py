@@ -1,4 +1,4 @@
-"""`inbox-outbox outbox relay` and `drain` with a real RocketMQ, and the code of its page."""
+"""`inbox-outbox outbox relay` and `drain` with a real RocketMQ, and the code of RocketMQ's page."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
 
 def test_drain(postgres: Database, rocketmq: Topics) -> None:
-    """A rocketmq:// address names the proxy; its secret is not written."""
+    """A rocketmq:// URL names the proxy. Its secret is not printed."""
     topic = rocketmq.new("FIFO")
     publish(postgres.engine(), "a1", "a2", topic=topic)
     to = f"rocketmq://key:s3cr3t@{rocketmq.address}"
@@ -35,7 +35,8 @@ def test_drain(postgres: Database, rocketmq: Topics) -> None:
     ],
 )
 def test_wrong_arguments(postgres: Database, arguments: list[str], why: str) -> None:
-    """One line that names the option, without the secret; nothing is sent."""
+    """A wrong argument is reported in one line that names the option, without the secret, and nothing is
+    sent."""
     publish(postgres.engine(), "a1")
     done = inbox_outbox("outbox", "drain", *arguments, url=postgres.url)
     assert done.returncode == 2
@@ -48,7 +49,8 @@ def test_wrong_arguments(postgres: Database, arguments: list[str], why: str) -> 
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rocketmq: Topics
 ) -> None:
-    """What one block of a page publishes, the next one sends, and the last one takes."""
+    """One code block of the page publishes messages, the next one sends them, and the last one consumes
+    them."""
     rocketmq.new("FIFO", name="orders")
     rocketmq.group(in_order=True, name="billing")
     run_on_broker(page, tmp_path, monkeypatch, "rocketmq", {"rocketmq:8081": rocketmq.address})

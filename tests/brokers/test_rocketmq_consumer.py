@@ -1,4 +1,4 @@
-"""The consumer for RocketMQ: what takes effect, and what RocketMQ is told."""
+"""The consumer for RocketMQ: what takes effect, and what it tells RocketMQ."""
 
 import threading
 from collections import Counter
@@ -43,14 +43,14 @@ LAPSED = 14
 
 
 def places(rocketmq: Topics, kind: str = "NORMAL", **options: Any) -> tuple[str, str]:
-    """A topic of that kind, and a group that is in order if the topic is."""
+    """A topic of this kind, and a group, which is in order if the topic is."""
     return rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO", **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sent_takes_effect_once(rocketmq: Topics, postgres: Database, kind: str) -> None:
-    """Messages that are each sent three times add to each account exactly what they should, in topics of both
-    types; nothing is left."""
+    """Each message is sent three times and takes effect once, in topics of both types; no message is left to
+    deliver."""
     engine = postgres.engine()
     topic, group = places(rocketmq, kind)
     accounts.make(engine, NAMES)
@@ -67,7 +67,7 @@ def test_what_is_sent_takes_effect_once(rocketmq: Topics, postgres: Database, ki
 
 
 def test_what_is_sent_takes_effect_once_in_tasks(rocketmq: Topics, postgres: Database) -> None:
-    """The same for an asynchronous handler."""
+    """With an asynchronous handler, messages that are sent three times take effect once."""
     engine = postgres.engine()
     topic, group = places(rocketmq)
     accounts.make(engine, NAMES)
@@ -86,8 +86,8 @@ def test_what_is_sent_takes_effect_once_in_tasks(rocketmq: Topics, postgres: Dat
 
 
 def test_a_message_that_fails_comes_again(rocketmq: Topics, postgres: Database) -> None:
-    """A handler that fails twice and then succeeds: it sees the attempts counted and the message unchanged,
-    and its writes take effect once. Others pass it meanwhile, even those of its key."""
+    """A handler that fails twice and then succeeds sees the number of the attempt and the unchanged message,
+    and its writes take effect once. Others pass it meanwhile, even those with its key."""
     engine, seen, others = postgres.engine(), list[Delivery](), list[str]()
     topic, group = rocketmq.new(queues=1), rocketmq.group()
     accounts.make(engine)
@@ -115,8 +115,8 @@ def test_a_message_that_fails_comes_again(rocketmq: Topics, postgres: Database) 
 
 
 def test_order_of_a_key(rocketmq: Topics) -> None:
-    """In a FIFO topic the messages of a key run in order, although one of them fails twice; those of other
-    keys do not wait for it."""
+    """In a FIFO topic the messages of a key run in order, even if one of them fails twice. Messages with
+    other keys do not wait."""
     topic, group = places(rocketmq, "FIFO")
     runs, done, failures = list[str](), list[tuple[str, int]](), Counter[str]()
 
@@ -141,7 +141,7 @@ def test_order_of_a_key(rocketmq: Topics) -> None:
 
 def test_poison(rocketmq: Topics, postgres: Database) -> None:
     """A message whose handler always raises becomes a dead letter of the group after `max_attempts` attempts,
-    and its neighbours are taken."""
+    and its neighbours take effect."""
     engine, runs = postgres.engine(), Counter[str]()
     topic, group = places(rocketmq)
     accounts.make(engine, NAMES)
@@ -163,8 +163,8 @@ def test_poison(rocketmq: Topics, postgres: Database) -> None:
 
 
 def test_dead_letters_with_a_reason(rocketmq: Topics) -> None:
-    """Dead letters go to the topic that is named, with the reason, or to the function that is given; when
-    that fails, the message is neither lost nor run again."""
+    """Dead letters go to the named topic, with the reason, or to the given function. If storing one fails,
+    the message is neither lost nor handled again."""
     topic, group = places(rocketmq)
     graveyard, runs = rocketmq.new(), Counter[str]()
     kept: list[Delivery] = []
@@ -196,8 +196,8 @@ def test_dead_letters_with_a_reason(rocketmq: Topics) -> None:
 
 
 def test_status_table_mode(rocketmq: Topics, postgres: Database) -> None:
-    """A handler of status-table mode that fails twice: the record says three attempts and consumed,
-    duplicates are dropped, and what is given up is dead in the store and a dead letter."""
+    """In status-table mode a handler fails twice: the record shows three attempts and status consumed, and
+    duplicates are dropped. A message that is given up is dead in the store and a dead letter."""
     topic, group = places(rocketmq)
     store = SqlStore(postgres.engine())
     inbox = StatusInbox("orders", store=store, lease=60, backoff=SOON)
@@ -227,8 +227,9 @@ def test_status_table_mode(rocketmq: Topics, postgres: Database) -> None:
 @pytest.mark.long(but_on="NORMAL")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_database_that_is_down(rocketmq: Topics, postgres: Database, kind: str) -> None:
-    """While the inbox's own statements fail, more often than the group has deliveries, messages are neither
-    buried by RocketMQ nor delivered again: they stay with the consumer, and are taken afterwards."""
+    """While the inbox's own statements fail, more often than the group allows deliveries, RocketMQ neither
+    makes messages dead letters nor delivers them again. The consumer keeps them, and they take effect
+    afterwards."""
     topic, group = places(rocketmq, kind, retries=2)
     book = bookkeeping(postgres.engine_at(impatient(postgres)), attempts=1)
     runs, deliveries = Counter[str](), set[int]()
@@ -253,9 +254,9 @@ def test_a_database_that_is_down(rocketmq: Topics, postgres: Database, kind: str
 @pytest.mark.long(but_on="NORMAL")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handler_longer_than_the_invisible_time(rocketmq: Topics, kind: str) -> None:
-    """While a handler runs, and while messages wait for their turn, no other consumer of the group gets them,
-    although that takes longer than their invisible time. Afterwards they are acknowledged for good, and those
-    that are given up are the ones among the dead letters."""
+    """While a handler runs, and while messages wait for their turn, no other consumer of the group receives
+    them, even if that takes longer than their invisible time. Afterwards they are acknowledged for good, and
+    the ones that were given up are dead letters."""
     topic, group = places(rocketmq, kind)
     runs, go = Counter[str](), threading.Event()
 
@@ -279,8 +280,8 @@ def test_a_handler_longer_than_the_invisible_time(rocketmq: Topics, kind: str) -
 
 
 def test_what_a_stopped_consumer_has_not_taken(rocketmq: Topics, postgres: Database) -> None:
-    """A consumer that is stopped finishes the running message and gives the others back: another one gets
-    them immediately, long before they would be visible again, and everything takes effect once."""
+    """A stopped consumer finishes its running message and gives the others back. Another consumer receives
+    them immediately, long before their invisible time ends, and everything takes effect once."""
     engine, begun, go = postgres.engine(), threading.Event(), threading.Event()
     topic, group = places(rocketmq)
     accounts.make(engine, NAMES)

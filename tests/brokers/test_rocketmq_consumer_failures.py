@@ -1,16 +1,18 @@
-"""RocketMQ's consumer and what breaks: killed consumers, a server that is killed, hangs or is away."""
+"""RocketMQ's consumer with killed processes, and with a server that is killed, hangs or is away."""
 
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
 from inbox import Backoff, Delivery, Outcome, Verdict
+from inbox.rocketmq import RocketMQConsumer
 from outbox import Relay
 from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket
@@ -55,7 +57,7 @@ consumer.stop()
 def worker(
     database: Database, topics: Topics, topic: str, group: str, point: str = "never"
 ) -> Iterator[subprocess.Popen[str]]:
-    """A consumer in a process of its own, which is gone at the end of the block."""
+    """A consumer in a separate process, which is killed at the end of the block."""
     module = [sys.executable, "-W", "error", "-m", "tests.support.rocketmq_worker"]
     command = [*module, topics.address, topic, group, point]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -78,8 +80,8 @@ def said(process: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
 @pytest.mark.long(but_on="after commit-NORMAL")
 def test_a_consumer_that_is_killed(rocketmq: Topics, postgres: Database, point: str, kind: str) -> None:
-    """kill -9 between the inbox row and the handler, before COMMIT, or after it and before the message is
-    acknowledged: another consumer takes what was not, and every message took effect once."""
+    """A consumer is killed with kill -9 between the inbox row and the handler, before COMMIT, or between
+    COMMIT and the acknowledgement. Another consumer takes the rest, and every message takes effect once."""
     topic, group = rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO")
     accounts.make(postgres.engine(), NAMES)
     batch = [envelope(topic, NAMES[number % 6], key=str(number % 4)) for number in range(18)]
@@ -101,8 +103,8 @@ def test_a_consumer_that_is_killed(rocketmq: Topics, postgres: Database, point: 
 
 @pytest.mark.long
 def test_a_consumer_that_is_stopped_under_load(rocketmq: Topics, postgres: Database) -> None:
-    """SIGTERM: the consumer ends by itself, what it has taken is committed and acknowledged, and the rest is
-    delivered to another one: no message comes twice."""
+    """On SIGTERM the consumer ends by itself. What it has taken is committed and acknowledged, and the rest
+    is delivered to another consumer: no message is delivered twice."""
     engine, count = postgres.engine(), 300
     topic, group = rocketmq.new(), rocketmq.group()
     accounts.make(engine, NAMES)
@@ -130,8 +132,8 @@ def test_a_consumer_that_is_stopped_under_load(rocketmq: Topics, postgres: Datab
 def test_a_consumer_outlives_the_server(
     private_rocketmq: LocalRocket, postgres: Database, outage: str
 ) -> None:
-    """kill -9 of the server while messages are taken, and a restart, or a server that hangs for longer than a
-    message is invisible: the consumer goes on by itself, and every message took effect once."""
+    """The server is killed with kill -9 and restarted while messages are consumed, or hangs for longer than
+    their invisible time. The consumer continues by itself, and every message takes effect once."""
     engine, runs = postgres.engine(), Counter[str]()
     handler = bookkeeping(engine)
 
@@ -164,9 +166,9 @@ def test_a_consumer_outlives_the_server(
 def test_a_server_that_comes_back_empty(
     private_rocketmq: LocalRocket, postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a relay has not sent stays in the outbox while RocketMQ's topics and groups are gone; the consumer
-    says what is missing. Once they are made again, both go on by themselves, and every message that was still
-    in the outbox takes effect once."""
+    """While RocketMQ's topics and groups are missing, unsent messages stay in the outbox, and the consumer
+    says what is missing. Once they are created again, relay and consumer continue by themselves, and every
+    message that was still in the outbox takes effect once."""
     engine, address = postgres.engine(), private_rocketmq.address
     accounts.make(engine, NAMES)
     publisher = RocketMQPublisher(url_of(address), timeout=5)
@@ -190,7 +192,8 @@ def test_a_server_that_comes_back_empty(
 
 
 def test_a_connection_that_ends_under_an_acknowledgement(rocketmq: Topics) -> None:
-    """The message is acknowledged on the next connection, and those of its key that wait behind it run."""
+    """A message whose acknowledgement is interrupted is acknowledged on the next connection, and the waiting
+    messages of its key run."""
     topic, group = rocketmq.new(queues=1), rocketmq.group()
     batch = [envelope(topic, key="k") for _ in range(3)]
     send(rocketmq.address, batch)
@@ -216,8 +219,8 @@ def test_a_connection_that_ends_under_an_acknowledgement(rocketmq: Topics) -> No
 def test_a_topic_that_is_deleted(
     rocketmq: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The consumer says so, and receives from its other topic on the same connection; when the topic is made
-    again, its messages are taken as well."""
+    """When a topic is deleted, the consumer says so, and continues to receive from its other topic on the
+    same connection. When the topic is created again, its messages are consumed, too."""
     monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._REFRESH", 3_600)
     topic, other, group, seen = rocketmq.new(), rocketmq.new(), rocketmq.group(), list[bytes]()
 
@@ -245,8 +248,8 @@ def test_a_topic_that_is_deleted(
 
 
 def test_a_connection_without_answers(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The consumer connects again although it has no room to receive: otherwise its messages' time would run
-    out."""
+    """If a connection gives no answers, the consumer reconnects even if it cannot hold more messages:
+    otherwise the invisible time of its messages would end."""
     module = "inbox_outbox_base.brokers.rocketmq"
     monkeypatch.setattr(f"{module}.async_consumer._REFRESH", 3_600)
     monkeypatch.setattr(f"{module}.link._BEAT", 0.1)
@@ -270,11 +273,113 @@ def test_a_connection_without_answers(rocketmq: Topics, monkeypatch: pytest.Monk
 
 
 def test_a_fork(rocketmq: Topics) -> None:
-    """A process that was forked while its parent was connected is told so; it would crash. With gRPC's fork
-    support it can crash even before."""
+    """A process that was forked while its parent was connected gets an error that says so, instead of
+    crashing. With gRPC's fork support it could crash even earlier."""
     topic, group = rocketmq.new(), rocketmq.group()
     send(rocketmq.address, [envelope(topic)])
     without = ["env", "GRPC_ENABLE_FORK_SUPPORT=0"]
     done = run([*without, sys.executable, "-c", FORK, url_of(rocketmq.address), topic, group])
     assert "was forked while its parent was connected to RocketMQ" in done.stdout
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("dead_letter", [True, False], ids=["a topic", "the group's own"])
+def test_a_damaged_message(rocketmq: Topics, caplog: pytest.LogCaptureFixture, dead_letter: bool) -> None:
+    """What a killed broker has left of a message that it was writing does not run, under whatever id: it goes
+    to the group's dead letters. The message itself comes, since its publisher sends it again."""
+    topic, group, runs = rocketmq.new(), rocketmq.group(), list[str]()
+
+    def handle(message: Delivery) -> Outcome:
+        runs.append(message.id)
+        return Outcome(Verdict.NEW)
+
+    message = envelope(topic, "cash")
+    rocketmq.put_damaged(topic, message)
+    send(rocketmq.address, [message])
+    options = {"dead_letter": rocketmq.new()} if dead_letter else {}
+    with consuming(rocketmq.address, topic, group, handle, **options):
+        wait_until(lambda: runs and rocketmq.dead(group))
+    assert runs == [message.id]
+    (letter,) = rocketmq.dead(group)
+    assert letter.body == b"cash"
+    assert "damaged" in caplog.text
+
+
+def test_a_proxy_that_is_gone(
+    rocketmq: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two addresses one does not answer any more: the consumer receives from the other one, says so, and
+    tries the first one no more."""
+    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._REFRESH", 1)
+    topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload)
+        return Outcome(Verdict.NEW)
+
+    with ExitStack() as one, ExitStack() as other:
+        proxies = {stack: stack.enter_context(RocketProxy(rocketmq.address)) for stack in (one, other)}
+        going = min(proxies, key=lambda stack: str(proxies[stack].port))  # the client sorts them
+        addresses = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies.values())
+        with consuming(addresses, topic, group, handle):
+            send(rocketmq.address, [envelope(topic, "1")])
+            wait_until(lambda: seen == [b"1"])
+            going.close()
+            send(rocketmq.address, [envelope(topic, "2")])
+            wait_until(lambda: seen[1:] == [b"2"])
+            wait_until(lambda: f"{proxies[going].port} is gone" in caplog.text)
+            failures = caplog.text.count("cannot connect")
+            send(rocketmq.address, [envelope(topic, "3")])
+            wait_until(lambda: seen[2:] == [b"3"])
+            time.sleep(3)  # for tries that must not be made
+            assert caplog.text.count("cannot connect") == failures
+
+
+def test_a_limit_that_is_lowered(
+    rocketmq: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The consumer logs an error, once, when an operator makes the group's limit smaller than its own, and
+    goes on."""
+    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._REFRESH", 0.5)
+    topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload)
+        return Outcome(Verdict.NEW)
+
+    with consuming(rocketmq.address, topic, group, handle, max_attempts=3):
+        send(rocketmq.address, [envelope(topic, "1")])
+        wait_until(lambda: seen == [b"1"])
+        assert "retryMaxTimes" not in caplog.text
+        rocketmq.group(name=group, retries=2)
+        wait_until(lambda: f"group {group!r} has retryMaxTimes=2" in caplog.text)
+        send(rocketmq.address, [envelope(topic, "2")])
+        wait_until(lambda: seen[1:] == [b"2"])
+    assert caplog.text.count("has retryMaxTimes=2") == 1
+
+
+def test_a_stop_while_the_server_hangs(private_rocketmq: LocalRocket) -> None:
+    """`run` returns although RocketMQ answers nothing; what it could not acknowledge comes again."""
+    runs, go = list[str](), threading.Event()
+
+    def handle(message: Delivery) -> Outcome:
+        runs.append(message.id)
+        go.wait(60)
+        return Outcome(Verdict.NEW)
+
+    with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
+        topic, group = topics.new(), topics.group()
+        message = envelope(topic)
+        send(topics.address, [message])
+        consumer = RocketMQConsumer(url_of(topics.address), topic, handle, group=group, grace=1, invisible=10)
+        running = Task(consumer.run)
+        wait_until(lambda: runs)
+        private_rocketmq.freeze()
+        try:
+            go.set()
+            consumer.stop()
+            running.result()
+        finally:
+            private_rocketmq.thaw()
+        with consuming(topics.address, topic, group, handle):
+            wait_until(lambda: runs == [message.id] * 2)

@@ -1,4 +1,4 @@
-"""The options of RocketMQ's consumer, and the handler's view of a message."""
+"""The options of RocketMQ's consumer, and how the handler sees a message."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,8 +17,9 @@ from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.delivery import delivery_of
 from inbox_outbox_base.brokers.rocketmq.held import Held
 from inbox_outbox_base.brokers.rocketmq.link import Membership
+from inbox_outbox_base.brokers.rocketmq.message import message_of
 from inbox_outbox_base.brokers.rocketmq.source import Source
-from tests.support.rocketmq_consumers import SOON, consuming, send, url_of
+from tests.support.rocketmq_consumers import SOON, consuming, send, send_raw, url_of
 from tests.support.rocketmq_topics import Topics, envelope
 from tests.support.status_workers import wait_until
 
@@ -41,8 +42,9 @@ def made_by_others(properties: dict[str, str], **system: Any) -> Any:
 
 
 def test_messages_of_others() -> None:
-    """The id is that of the CloudEvent, else the message's key, else what the producer's client has drawn;
-    never the broker's. Properties of the broker are no headers, and what cannot be read stays as it is."""
+    """The id is that of the CloudEvent, otherwise the message's key, otherwise the one drawn by the
+    producer's client; never the broker's. Properties of the broker are not headers, and what cannot be
+    decoded is not changed."""
     event = {"ce_specversion": "1.0", "ce_id": "1", "ce_source": "/shop"}
     keyed = delivery_of(made_by_others({"colour": "blue", "__SHARDINGKEY": "g"}, keys=["b", "a"]), 2)
     assert (keyed.id, keyed.headers, keyed.attempt) == ("a", {"colour": "blue"}, 2)
@@ -57,7 +59,7 @@ def test_messages_of_others() -> None:
 
 
 def test_options_that_cannot_be_used() -> None:
-    """Each is named where the consumer is made; no secret is repeated."""
+    """An unusable option is rejected by name when the consumer is created, without repeating a secret."""
 
     async def asynchronous(_: Delivery) -> Outcome:
         return NEW
@@ -91,8 +93,8 @@ def test_options_that_cannot_be_used() -> None:
 
 
 def test_what_does_not_exist(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not answer, a topic and a group that do not exist, and a group whose limit is lower
-    than the attempts are one error each, at the first connection."""
+    """A server that does not answer, a missing topic or group, and a group with a lower limit than
+    `max_attempts` each raise one error, at the first connection."""
     monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._PATIENCE", 0)
     topic, group, few = rocketmq.new(), rocketmq.group(), rocketmq.group(retries=2)
 
@@ -114,7 +116,7 @@ def test_what_does_not_exist(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_topic_that_is_not_known_yet(rocketmq: Topics, caplog: pytest.LogCaptureFixture) -> None:
-    """A consumer that begins before RocketMQ knows its topic, as after a restart, waits for it."""
+    """A consumer that starts before RocketMQ knows its topic, as after a restart, waits for it."""
     group, seen = rocketmq.group(), list[bytes]()
 
     def handle(message: Delivery) -> Outcome:
@@ -129,7 +131,7 @@ def test_a_topic_that_is_not_known_yet(rocketmq: Topics, caplog: pytest.LogCaptu
 
 
 def test_a_broker_that_is_new(rocketmq: Topics) -> None:
-    """Messages from another place are received on the same connection, once the place is known; those that
+    """Messages in a place that becomes known later are received on the same connection, and messages that
     were received before are not lost."""
     first, second, group = rocketmq.new(), rocketmq.new(), rocketmq.group()
     send(rocketmq.address, [envelope(first, "1")])
@@ -166,8 +168,8 @@ def test_a_broker_that_is_new(rocketmq: Topics) -> None:
 
 
 def test_a_dead_letter_function_that_is_cancelled(rocketmq: Topics) -> None:
-    """What it waited for was cancelled, not the consumer: it is called again, and the next message of that
-    key runs."""
+    """If something that the dead-letter function waits for is cancelled, the function is called again, and
+    the next message of that key runs."""
     topic, group, runs, stored = rocketmq.new(queues=1), rocketmq.group(), list[str](), list[str]()
     batch = [envelope(topic, key="k") for _ in range(2)]
     send(rocketmq.address, batch)
@@ -191,9 +193,26 @@ def test_a_dead_letter_function_that_is_cancelled(rocketmq: Topics) -> None:
 
 
 def test_a_handler_that_is_none(rocketmq: Topics) -> None:
-    """A function that returns no outcome never looked into an inbox: the consumer ends with an error."""
+    """A function that does not return an outcome ends the consumer with an error."""
     topic, group = rocketmq.new(), rocketmq.group()
     send(rocketmq.address, [envelope(topic)])
     consumer = RocketMQConsumer(url_of(rocketmq.address), topic, lambda _: "done", group=group)  # type: ignore[arg-type,return-value]
     with pytest.raises(InvalidOption, match=r"expected an inbox\.Outcome"):
         consumer.run()
+
+
+def test_a_tag(rocketmq: Topics) -> None:
+    """A consumer with tags takes the messages that have one of them, and no others."""
+    topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
+
+    def handle(message: Delivery) -> Outcome:
+        seen.append(message.payload)
+        return NEW
+
+    messages = [message_of(envelope(topic, tag), "", is_fifo=False) for tag in "abc"]
+    for message in messages:
+        message.system_properties.tag = message.body.decode()
+    with consuming(rocketmq.address, topic, group, handle, tag="a || c"):
+        send_raw(rocketmq.address, messages)
+        wait_until(lambda: len(seen) == 2)
+    assert sorted(seen) == [b"a", b"c"]

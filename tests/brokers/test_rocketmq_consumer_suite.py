@@ -1,4 +1,4 @@
-"""RocketMQ passes the conformance suite of consumers, in a FIFO topic."""
+"""RocketMQ's consumer passes the conformance suite, with a FIFO topic."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,6 +62,12 @@ class TestRocketMQConsumer(ConsumerSuite):
     def dead_letters(self, topic: str) -> list[tuple[Delivery, str]]:
         found = self.topics.stored(f"{topic}-dead")
         return [(delivery_of(each, topic), each.properties["inbox-reason"]) for each in found]
+
+    def refuse_dead_letters(self, topic: str) -> None:
+        self.topics.delete(f"{topic}-dead")
+
+    def take_dead_letters(self, topic: str) -> None:
+        self.topics.new(name=f"{topic}-dead")
 
     def put_strange(self, topic: str) -> None:
         plain, odd, packed = (message_of(self.envelope(topic, b"\xff"), "", is_fifo=True) for _ in range(3))

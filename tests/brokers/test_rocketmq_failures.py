@@ -1,4 +1,4 @@
-"""The publisher for RocketMQ, and a server that is away, or whose answer is lost."""
+"""The publisher for RocketMQ with a server that is away, or whose answer is lost."""
 
 import os
 import subprocess
@@ -43,23 +43,24 @@ publisher.close()
 
 @pytest.fixture
 def proxy(rocketmq: Topics) -> Iterator[RocketProxy]:
-    """What a client's messages go through."""
+    """A proxy between a client and RocketMQ."""
     with RocketProxy(rocketmq.address) as proxy:
         yield proxy
 
 
 def sends(proxy: RocketProxy) -> RocketMQPublisher:
-    """A publisher that sends through it."""
+    """A publisher that sends through the proxy."""
     return RocketMQPublisher(f"rocketmq://127.0.0.1:{proxy.port}", timeout=TIMEOUT)
 
 
 def is_here(chunk: bytes) -> bool:
-    """Whether a client sends the message that something happens to."""
+    """Whether this chunk contains the marked message."""
     return HERE in chunk
 
 
 def test_nobody_answers() -> None:
-    """Nothing was sent, so every message is unavailable; the reason has no secret."""
+    """If the server does not answer, nothing was sent, so every message is unavailable. The reason does not
+    contain the secret."""
     url = f"rocketmq://key:secret@127.0.0.1:{free_port()}"
     with closing(RocketMQPublisher(url, timeout=TIMEOUT)) as publisher:
         outcomes = published(publisher, [envelope("t", key=f"{number}") for number in range(50)])
@@ -71,7 +72,8 @@ def test_nobody_answers() -> None:
 def test_a_server_that_goes_away_between_sends(
     rocketmq: Topics, proxy: RocketProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proxy is asked first again, so nothing was sent, although the publisher was connected."""
+    """Before each send, the publisher asks the proxy again. If the server is gone, nothing is sent, even
+    though the publisher was connected."""
     monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.proxies._FRESH", 0.0)
     topic = rocketmq.new()
     with closing(sends(proxy)) as publisher:
@@ -84,8 +86,8 @@ def test_a_server_that_goes_away_between_sends(
 
 @pytest.mark.parametrize("support", ["0", "1"])
 def test_a_fork_that_grpc_does_not_support(rocketmq: Topics, support: str) -> None:
-    """A forked process would crash if its parent had a consumer, or gRPC's support is off: nothing is sent,
-    and the reason says why."""
+    """A forked process would crash if its parent had a consumer, or if gRPC's fork support is off: nothing is
+    sent, and the reason says why."""
     topic, environment = rocketmq.new(), os.environ | {"GRPC_ENABLE_FORK_SUPPORT": support}
     command = [sys.executable, "-c", FORK, f"rocketmq://{rocketmq.address}", topic, support]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -97,8 +99,8 @@ def test_a_fork_that_grpc_does_not_support(rocketmq: Topics, support: str) -> No
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_a_lost_answer(rocketmq: Topics, proxy: RocketProxy, forward: bool) -> None:
-    """When the connection breaks behind a message nobody knows whether it was taken; whatever the truth is,
-    the next send brings it, with the same id."""
+    """When the connection breaks after a message was sent, the message is unknown. The next send sends it
+    again, with the same id."""
     topic = rocketmq.new("FIFO")
     message = envelope(topic, HERE, key="k")
     with closing(sends(proxy)) as publisher:
@@ -114,8 +116,8 @@ def test_a_lost_answer(rocketmq: Topics, proxy: RocketProxy, forward: bool) -> N
 
 
 def test_an_answer_that_does_not_come(rocketmq: Topics, proxy: RocketProxy) -> None:
-    """When the time is over the message is unknown, and what was to follow it has not been sent. The next
-    send has a new connection."""
+    """When the time limit is over, the message is unknown, and later messages of its key have not been sent.
+    The next send uses a new connection."""
     topic = rocketmq.new("FIFO")
     message = envelope(topic, HERE, key="k")
     with closing(sends(proxy)) as publisher:

@@ -1,4 +1,4 @@
-"""RocketMQ's address, and how properties are encoded; without a server."""
+"""RocketMQ's URL, and the encoding of properties; without a server."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +13,8 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(TEXT, TEXT, max_size=8), st.sampled_from([0, 126, 127, 128, 129]))
 def test_every_text_can_be_a_property(given: dict[str, str], more: int) -> None:
-    """What is sent is what RocketMQ takes, however many there are, and decodes to what was given."""
+    """Any number of any texts is encoded as properties that RocketMQ accepts, and decoded to the same
+    texts."""
     given |= {f"name-{number}": "plain" for number in range(more)}
     sent = properties.encode(given)
     assert len(sent) <= properties.MOST
@@ -23,7 +24,7 @@ def test_every_text_can_be_a_property(given: dict[str, str], more: int) -> None:
 
 @pytest.mark.parametrize("strange", ["no JSON", "[1]", '{"a": 1}', "7"])
 def test_what_others_have_encoded_stays_as_it_is(strange: str) -> None:
-    """A property of that name without our JSON in it is an ordinary property."""
+    """A property with the name of the encoding, but other content, is an ordinary property."""
     assert properties.decode({"a": "b", properties.ENCODED: strange}) == {
         "a": "b",
         properties.ENCODED: strange,
@@ -31,7 +32,8 @@ def test_what_others_have_encoded_stays_as_it_is(strange: str) -> None:
 
 
 def test_an_address_has_a_login_and_a_namespace() -> None:
-    """Each part is found, also several hosts and default ports; its text and its repr have no login."""
+    """Each part of the URL is parsed, also several hosts and default ports. Its text and repr do not contain
+    the login."""
     parsed = address.parse("rocketmqs://k%40y:se%3Acret@10.0.0.1,10.0.0.2:82/team")
     assert (parsed.hosts, parsed.namespace, parsed.has_tls) == (
         ("10.0.0.1:8081", "10.0.0.2:82"),
@@ -64,7 +66,7 @@ def test_an_address_has_a_login_and_a_namespace() -> None:
     ],
 )
 def test_another_address_is_refused(url: str) -> None:
-    """The error names the option, and repeats nothing of it: it may contain a secret."""
+    """The error names the option and does not repeat its value, which may contain a secret."""
     with pytest.raises(InvalidOption, match=r"^url: ") as refused:
         address.parse(url, error=InvalidOption)
     assert "hid" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The publisher for RocketMQ: what arrives, and what it says about what does not."""
+"""The publisher for RocketMQ: what arrives, and what it reports about the rest."""
 
 import asyncio
 import logging
@@ -42,13 +42,13 @@ STRANGE = {
 
 
 def send_once(url: str, batch: Sequence[Envelope]) -> list[Outcome]:
-    """Through a publisher of its own."""
+    """Send with a new publisher."""
     with closing(RocketMQPublisher(url)) as publisher:
         return published(publisher, batch)
 
 
 def send_once_awaited(url: str, batch: Sequence[Envelope]) -> list[Outcome]:
-    """The same through an asynchronous one."""
+    """Send with a new asynchronous publisher."""
 
     async def scenario() -> list[Outcome]:
         publisher = AsyncRocketMQPublisher(url)
@@ -80,8 +80,8 @@ def reason(outcome: Outcome) -> str:
 @pytest.mark.parametrize("send", [send_once, send_once_awaited])
 @pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
 def test_all_of_a_message_arrives(rocketmq: Topics, url: str, send: Send, kind: str) -> None:
-    """The id is RocketMQ's own and a key for searching; the key is a property, and in a FIFO topic the
-    message group; time, type and headers are properties."""
+    """The id is RocketMQ's message id and a key for searching. The key is a property, and in a FIFO topic the
+    message group. Time, content type and headers are properties."""
     topic, group = rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO")
     sent = envelope(topic, b"\x00\xff", key="order-42", colour="blue")
     assert send(url, [sent]) == [Accepted()]
@@ -100,8 +100,8 @@ def test_all_of_a_message_arrives(rocketmq: Topics, url: str, send: Send, kind: 
 
 @pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
 def test_everything_arrives_unchanged(rocketmq: Topics, publisher: RocketMQPublisher, kind: str) -> None:
-    """Any key, any header and any payload: RocketMQ takes them, and a consumer of its client can decode what
-    they were. An empty payload is marked as such."""
+    """RocketMQ accepts every key, header and payload, and a consumer with RocketMQ's own client can decode
+    them. An empty payload is marked as such."""
     topic, group = rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO")
     many = {f"name-{number}": " " * (number % 2) for number in range(150)}
     sent = [
@@ -123,7 +123,8 @@ def test_everything_arrives_unchanged(rocketmq: Topics, publisher: RocketMQPubli
 
 
 def test_what_is_never_taken_is_refused(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
-    """Each with RocketMQ's limit and the message's own size; their neighbours are taken."""
+    """A message that RocketMQ never accepts is refused, with RocketMQ's limit and the message's own size. Its
+    neighbours are accepted."""
     topic = rocketmq.new()
     batch = [
         envelope(topic, "1"),
@@ -147,15 +148,15 @@ def test_what_is_never_taken_is_refused(rocketmq: Topics, publisher: RocketMQPub
 
 @pytest.mark.parametrize("name", ["a.b", "a b", "a" * 128])
 def test_a_topic_that_cannot_exist(publisher: RocketMQPublisher, name: str) -> None:
-    """No operator can make it, so its messages are refused."""
+    """A message to an invalid topic name is refused."""
     (outcome,) = published(publisher, [envelope(name)])
     assert isinstance(outcome, Refused)
     assert outcome.reason.startswith("ILLEGAL_TOPIC")
 
 
 def test_topics_that_an_operator_can_make(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
-    """Messages to a topic that does not exist or is of another type wait, and are taken when it is as it
-    should be."""
+    """Messages to a topic that is missing or has the wrong type are unavailable, and are accepted once the
+    topic is created."""
     name = f"{rocketmq.new()}-later"
     (outcome,) = published(publisher, [envelope(name)])
     assert isinstance(outcome, Unavailable)
@@ -169,7 +170,8 @@ def test_topics_that_an_operator_can_make(rocketmq: Topics, publisher: RocketMQP
 
 
 def test_a_topic_whose_type_is_changed(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
-    """RocketMQ rejects what is sent in the old way: it was not stored, and the next send is right."""
+    """RocketMQ rejects a message that is sent as the old type requires: it was not stored, and the next send
+    succeeds."""
     topic = rocketmq.new("FIFO")
     assert published(publisher, [envelope(topic, "1", "k")]) == [Accepted()]
     rocketmq.new("NORMAL", name=topic)
@@ -181,8 +183,8 @@ def test_a_topic_whose_type_is_changed(rocketmq: Topics, publisher: RocketMQPubl
 
 
 def test_the_order_of_keys_in_a_fifo_topic(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
-    """A batch with many messages of each key is stored in the order of the batch, each key in one queue.
-    Behind a message that is refused none of its key leaves; other keys, and messages without one, go on."""
+    """A batch with many messages of each key is stored in the batch's order, each key in one queue. After a
+    refused message, no more messages of its key are sent; other keys, and messages without a key, go on."""
     topic = rocketmq.new("FIFO", queues=4)
     batch = [envelope(topic, f"{number}", key) for number in range(40) for key in ("a", "b", "c", None)]
     batch[20 * 4] = replace(batch[20 * 4], payload=b"x" * 5_000_000)
@@ -200,7 +202,8 @@ def test_the_order_of_keys_in_a_fifo_topic(rocketmq: Topics, publisher: RocketMQ
 
 
 def test_sends_at_the_same_time(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
-    """From several threads, to two topics: each is answered for its own messages, also if one is refused."""
+    """Several threads send to two topics: each gets the outcomes of its own messages, even if one is
+    refused."""
     topics = [rocketmq.new(), rocketmq.new("FIFO")]
 
     def send(number: int) -> list[Outcome]:
@@ -216,7 +219,7 @@ def test_sends_at_the_same_time(rocketmq: Topics, publisher: RocketMQPublisher) 
 
 
 def test_an_abandoned_batch(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
-    """Closing the iterator ends the send: of a key with many messages no more leave."""
+    """Closing the iterator ends the send: the remaining messages of a key are not sent."""
     topic = rocketmq.new("FIFO")
     answers = publisher.send([envelope(topic, f"{number}", "k") for number in range(500)])
     assert next(answers) == (0, Accepted())
@@ -231,8 +234,8 @@ def test_an_abandoned_batch(rocketmq: Topics, publisher: RocketMQPublisher) -> N
 
 
 def test_checks(rocketmq: Topics, url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The lease, and the named topics, are checked before the first send; a relay also starts while RocketMQ
-    is away."""
+    """The lease and the named topics are checked before the first send. A relay also starts while RocketMQ is
+    away."""
     good, delay = [rocketmq.new(), rocketmq.new("FIFO")], rocketmq.new("DELAY")
     with closing(RocketMQPublisher(url, topics=good, timeout=5)) as publisher:
         publisher.check(5.1)
@@ -250,7 +253,7 @@ def test_checks(rocketmq: Topics, url: str, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_checks_of_the_asynchronous_publisher(url: str) -> None:
-    """They say the same; a relay awaits them."""
+    """The asynchronous publisher checks the same; its check is awaited."""
 
     async def scenario() -> None:
         publisher = AsyncRocketMQPublisher(url, topics=["a.b"], timeout=5)
@@ -264,7 +267,7 @@ def test_the_checks_of_the_asynchronous_publisher(url: str) -> None:
 
 
 def test_a_fork_has_a_connection_of_its_own(rocketmq: Topics, publisher: RocketMQPublisher) -> None:
-    """A process that was forked off sends, and its parent still does afterwards."""
+    """A forked process can send, and so can its parent afterwards."""
     topic = rocketmq.new("FIFO")
     assert published(publisher, [envelope(topic, "before", "k")]) == [Accepted()]
     child = os.fork()
@@ -278,7 +281,7 @@ def test_a_fork_has_a_connection_of_its_own(rocketmq: Topics, publisher: RocketM
 
 
 def test_what_a_publisher_is_made_of() -> None:
-    """Both are publishers; arguments that cannot be used are named, and no secret is shown."""
+    """Both classes implement their protocols. Unusable arguments are named, but no secret is shown."""
     assert isinstance(RocketMQPublisher("rocketmq://mq"), Publisher)
     assert isinstance(AsyncRocketMQPublisher("rocketmq://mq"), AsyncPublisher)
     assert repr(RocketMQPublisher("rocketmq://me:hidden@mq/n")) == "RocketMQPublisher('rocketmq://mq:8081/n')"

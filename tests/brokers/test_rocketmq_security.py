@@ -1,4 +1,4 @@
-"""Login and TLS: what RocketMQ's publisher and consumer do with them."""
+"""Login and TLS with RocketMQ's publisher and consumer."""
 
 import sys
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ consumer.run()
 
 @pytest.fixture
 def guarded() -> Iterator[LocalRocket]:
-    """A server that needs a login."""
+    """A server that requires a login."""
     found = program()
     if isinstance(found, Missing):
         pytest.skip(f"rocketmq: {found.reason}")
@@ -50,7 +50,8 @@ def guarded() -> Iterator[LocalRocket]:
 @pytest.mark.long(but_on="True")
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_a_consumer_with_tls(private_rocketmq: LocalRocket, is_trusted: bool) -> None:
-    """With rocketmqs:// messages come encrypted, and only from a server whose certificate can be verified."""
+    """With rocketmqs:// messages are received encrypted, and only from a server whose certificate can be
+    verified."""
     roots = [f"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH={private_rocketmq.certificate}"] if is_trusted else []
     with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
         topic, group = topics.new(), topics.group()
@@ -63,8 +64,8 @@ def test_a_consumer_with_tls(private_rocketmq: LocalRocket, is_trusted: bool) ->
 
 @pytest.mark.long  # a server of its own
 def test_a_login(guarded: LocalRocket) -> None:
-    """A relay and a consumer do not start with a wrong login, and say so without the secret; nothing is sent.
-    With the right one messages leave and come."""
+    """With a wrong login a relay and a consumer do not start, and the error does not contain the secret;
+    nothing is sent. With the right one, messages are sent and received."""
     seen: list[bytes] = []
 
     def handle(message: Delivery) -> Outcome:

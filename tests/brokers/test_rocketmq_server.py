@@ -1,5 +1,7 @@
-"""The RocketMQ that the tests use, and how its client is imported."""
+"""The RocketMQ server of the tests, and the import of its client."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inbox_outbox_base.brokers.rocketmq.client import rocketmq as client
+from tests.servers.rocketmq import BROKER, PROXY
 from tests.support.program import ROOT
 from tests.support.rocketmq_topics import Topics
 
@@ -24,8 +27,8 @@ print(handler.stream is stream)
 
 @pytest.mark.parametrize("kind", ["NORMAL", "FIFO"])
 def test_what_the_client_sends_is_stored_and_received(rocketmq: Topics, kind: str) -> None:
-    """A message that was sent to a topic of the test's own is in the broker, and a group of its own gets
-    it."""
+    """A message that is sent to the test's own topic is stored in the broker, and the test's own group
+    receives it."""
     topic, group = rocketmq.new(kind), rocketmq.group(in_order=kind == "FIFO")
     message = client.Message()
     message.topic, message.body = topic, b"\x00\xff"
@@ -43,7 +46,8 @@ def test_what_the_client_sends_is_stored_and_received(rocketmq: Topics, kind: st
 
 
 def test_the_import_leaves_the_home_and_the_log_alone(tmp_path: Path) -> None:
-    """The client's own import makes a folder in the home and closes the handlers of logging."""
+    """The package imports RocketMQ's client without its side effects: a folder in the home directory, and
+    closed logging handlers."""
     home = tmp_path / "home"
     home.mkdir(mode=0o500)
     done = subprocess.run(
@@ -54,3 +58,17 @@ def test_the_import_leaves_the_home_and_the_log_alone(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.stdout, done.stderr, list(home.iterdir())) == ("True\n", "", [])
+
+
+def test_the_server_in_a_container() -> None:
+    """docker-compose.yml starts a RocketMQ with the settings that the tests want."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    broker, proxy = (
+        re.search(rf"^      {name}: \|\n((?: {{8}}.*\n)+)", text, re.MULTILINE)
+        for name in ("BROKER", "PROXY")
+    )
+    assert broker
+    assert proxy
+    settings = dict(line.strip().split("=") for line in broker[1].splitlines())
+    assert settings.items() >= {name: str(value) for name, value in BROKER.items()}.items()
+    assert json.loads(proxy[1]).items() >= PROXY.items()

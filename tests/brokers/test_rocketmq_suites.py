@@ -1,4 +1,5 @@
-"""RocketMQ passes the conformance suite of publishers; and a server that begins to hang in the middle."""
+"""RocketMQ's publisher passes the conformance suite; and a server that starts to hang in the middle of a
+send."""
 
 import os
 import subprocess
@@ -28,7 +29,7 @@ TIMEOUT = 3.0
 
 
 class RocketServer:
-    """The server, and the methods with which the suites reach it."""
+    """The server, and the methods with which the suites control it."""
 
     @pytest.fixture(autouse=True)
     def _server(self, private_rocketmq: LocalRocket) -> Iterator[None]:
@@ -71,7 +72,7 @@ class TestRocketMQPublisher(RocketServer, PublisherSuite):
 
     @pytest.mark.long
     def test_a_killed_server(self) -> None:
-        """A start of RocketMQ takes longer than those of the others."""
+        """Long, because RocketMQ takes longer to start than the other servers."""
         super().test_a_killed_server()
 
     def unreachable(self) -> RocketMQPublisher:
@@ -88,8 +89,8 @@ class TestAsyncRocketMQPublisher(TestRocketMQPublisher):
 
 
 def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:
-    """A send that finds it hanging sends nothing; one during which it begins to hang ends within its time
-    limit all the same. Both go on when the server does."""
+    """If the server hangs, a send sends nothing; if it starts to hang during a send, that send still ends
+    within its time limit. Both continue when the server does."""
     with (
         Topics(private_rocketmq.address, private_rocketmq.broker) as topics,
         closing(RocketMQPublisher(f"rocketmq://{private_rocketmq.address}", timeout=TIMEOUT)) as publisher,
@@ -116,7 +117,8 @@ def test_a_server_that_hangs(private_rocketmq: LocalRocket) -> None:
 
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_tls(private_rocketmq: LocalRocket, postgres: Database, is_trusted: bool) -> None:
-    """With rocketmqs:// messages leave encrypted, and only to a server whose certificate can be verified."""
+    """With rocketmqs:// messages are sent encrypted, and only to a server whose certificate can be
+    verified."""
     environment = (
         {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(private_rocketmq.certificate)} if is_trusted else {}
     )

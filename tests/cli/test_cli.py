@@ -1,4 +1,4 @@
-"""What the commands do, on every database."""
+"""What the commands do on every database."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def count(database: Database) -> int:
 
 
 def test_migrate(database: Database) -> None:
-    """`migrate` makes the tables, says where they are, and `--to base` takes them back."""
+    """`migrate` creates the tables and prints their revision; `--to base` removes them."""
     up = inbox_outbox("migrate", url=database.url)
     assert succeeded(up) == f"tables are at revision {REVISION}\n"
     assert inspect(database.engine()).has_table("inbox_message")
@@ -45,7 +45,7 @@ def test_migrate(database: Database) -> None:
 
 
 def test_migrate_prints_sql(database: Database) -> None:
-    """`migrate --sql` changes nothing; what it prints makes the tables as they are declared."""
+    """`migrate --sql` changes nothing; the SQL that it prints creates the tables as they are declared."""
     script = succeeded(inbox_outbox("migrate", "--sql", url=database.url))
     engine = database.engine()
     assert inspect(engine).get_table_names() == []
@@ -59,8 +59,8 @@ def test_migrate_prints_sql(database: Database) -> None:
 
 @pytest.mark.parametrize("way", [[], ["--sql"]])
 def test_a_schema(database: Database, way: list[str]) -> None:
-    """`--schema` places the tables in a schema on PostgreSQL, and all commands find them there; elsewhere it
-    is wrong usage."""
+    """On PostgreSQL `--schema` puts the tables into a schema, and all commands find them there; on other
+    databases it is a usage error."""
     done = inbox_outbox("migrate", *way, "--schema", "my app", url=database.url)
     if database.name != "postgresql":
         assert error(done) == "schema='my app': only PostgreSQL has schemas inside a database"
@@ -78,7 +78,7 @@ def test_a_schema(database: Database, way: list[str]) -> None:
 
 
 def test_status(migrated: Database) -> None:
-    """`inbox status` prints a line a consumer: rows, rate, age and size."""
+    """`inbox status` prints one line for each consumer: rows, rate, age and size."""
     fill(migrated.engine(), 3, TWO_WEEKS)
     fill(migrated.engine(), 1234, consumer="shipping")
     lines = succeeded(inbox_outbox("inbox", "status", url=migrated.url)).splitlines()
@@ -88,7 +88,7 @@ def test_status(migrated: Database) -> None:
 
 
 def test_status_as_json(migrated: Database) -> None:
-    """`inbox status --json` prints objects with the names of `ConsumerStatus`, times in ISO 8601."""
+    """`inbox status --json` prints objects with the field names of `ConsumerStatus` and times in ISO 8601."""
     assert as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url)) == []
     fill(migrated.engine(), 3, TWO_WEEKS)
     (only,) = as_json(inbox_outbox("inbox", "status", "--json", url=migrated.url))
@@ -100,7 +100,8 @@ def test_status_as_json(migrated: Database) -> None:
 
 
 def test_show(migrated: Database) -> None:
-    """`inbox show` prints what is stored of one message, whole however long it is and whatever is in it."""
+    """`inbox show` prints everything that is stored about one message, in full, whatever its length and
+    characters."""
     consumer, key = "bill[b]ing", "[red]" + "long-" * 100 + "\x1b[2J"
     with Inbox(consumer).transaction(migrated.engine(), key, payload=b"1") as work:
         work.result = {"invoice": 7}
@@ -114,7 +115,7 @@ def test_show(migrated: Database) -> None:
 
 
 def test_show_finds_a_key_of_parts(migrated: Database) -> None:
-    """A tuple is shown by its stored form, a JSON array."""
+    """A key given as a tuple is found by its stored form, a JSON array."""
     with migrated.engine().begin() as connection:
         Inbox("billing").accept(connection, ("order", 1))
     stored = as_json(inbox_outbox("inbox", "show", "billing", '["order",1]', "--json", url=migrated.url))
@@ -122,7 +123,7 @@ def test_show_finds_a_key_of_parts(migrated: Database) -> None:
 
 
 def test_show_an_unknown_message(migrated: Database) -> None:
-    """A message that the inbox does not know is exit code 3, with `--json` as well."""
+    """If the inbox does not know the message, the exit code is 3, also with `--json`."""
     for options in ([], ["--json"]):
         done = inbox_outbox("inbox", "show", "billing", "order-1", *options, url=migrated.url)
         assert done.returncode == 3
@@ -130,7 +131,7 @@ def test_show_an_unknown_message(migrated: Database) -> None:
 
 
 def test_purge(migrated: Database) -> None:
-    """`inbox purge` deletes what is older than the retention, and says how much that was."""
+    """`inbox purge` deletes rows older than the retention, and prints how many."""
     fill(migrated.engine(), 7, TWO_WEEKS)
     fill(migrated.engine(), 2, timedelta(days=2), "shipping")
     output = succeeded(inbox_outbox("inbox", "purge", "--batch", "3", url=migrated.url))
@@ -144,7 +145,8 @@ def test_purge(migrated: Database) -> None:
 
 def test_policies(postgres: Database) -> None:
     """`inbox set-policy` stores a consumer's mode and retention, `inbox status` shows them, and `inbox purge`
-    keeps to them: a shorter time has to be overridden, and a consumer without a policy is named."""
+    follows them: a shorter retention has to be overridden explicitly, and consumers without a policy are
+    named."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return inbox_outbox("inbox", *arguments, url=postgres.url)
@@ -170,7 +172,7 @@ def test_policies(postgres: Database) -> None:
 
 @pytest.mark.parametrize("zone", [UTC, None])
 def test_purge_up_to_the_oldest_unconsumed(postgres: Database, zone: object) -> None:
-    """`--oldest-unconsumed` takes ISO 8601 with an offset, or without one for UTC."""
+    """`--oldest-unconsumed` accepts ISO 8601 with an offset, or without one for UTC."""
     fill(postgres.engine(), 2, timedelta(hours=3))
     fill(postgres.engine(), 2, timedelta(hours=1), "shipping")
     oldest = datetime.now(UTC) - timedelta(hours=2)
@@ -181,7 +183,7 @@ def test_purge_up_to_the_oldest_unconsumed(postgres: Database, zone: object) -> 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_purge_out_of_budget(migrated: Database, options: list[str]) -> None:
-    """A budget that ends before the work does is exit code 4; the report is printed nevertheless."""
+    """If the budget ends before the work does, the exit code is 4, and the report is still printed."""
     fill(migrated.engine(), 7, TWO_WEEKS)
     done = inbox_outbox("inbox", "purge", "--budget", "0s", *options, url=migrated.url)
     assert (done.returncode, done.stderr) == (4, "")
@@ -190,7 +192,7 @@ def test_purge_out_of_budget(migrated: Database, options: list[str]) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_progress_is_for_terminals(postgres: Database, options: list[str]) -> None:
-    """On a terminal, a purge shows its progress on stderr; stdout has the report, and nothing else."""
+    """On a terminal a purge shows its progress on stderr; stdout contains only the report."""
     fill(postgres.engine(), 50, TWO_WEEKS)
     ours, theirs = pty.openpty()
     with open(ours, "rb") as terminal:  # noqa: PTH123 - a descriptor, not a path
@@ -206,7 +208,7 @@ def test_progress_is_for_terminals(postgres: Database, options: list[str]) -> No
 
 
 def test_ctrl_c(postgres: Database) -> None:
-    """Ctrl-C ends a purge in one line with exit code 130; what was deleted until then stays deleted."""
+    """Ctrl-C ends a purge with one line and exit code 130; rows deleted before stay deleted."""
     fill(postgres.engine(), 3_000, TWO_WEEKS)
     command = line("inbox", "purge", "--batch", "1", url=postgres.url)
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -215,14 +217,14 @@ def test_ctrl_c(postgres: Database) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    # The driver may add that a connection was open, when the signal came while it was making one.
+    # If the signal comes while the driver is connecting, it may add a line about an open connection.
     assert process.communicate(timeout=60)[1].splitlines()[0] == "inbox-outbox: interrupted"
     assert process.returncode == 130
     assert 0 < count(postgres) < 3_000
 
 
 def test_the_environment_names_the_database(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """INBOX_OUTBOX_URL is used where `--url` is not given; `--url` comes first."""
+    """INBOX_OUTBOX_URL is used if `--url` is not given; `--url` takes precedence."""
     url = migrated.url.render_as_string(hide_password=False)
     monkeypatch.setenv("INBOX_OUTBOX_URL", url)
     assert as_json(inbox_outbox("inbox", "status", "--json")) == []

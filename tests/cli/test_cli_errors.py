@@ -1,4 +1,4 @@
-"""Errors of the command line: one line, an exit code, and never a password."""
+"""Errors of the command line: one line, an exit code, and no password."""
 
 import os
 import subprocess
@@ -26,17 +26,19 @@ COMMANDS = (
 
 
 def refused(*arguments: str, url: URL | str | None = None, code: int) -> str:
-    """Run a command that has to fail with this exit code; its one line, without our password in any form."""
+    """Run a command that has to fail with this exit code; return its one line, which must not contain the
+    password in any form."""
     return judged(inbox_outbox(*arguments, url=url), code)
 
 
 def misused(*arguments: str, url: str | None = "sqlite://") -> str:
-    """Use a command wrongly; its one line, without our password in any form."""
+    """Run a command with wrong usage; return its one line, which must not contain the password in any
+    form."""
     return judged(in_this_process(*arguments, url=url), code=2)
 
 
 def judged(done: Done, code: int) -> str:
-    """The one line of a failed command."""
+    """Check a failed command; return its one line."""
     message = error(done)
     assert done.returncode == code, message
     for form in (SECRET, QUOTED, "P@ss", "s3cr3t"):
@@ -46,7 +48,8 @@ def judged(done: Done, code: int) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_wrong_password(database: Database, command: list[str]) -> None:
-    """A server that refuses the login is exit code 1, in the server's words, and which server that was."""
+    """If the server rejects the login, the exit code is 1, and the error has the server's message and its
+    address."""
     if database.name == "sqlite":
         pytest.skip("SQLite has no passwords")
     url = database.url.set(username="nobody_here", password=SECRET)
@@ -58,18 +61,19 @@ def test_a_wrong_password(database: Database, command: list[str]) -> None:
 
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mariadb"])
 def test_an_unreachable_host(scheme: str) -> None:
-    """A server that is not there is exit code 1."""
+    """If no server answers at the address, the exit code is 1."""
     url = f"{scheme}://user:{QUOTED}@127.0.0.1:{free_port()}/shop"
     assert "127.0.0.1" in refused("inbox", "status", url=url, code=1)
 
 
 def test_a_file_that_cannot_be_opened() -> None:
-    """The same for a file."""
+    """The same for a file that cannot be opened."""
     assert "unable to open" in refused("migrate", url="sqlite:////nowhere/at-all.db", code=1)
 
 
 def test_missing_tables(database: Database) -> None:
-    """Without tables the error says which command creates them; exit code 1. (A relay logs before.)"""
+    """If the tables are missing, the error names the command that creates them; the exit code is 1. (`relay`
+    is left out: it writes log lines first.)"""
     url = database.url.render_as_string(hide_password=False)
     for command in COMMANDS[1:-1]:
         message = judged(in_this_process(*command, url=url), code=1)
@@ -79,7 +83,7 @@ def test_missing_tables(database: Database) -> None:
 @pytest.mark.parametrize("extra", [[], ["--sql"]])
 @pytest.mark.parametrize("scheme", ["oracle", "mssql+pyodbc", "nonsense"])
 def test_an_unknown_dialect(scheme: str, extra: list[str]) -> None:
-    """A database that the tables are not made for is refused by name; exit code 1."""
+    """An unsupported database is rejected by name; the exit code is 1."""
     done = in_this_process("migrate", *extra, url=f"{scheme}://user:{QUOTED}@host/shop")
     message = judged(done, code=1)
     assert message.startswith(f"dialect={scheme.split('+')[0]!r}: ")
@@ -93,7 +97,7 @@ def test_an_unknown_dialect(scheme: str, extra: list[str]) -> None:
     ],
 )
 def test_a_missing_driver(scheme: str, said: str) -> None:
-    """A driver that is not installed is named; exit code 1."""
+    """If the driver is not installed, the error names it; the exit code is 1."""
     assert said in refused("migrate", url=f"{scheme}://user:{QUOTED}@host/shop", code=1)
 
 
@@ -115,7 +119,7 @@ def test_a_missing_driver(scheme: str, said: str) -> None:
     ],
 )
 def test_a_bad_address(url: str) -> None:
-    """An address that cannot be used is wrong usage, exit code 2, and is not repeated."""
+    """An invalid URL is a usage error with exit code 2, and the error does not repeat it."""
     assert misused("inbox", "status", url=url).startswith("url: ")
 
 
@@ -132,7 +136,7 @@ def test_a_bad_address(url: str) -> None:
     ],
 )
 def test_an_address_in_the_wrong_place(arguments: list[str]) -> None:
-    """An address that went where it does not belong is wrong usage; its password is struck out as well."""
+    """A URL given in the wrong place is a usage error; its password is hidden there too."""
     misused(*arguments, url=None if len(arguments) == 1 else "sqlite://")
 
 
@@ -158,12 +162,12 @@ def test_an_address_in_the_wrong_place(arguments: list[str]) -> None:
     ],
 )
 def test_wrong_usage(arguments: list[str], said: str) -> None:
-    """Wrong options are exit code 2, in one line that names them."""
+    """A wrong option is a usage error with exit code 2, in one line that names the option."""
     assert said in misused("inbox", *arguments, url=None if arguments == ["nonsense"] else "sqlite://")
 
 
 def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any address the error names the option and the variable."""
+    """Without any URL the error names the option and the environment variable."""
     monkeypatch.delenv("INBOX_OUTBOX_URL", raising=False)
     message = misused("inbox", "status", url=None)
     assert "--url" in message
@@ -171,13 +175,13 @@ def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_revision() -> None:
-    """A revision that does not exist is wrong usage; the error lists those that do."""
+    """A revision that does not exist is a usage error, which lists those that do."""
     for options in ([], ["--sql"]):
         assert "one of base, 0001" in misused("migrate", "--to", "0815", *options)
 
 
 def test_nobody_reads_the_output() -> None:
-    """When the reader of a pipe has gone the program ends quietly."""
+    """If the reader closes the pipe, the program ends without a message."""
     process = subprocess.Popen(
         line("migrate", "--sql", url="sqlite://"),
         cwd=ROOT,
@@ -195,7 +199,7 @@ def test_nobody_reads_the_output() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")  # noqa: PTH110
 def test_output_that_cannot_be_written() -> None:
-    """A full disk is one line and exit code 1."""
+    """If the disk is full, the error is one line, and the exit code is 1."""
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(
             line("migrate", "--sql", url="sqlite://"),
@@ -211,7 +215,8 @@ def test_output_that_cannot_be_written() -> None:
 
 @pytest.mark.parametrize("password", ["a", "pass word", SECRET, "YES", "\\d(+", "ünï"])
 def test_striking_out(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
-    """A password is struck out as it is and as URLs write it; a short one does not spoil the message."""
+    """A password is hidden both in plain form and as URLs write it; a short one does not mask other words of
+    the message."""
     monkeypatch.setattr(secrets, "_known", set())
     secrets.remember(URL.create("postgresql", "user", password, "host"))
     forms = (password, quote(password, safe=""), repr(password))
@@ -221,7 +226,7 @@ def test_striking_out(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
 
 
 def test_striking_out_what_the_query_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passwords in the query of an address are known as well."""
+    """Passwords in the query of a URL are hidden, too."""
     monkeypatch.setattr(secrets, "_known", set())
     secrets.remember(make_url("postgresql://host/shop?password=hunter2"))
     assert secrets.strike_out("is it hunter2?") == "is it ***?"

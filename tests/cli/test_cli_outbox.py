@@ -25,19 +25,19 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.fixture
 def run(migrated: Database) -> Run:
-    """Runs a command on the database of this test."""
+    """A function that runs a command on the test's database."""
     url = migrated.url.render_as_string(hide_password=False)
     return lambda *arguments: in_this_process(*arguments, url=url)
 
 
 def rows(printed: str) -> list[list[str]]:
-    """The cells of what is printed, without headings and lines."""
+    """The printed cells, without headings and lines."""
     printed_rows = [each for each in printed.splitlines() if each.startswith("│")]
     return [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed_rows]
 
 
 def in_three_states(engine: Engine) -> tuple[str, str, str]:
-    """The ids of a waiting, a delayed and a dead message."""
+    """Make one waiting, one delayed and one dead message; return their ids."""
     waiting, refused = publish(engine, "w1", "x1")
     relay(engine, Recorder({"w1": [Unavailable("full", 7_200.0)], "x1": [Refused("[no]")]}), keep_sent=60)
     (delayed,) = publish(engine, "d1", delay=7_200)
@@ -45,7 +45,7 @@ def in_three_states(engine: Engine) -> tuple[str, str, str]:
 
 
 def test_status(engine: Engine, run: Run) -> None:
-    """`status` prints a count for each state, and what is paused; with `--json` the fields of
+    """`status` prints a count for each state, and what is paused; `--json` prints the fields of
     `OutboxStatus`."""
     in_three_states(engine)
     publish(engine, *(f"-{number}" for number in range(1_234)))
@@ -60,8 +60,8 @@ def test_status(engine: Engine, run: Run) -> None:
 
 
 def test_buckets(engine: Engine, run: Run) -> None:
-    """`buckets` prints the generations; with `--count` it changes the number first, and then it and `status`
-    print how many messages are in each."""
+    """`buckets` prints the generations. With `--count` it first changes the number; then it and `status`
+    print how many messages each generation has."""
     publish(engine, "a1", "b1")
     assert rows(succeeded(run("outbox", "buckets"))) == [["1", "64", "-", "-"]]
     first, second = rows(succeeded(run("outbox", "buckets", "--count", "7")))
@@ -73,7 +73,8 @@ def test_buckets(engine: Engine, run: Run) -> None:
 
 
 def test_status_of_relays(engine: Engine, run: Run) -> None:
-    """A relay at work is a line with its buckets, the rest of its lease, and what it is sending."""
+    """A running relay is printed as one line with its buckets, the rest of its lease, and how many messages
+    it is sending."""
     publish(engine, "a1", "b1")
     printed: list[str] = []
 
@@ -88,7 +89,8 @@ def test_status_of_relays(engine: Engine, run: Run) -> None:
 
 
 def test_peek(engine: Engine, run: Run) -> None:
-    """`peek` prints a line a message: what waits for a relay, or what is asked for; texts as they are."""
+    """`peek` prints one line for each message that waits for a relay, or for each selected message; texts are
+    printed unchanged."""
     waiting, delayed, refused = in_three_states(engine)
     (row,) = rows(succeeded(run("outbox", "peek")))
     assert row[:3] + row[4:6] + row[7:] == [waiting, "orders", "w", "1", "2 B", "full"]
@@ -104,7 +106,7 @@ def test_peek(engine: Engine, run: Run) -> None:
 
 
 def test_pause_and_resume(engine: Engine, run: Run) -> None:
-    """Both say what they have done, and whether that changed anything."""
+    """`pause` and `resume` print what they have done, and whether it changed anything."""
     assert succeeded(run("outbox", "pause")) == "all topics: paused\n"
     assert succeeded(run("outbox", "pause", "orders")) == "orders: paused\n"
     assert succeeded(run("outbox", "pause", "orders")) == "orders: paused before\n"
@@ -113,7 +115,7 @@ def test_pause_and_resume(engine: Engine, run: Run) -> None:
 
 
 def test_retry(engine: Engine, run: Run) -> None:
-    """`retry` takes an id, or a state and filters, and says what it has done."""
+    """`retry` takes an id, or a state and filters, and prints what it has done."""
     waiting, _, refused = in_three_states(engine)
     assert succeeded(run("outbox", "retry", waiting)) == f"{waiting} was waiting and is sent again\n"
     assert as_json(run("outbox", "retry", refused, "--json")) == {"id": refused, "was": "dead"}
@@ -124,7 +126,7 @@ def test_retry(engine: Engine, run: Run) -> None:
 
 
 def test_drop(engine: Engine, run: Run) -> None:
-    """`drop` takes an id, or an age of dead letters, and says what is gone."""
+    """`drop` takes an id, or an age for dead letters, and prints what it has dropped."""
     waiting, delayed, _ = in_three_states(engine)
     assert succeeded(run("outbox", "drop", waiting)) == f"{waiting} was waiting and is gone\n"
     assert as_json(run("outbox", "drop", delayed, "--json")) == {"id": delayed, "was": "delayed"}
@@ -137,14 +139,14 @@ def test_drop(engine: Engine, run: Run) -> None:
 
 @pytest.mark.parametrize("command", ["retry", "drop"])
 def test_an_unknown_message(run: Run, command: str) -> None:
-    """A message that is not there is exit code 3."""
+    """If the message does not exist, the exit code is 3."""
     done = run("outbox", command, "nobody")
     assert error(done) == "the outbox has no message 'nobody'; it may have been sent"
     assert done.returncode == 3
 
 
 def test_a_message_in_another_state(engine: Engine, run: Run) -> None:
-    """What does not fit the message's state is exit code 5."""
+    """If the command does not fit the message's state, the exit code is 5."""
     _, delayed, _ = in_three_states(engine)
     done = run("outbox", "retry", delayed)
     assert "it is delayed, expected dead, held, waiting or unknown" in error(done)
@@ -152,7 +154,7 @@ def test_a_message_in_another_state(engine: Engine, run: Run) -> None:
 
 
 def test_audit(engine: Engine, run: Run) -> None:
-    """`audit` prints the counts and what is missing, with exit code 6; 0 if nothing is."""
+    """`audit` prints the counts and the missing messages, with exit code 6, or 0 if none is missing."""
     waiting, _, refused = in_three_states(engine)
     (sent,) = publish(engine, "s1")
     relay(engine, Recorder(), keep_sent=60)
@@ -174,7 +176,7 @@ def test_audit(engine: Engine, run: Run) -> None:
 
 
 def test_audit_without_a_record(engine: Engine, run: Run) -> None:
-    """Where no relay keeps a record of what was sent, the audit says that it cannot know."""
+    """If no relay records what it has sent, `audit` says that it cannot know."""
     publish(engine, "a1")
     relay(engine, Recorder())
     assert "No relay has kept a record" in succeeded(
@@ -183,7 +185,7 @@ def test_audit_without_a_record(engine: Engine, run: Run) -> None:
 
 
 def test_audit_of_an_inbox_elsewhere(engine: Engine, run: Run, migrated: Database) -> None:
-    """`--inbox-url` names the consumer's database."""
+    """`--inbox-url` gives the consumer's database."""
     publish(engine, "a1")
     relay(engine, Recorder(), keep_sent=60)
     with engine.begin() as connection:
@@ -220,7 +222,8 @@ def test_audit_of_an_inbox_elsewhere(engine: Engine, run: Run, migrated: Databas
     ],
 )
 def test_wrong_usage(postgres: Database, arguments: list[str], said: str) -> None:
-    """Wrong options are exit code 2, in one line that names them and no password."""
+    """A wrong option is a usage error with exit code 2, in one line that names the option and contains no
+    password."""
     done = in_this_process("outbox", *arguments, url=postgres.url.render_as_string(hide_password=False))
     message = error(done)
     assert said in message
@@ -229,7 +232,8 @@ def test_wrong_usage(postgres: Database, arguments: list[str], said: str) -> Non
 
 
 def test_settings_that_break_the_promise(postgres: Database) -> None:
-    """A relay does not start with them, and names the setting; exit code 1."""
+    """With settings that could lose or reorder messages a relay does not start: the error names the setting,
+    and the exit code is 1."""
     url = postgres.url.render_as_string(hide_password=False)
     for options, said in (
         (["--to", "kafka://127.0.0.1:1?acks=1"], "acks="),
@@ -241,7 +245,7 @@ def test_settings_that_break_the_promise(postgres: Database) -> None:
 
 
 def test_missing_tables(database: Database) -> None:
-    """Without tables the error says which command makes them; exit code 1."""
+    """If the tables are missing, the error names the command that creates them; the exit code is 1."""
     url = database.url.render_as_string(hide_password=False)
     for command in (["status"], ["peek"], ["pause"], ["retry", "1"]):
         done = in_this_process("outbox", *command, url=url)
@@ -250,8 +254,8 @@ def test_missing_tables(database: Database) -> None:
 
 
 def test_status_as_a_probe(engine: Engine, run: Run) -> None:
-    """With `--max-age` the exit code is 7 once a message has waited for longer, and 0 before and without
-    one; messages in buckets that do not exist are in a line of their own."""
+    """With `--max-age` the exit code is 7 once a message has waited longer than that, otherwise 0, also if
+    there is no message. Messages in buckets that do not exist are printed in a separate line."""
     assert succeeded(run("outbox", "status", "--max-age", "0s"))
     publish(engine, "a1", "a2")
     assert succeeded(run("outbox", "status", "--max-age", "1h"))

@@ -1,4 +1,4 @@
-"""`inbox-outbox outbox relay` and `drain` with a real RabbitMQ, and a real Kafka."""
+"""`inbox-outbox outbox relay` and `drain`, with a real RabbitMQ and a real Kafka."""
 
 import json
 import signal
@@ -22,9 +22,9 @@ from tests.support.rabbit_queues import Queues
 pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
 
 REFUSED = {"ce_specversion": "1.0", "ce_" + "x" * 120: "with RabbitMQ's prefix the name is too long"}
-"""Headers of a message that is never taken."""
+"""Headers of a message that is always refused."""
 LIFE = ["starts:", "is", "owns", "has"]
-"""How the lines begin that a relay writes to stderr about itself."""
+"""The first words of the lines that a relay writes to stderr about itself."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.mark.quick("postgresql")
 def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
-    """`drain` takes everything to the broker that can leave, and ends; the report counts it."""
+    """`drain` sends everything that can be sent, and ends; the report has the counts."""
     queue = queues.new()
     publish(engine, "a1", "a2", "b1", "-1", topic=queue)
     publish(engine, "c1", topic=queue, headers=REFUSED)
@@ -52,7 +52,7 @@ def test_drain(engine: Engine, migrated: Database, queues: Queues) -> None:
 
 
 def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queues: Queues) -> None:
-    """What is held or paused stays, and is exit code 4; `drain` does not wait for it."""
+    """`drain` does not wait for held or paused messages: they stay, and the exit code is 4."""
     queue = queues.new()
     publish(engine, "a1", topic=queue, headers=REFUSED)
     publish(engine, "a2", "b1", topic=queue)
@@ -67,7 +67,8 @@ def test_drain_leaves_what_cannot_leave(engine: Engine, migrated: Database, queu
 
 
 def test_drain_gives_up(engine: Engine, migrated: Database) -> None:
-    """Where no broker answers it stops when the time is over, with exit code 4 and no password."""
+    """If no broker answers, `drain` stops after its timeout, with exit code 4 and without showing a
+    password."""
     publish(engine, "a1")
     to = f"amqp://guest:s3cr3t@127.0.0.1:{free_port()}"
     done = inbox_outbox("outbox", "drain", "--to", to, "--timeout", "1s", url=migrated.url)
@@ -78,7 +79,7 @@ def test_drain_gives_up(engine: Engine, migrated: Database) -> None:
 
 
 def test_drain_to_kafka(postgres: Database, topics: Topics) -> None:
-    """A kafka:// address names the servers, and in its query settings of the client."""
+    """A kafka:// URL contains the servers, and client settings in its query."""
     topic = topics.new()
     publish(postgres.engine(), "a1", "a2", topic=topic)
     to = f"kafka://{topics.address}?compression.type=gzip"
@@ -92,8 +93,8 @@ def test_drain_to_kafka(postgres: Database, topics: Topics) -> None:
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signal.Signals) -> None:
-    """`relay` takes messages to the broker as they are published, and ends in good order when it is told to:
-    its buckets are free at once."""
+    """`relay` sends messages to the broker as they are published. On a signal it ends cleanly, and its
+    buckets are free immediately."""
     queue = queues.new()
     command = line("outbox", "relay", "--to", queues.url, "--name", "one", "--poll", "1s", url=migrated.url)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -117,8 +118,8 @@ def test_relay(engine: Engine, migrated: Database, queues: Queues, number: signa
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("command", ["relay", "drain"])
 def test_told_to_end_while_the_database_is_away(engine: Engine, migrated: Database, command: str) -> None:
-    """SIGTERM ends `relay` with exit code 0; `drain` says with 4 that nobody knows whether something is
-    left."""
+    """On SIGTERM while the database does not answer, `relay` ends with exit code 0, and `drain` with 4, which
+    says that messages may be left."""
     if migrated.name == "sqlite":
         pytest.skip("a file is always there")
     to = f"amqp://guest@127.0.0.1:{free_port()}"

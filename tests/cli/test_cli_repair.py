@@ -1,4 +1,4 @@
-"""The commands about messages of status-table mode, on every store."""
+"""The commands for messages in status-table mode, on every store."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ SECRET = "s3cr3t-P@ss"  # noqa: S105 - of nobody
 
 @pytest.fixture
 def run(place: Place) -> Callable[..., Done]:
-    """Runs an `inbox` command on the store of this test."""
+    """A function that runs an `inbox` command on the test's store."""
 
     def run(*arguments: str) -> Done:
         prefix = ["--prefix", place.prefix] if place.name == "redis" else []
@@ -35,13 +35,13 @@ def run(place: Place) -> Callable[..., Done]:
 
 
 def rows(printed: str) -> list[list[str]]:
-    """The cells of what is printed, without headings and lines."""
+    """The printed cells, without headings and lines."""
     printed_rows = [each for each in printed.splitlines() if each.startswith("│")]
     return [[cell.strip() for cell in row.split("│")[1:-1]] for row in printed_rows]
 
 
 def test_list(store: Store, run: Callable[..., Done]) -> None:
-    """`list` prints a line a message, filtered by status and consumer, up to a limit."""
+    """`list` prints one line for each message, filtered by status and consumer, up to a limit."""
     for status in (Status.DEAD, Status.HALTED):
         end(store, store.claim(request(f"order-{status}")), status)
     store.claim(request("parcel", consumer="shipping"))
@@ -59,7 +59,7 @@ def test_list(store: Store, run: Callable[..., Done]) -> None:
 
 
 def is_dead_after_a_step(store: Store) -> None:
-    """A message that died with everything a record can have but a result."""
+    """Make a dead message whose record has every field except a result."""
     claimed = store.claim(request(KEY, digest=b"1" * 16))
     steps = '{"lock":{"state":"done","result":[7]},"charge":{"state":"begun"}}'
     history = remember(claimed.record, "\x1b[31mno", claimed.now)
@@ -68,8 +68,8 @@ def is_dead_after_a_step(store: Store) -> None:
 
 
 def test_show(store: Store, run: Callable[..., Done]) -> None:
-    """`show` prints a record whole, with its steps and history, and how long its payload is; bytes in
-    hexadecimal, control characters escaped."""
+    """`show` prints the complete record with its steps and history, and the length of its payload; bytes are
+    in hexadecimal, control characters are escaped."""
     is_dead_after_a_step(store)
     printed = rows(succeeded(run("show", CONSUMER, KEY)))
     columns = {row[0]: row[1] for row in printed if len(row) == 2}
@@ -81,7 +81,8 @@ def test_show(store: Store, run: Callable[..., Done]) -> None:
 
 
 def test_show_as_json(store: Store, run: Callable[..., Done]) -> None:
-    """`show --json` prints the fields of `Record`, steps and history as JSON, the payload's length."""
+    """`show --json` prints the fields of `Record`, steps and history as JSON, and the length of the
+    payload."""
     is_dead_after_a_step(store)
     found = as_json(run("show", CONSUMER, KEY, "--json"))
     assert (found["consumer"], found["key"], found["status"]) == (CONSUMER, KEY, "dead")
@@ -94,7 +95,7 @@ def test_show_as_json(store: Store, run: Callable[..., Done]) -> None:
 
 @pytest.mark.quick("postgresql")
 def test_show_the_payload(migrated: Database) -> None:
-    """`show --payload` writes the payload as it is; exit code 3 if none is kept."""
+    """`show --payload` writes the payload unchanged; the exit code is 3 if none is stored."""
     store = SqlStore(migrated.engine())
     end(store, store.claim(request("without")), Status.DEAD)
     done = inbox_outbox("inbox", "show", CONSUMER, "without", "--payload", url=migrated.url)
@@ -106,7 +107,8 @@ def test_show_the_payload(migrated: Database) -> None:
 
 
 def test_show_of_both_modes(migrated: Database) -> None:
-    """A key that a consumer has taken in both modes is shown twice; as JSON, one inside the other."""
+    """A key that a consumer has taken in both modes is shown twice; as JSON, one object is inside the
+    other."""
     engine = migrated.engine()
     end(SqlStore(engine), SqlStore(engine).claim(request(KEY)), Status.CONSUMED)
     with engine.begin() as connection:
@@ -120,7 +122,7 @@ def test_show_of_both_modes(migrated: Database) -> None:
 
 @pytest.mark.parametrize("command", ["retry", "discard"])
 def test_retry_and_discard(store: Store, run: Callable[..., Done], command: str) -> None:
-    """`retry` and `discard` print the message as it is now; the history says who has done it."""
+    """`retry` and `discard` print the message's new state; the history records who did it."""
     end(store, store.claim(request(KEY)), Status.DEAD)
     status, did = {"retry": ("failed", "to be retried"), "discard": ("consumed", "discarded")}[command]
     ((*_, printed, attempts, _, said),) = rows(succeeded(run(command, CONSUMER, KEY, "--by", "ann")))
@@ -131,14 +133,14 @@ def test_retry_and_discard(store: Store, run: Callable[..., Done], command: str)
 
 
 def test_who_decides(store: Store, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless told otherwise it is the user who is logged in."""
+    """The default for `--by` is the user who is logged in."""
     monkeypatch.setenv("USER", "bob")
     end(store, store.claim(request(KEY)), Status.DEAD)
     assert as_json(run("retry", CONSUMER, KEY, "--json"))["error"] == "to be retried by bob"
 
 
 def test_release(store: Store, run: Callable[..., Done]) -> None:
-    """`release` takes a message away from its handler, whose next write is refused."""
+    """`release` takes a message away from its handler, whose next write is rejected."""
     claimed = store.claim(request(KEY))
     assert as_json(run("release", CONSUMER, KEY, "--json"))["status"] == "failed"
     assert not store.write(held(claimed), change(status=Status.CONSUMED))
@@ -155,7 +157,7 @@ def test_release(store: Store, run: Callable[..., Done]) -> None:
 def test_resolve_step(
     store: Store, run: Callable[..., Done], outcome: str, options: list[str], steps: dict[str, Any]
 ) -> None:
-    """`resolve-step` records what came of the step; the message is failed then, and may run again."""
+    """`resolve-step` records the outcome of the step; the message is then failed, and can run again."""
     claimed = store.claim(request(KEY))
     begun = change(status=Status.HALTED, steps='{"charge":{"state":"begun"}}', **ENDS[Status.HALTED])
     assert store.write(held(claimed), begun)
@@ -167,7 +169,7 @@ COMMANDS = (["retry"], ["discard"], ["release"], ["resolve-step", "charge", "don
 
 
 def test_an_unknown_message(store: Store, run: Callable[..., Done]) -> None:
-    """A message that the store does not know is exit code 3."""
+    """If the store does not know the message, the exit code is 3."""
     for name, *rest in COMMANDS:
         done = run(name, CONSUMER, KEY, *rest)
         assert done.returncode == 3, name
@@ -175,7 +177,7 @@ def test_an_unknown_message(store: Store, run: Callable[..., Done]) -> None:
 
 
 def test_a_message_in_another_status(store: Store, run: Callable[..., Done]) -> None:
-    """What does not fit the message's status is exit code 5, and changes nothing."""
+    """If the command does not fit the message's status, the exit code is 5, and nothing changes."""
     end(store, store.claim(request(KEY)), Status.CONSUMED)
     before = stored(store, KEY)
     for name, *rest in COMMANDS:
@@ -200,14 +202,14 @@ def test_a_message_in_another_status(store: Store, run: Callable[..., Done]) -> 
     ],
 )
 def test_wrong_usage(arguments: list[str], said: str) -> None:
-    """Wrong options are exit code 2, in one line that names them."""
+    """A wrong option is a usage error with exit code 2, in one line that names the option."""
     done = in_this_process("inbox", *arguments, url="sqlite://")
     assert said in error(done)
     assert done.returncode == 2
 
 
 def test_missing_tables(database: Database) -> None:
-    """Without tables the error says which command makes them; exit code 1."""
+    """If the tables are missing, the error names the command that creates them; the exit code is 1."""
     url = database.url.render_as_string(hide_password=False)
     for command in (["list"], ["show", CONSUMER, KEY], ["retry", CONSUMER, KEY]):
         done = in_this_process("inbox", *command, url=url)
@@ -216,8 +218,8 @@ def test_missing_tables(database: Database) -> None:
 
 
 def test_status(migrated: Database) -> None:
-    """`status` counts the messages in each status, beside the rows of the exactly-once path, or alone, and
-    shows what each consumer asked for."""
+    """`status` prints how many messages have each status, next to the rows of the exactly-once path or alone,
+    and each consumer's policy."""
     store = SqlStore(migrated.engine())
     for number, status in enumerate((Status.DEAD, Status.DEAD, Status.HALTED)):
         end(store, store.claim(request(str(number))), status)
@@ -235,7 +237,7 @@ def test_status(migrated: Database) -> None:
 
 
 def test_purge(migrated: Database) -> None:
-    """`purge` deletes messages of status-table mode too; dead and halted ones by `--dead-older-than`."""
+    """`purge` also deletes messages in status-table mode; dead and halted ones by `--dead-older-than`."""
     engine, status = migrated.engine(), tables().status
     store = SqlStore(engine)
     for each in (Status.CONSUMED, Status.DEAD):
@@ -250,7 +252,7 @@ def test_purge(migrated: Database) -> None:
 
 @pytest.mark.parametrize("command", [["list"], ["show", CONSUMER, KEY], ["retry", CONSUMER, KEY]], ids=str)
 def test_a_redis_that_does_not_answer(command: list[str]) -> None:
-    """A Redis that is not there is exit code 1, in one line without the password."""
+    """If Redis does not answer, the exit code is 1, and the error is one line without the password."""
     done = in_this_process("inbox", *command, url="redis://user:s3cr3t-P%40ss@127.0.0.1:1/0")
     assert done.returncode == 1
     message = error(done)
@@ -260,7 +262,7 @@ def test_a_redis_that_does_not_answer(command: list[str]) -> None:
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
 def test_what_redis_has_not(place: Place) -> None:
-    """What asks for tables is refused by name."""
+    """Commands that need tables are rejected by name on a Redis."""
     for command in (["status"], ["purge"]):
         done = in_this_process("inbox", *command, url=place.url)
         assert done.returncode == 1
@@ -277,13 +279,13 @@ def test_what_redis_has_not(place: Place) -> None:
     ],
 )
 def test_wrong_usage_with_redis(place: Place, options: list[str], said: str) -> None:
-    """The same for a Redis."""
+    """A wrong option is a usage error with a Redis, too."""
     done = in_this_process("inbox", "list", *options, url=place.url)
     assert (done.returncode, error(done)) == (2, said)
 
 
 def test_a_bad_address_of_a_redis() -> None:
-    """An address that redis-py cannot use is wrong usage."""
+    """A URL that redis-py rejects is a usage error."""
     done = in_this_process("inbox", "list", url="redis://127.0.0.1/0?socket_timeout=soon")
     assert done.returncode == 2
     assert error(done).startswith("url: ")
@@ -291,7 +293,7 @@ def test_a_bad_address_of_a_redis() -> None:
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
 def test_a_redis_that_refuses(place: Place) -> None:
-    """A wrong password is exit code 1, and is not repeated."""
+    """If Redis rejects the password, the exit code is 1, and the error does not contain it."""
     url = place.url.replace("redis://", f"redis://nobody:{SECRET.replace('@', '%40')}@")
     done = in_this_process("inbox", "list", url=url)
     assert done.returncode == 1

@@ -1,1 +1,1 @@
-"""How the whole is deployed: connections, poolers, privileges, durability, replication."""
+"""Deployment: connections, poolers, privileges, durability, replication."""

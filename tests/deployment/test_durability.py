@@ -1,5 +1,5 @@
-"""What a crash of the server keeps of what was acknowledged, by the server's settings; and what is said of
-settings that lose it."""
+"""Which acknowledged messages survive a crash of the server, depending on its settings; and warnings about
+settings that lose messages."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ KEYS = tables().message.c.key
 
 
 def take(engine: Engine, *keys: str) -> None:
-    """Messages that are acknowledged."""
+    """Handle messages, so that they are acknowledged."""
 
     @Inbox("billing").handler(engine, key=str)
     def add(connection: Connection, message: str) -> None:
@@ -37,7 +37,7 @@ def take(engine: Engine, *keys: str) -> None:
 
 
 def kept(engine: Engine) -> list[str]:
-    """The keys that are still there; as many effects are."""
+    """The keys that are still there; check that there are as many effects."""
     engine.dispose()
     with engine.connect() as connection:
         keys = sorted(str(key) for key in connection.scalars(select(KEYS)))
@@ -48,7 +48,7 @@ def kept(engine: Engine) -> list[str]:
 @pytest.mark.parametrize("setting", ["on", "off"])
 def test_postgresql(setting: str) -> None:
     """After kill -9 of all of PostgreSQL's processes everything is there, unless synchronous_commit is off:
-    then the last messages are gone, each with its effect."""
+    then the last messages are lost together with their effects."""
     with Primary({"wal_writer_delay": "10s", "fsync": "off"}) as server:
         make_tables(server.url)
         url = server.url.update_query_dict({"options": f"-c synchronous_commit={setting}"})
@@ -64,7 +64,7 @@ def test_postgresql(setting: str) -> None:
 
 @pytest.fixture
 def private_mariadb() -> Iterator[LocalServer]:
-    """A MariaDB that the test may crash, and that writes its log only when it has to."""
+    """A MariaDB that the test can crash, and that writes its log to disk only when it has to."""
     found = mariadb.program()
     if isinstance(found, Missing):
         pytest.skip(f"mariadb: {found.reason}")
@@ -74,8 +74,9 @@ def private_mariadb() -> Iterator[LocalServer]:
 
 
 def test_mariadb(private_mariadb: LocalServer) -> None:
-    """After kill -9 of MariaDB everything is there, unless innodb_flush_log_at_trx_commit is 0. With 2 it is
-    in the system's memory, which outlives the process: a crash of the machine cannot be seen here."""
+    """After kill -9 of MariaDB everything is there, unless innodb_flush_log_at_trx_commit is 0. With 2 the
+    log is in the operating system's memory, which outlives the process; this test cannot show a crash of the
+    machine."""
     admin = create_engine(private_mariadb.url, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE shop"))
@@ -97,7 +98,7 @@ def test_mariadb(private_mariadb: LocalServer) -> None:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What is said of settings."""
+    """A function that returns the logged warnings about settings."""
     caplog.set_level(logging.WARNING, "inbox.durability")
     return lambda: [each.message for each in caplog.records if each.name == "inbox.durability"]
 
@@ -110,7 +111,8 @@ RISKS = {
 
 
 def risky(database: Database) -> Engine:
-    """An engine with settings that lose messages; those of MySQL and MariaDB are the test servers' own."""
+    """An engine with settings that lose messages; for MySQL and MariaDB they are the test servers' own
+    settings."""
     if database.name == "postgresql":
         return database.engine(connect_args={"options": "-c synchronous_commit=off"})
     engine = database.engine()
@@ -147,7 +149,7 @@ def run_status_listener(engine: Engine) -> None:
 def test_risky_settings_are_named(
     migrated: Database, said: Callable[[], list[str]], run: Callable[[Engine], None]
 ) -> None:
-    """Whoever runs for long says once, when it begins, which settings lose messages, and where."""
+    """A long-running part logs once, when it starts, which settings lose messages, and on which database."""
     engine = risky(migrated)
     run(engine)
     run(engine)
@@ -161,11 +163,11 @@ def test_risky_settings_are_named(
 def test_risky_settings_are_named_in_a_loop(
     migrated: Database, said: Callable[[], list[str]], kind: str
 ) -> None:
-    """The same of what is asynchronous."""
+    """Asynchronous parts log the same warning."""
     risky(migrated)
 
     async def nothing(*_: object) -> None:
-        """What the handler does."""
+        """Do nothing: the handler's body."""
 
     async def scenario() -> None:
         engine = create_async_engine(migrated.async_url)
@@ -193,8 +195,8 @@ def test_risky_settings_are_named_in_a_loop(
 
 
 def test_safe_settings_are_not_mentioned(said: Callable[[], list[str]]) -> None:
-    """PostgreSQL as it comes is silent; so is a database in memory, of which nobody expects to keep anything.
-    With a synchronous standby a COMMIT that does not wait for it is named."""
+    """PostgreSQL's default settings cause no warning, nor does a database in memory, which is not expected to
+    be durable. With a synchronous standby, a COMMIT that does not wait for it causes one."""
     with Primary() as server:
         make_tables(server.url)
         engine = create_engine(server.url)

@@ -1,5 +1,5 @@
-"""Behind PgBouncer in transaction mode a session lasts as long as a transaction: everything works there with
-psycopg's prepared statements turned off, and leaves nothing in sessions that others get."""
+"""Behind PgBouncer in transaction mode a session lasts only as long as a transaction. With psycopg's prepared
+statements turned off, everything works there and leaves nothing in sessions that other clients get."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ WORKERS, KEYS = 8, 25
 
 @pytest.fixture(autouse=True)
 def nothing_stays_in_a_session(postgres: Database, pooled: Database) -> Iterator[None]:
-    """No lock and no setting outlives its transaction: the session's next user would have it."""
+    """No lock and no setting outlives its transaction; otherwise the session's next user would have it."""
     yield
     pooled.dispose()
     with postgres.engine().connect() as connection:
@@ -44,7 +44,7 @@ def nothing_stays_in_a_session(postgres: Database, pooled: Database) -> Iterator
 
 
 def settings(pooled: Database) -> set[str]:
-    """Names of settings that somebody has changed in the pooler's sessions."""
+    """The names of settings that were changed in the pooler's sessions."""
     engine = pooled.engine()
     connections = [engine.connect() for _ in range(4)]
     # PgBouncer itself hands on the client's application_name.
@@ -57,8 +57,8 @@ def settings(pooled: Database) -> set[str]:
 
 
 def test_the_exactly_once_path(pooled: Database) -> None:
-    """Deliveries of the same messages to many workers at once take effect once each; what a duplicate gets
-    is the first one's result."""
+    """Messages delivered to many workers at the same time take effect once each; a duplicate gets the result
+    of the first delivery."""
     engine = pooled.engine(pool_size=WORKERS)
     accounts.make(engine)
     handler = Inbox("billing").handler(engine, key=str)
@@ -79,7 +79,7 @@ def test_the_exactly_once_path(pooled: Database) -> None:
 
 
 def test_a_bounded_wait(pooled: Database, postgres: Database) -> None:
-    """A duplicate of a message in flight waits no longer than it was told to, and its transaction goes on."""
+    """A duplicate of a message in flight waits no longer than `wait`, and its transaction stays usable."""
     engine = pooled.engine()
     with engine.begin() as first, engine.begin() as second:
         assert Inbox("billing").accept(first, "k") is NEW
@@ -92,7 +92,7 @@ def test_a_bounded_wait(pooled: Database, postgres: Database) -> None:
 
 
 def test_asynchronous_code(pooled: Database) -> None:
-    """The same guarantees in a loop; an asynchronous relay sends what is published there."""
+    """Asynchronous code has the same guarantees, and an asynchronous relay sends what is published there."""
 
     async def scenario() -> list[str]:
         engine, publisher = pooled.async_engine(), AsyncRecorder()
@@ -118,7 +118,8 @@ def test_asynchronous_code(pooled: Database) -> None:
 
 
 def test_status_mode(pooled: Database) -> None:
-    """Claims, heartbeats, steps and `transact` of many workers at once: each message is handled once."""
+    """With claims, heartbeats, steps and `transact` of many workers at the same time, each message is handled
+    once."""
     engine, handled = pooled.engine(pool_size=WORKERS), list[str]()
     accounts.make(engine)
     inbox = StatusInbox("orders", store=SqlStore(engine), lease=3, on_refusal="return")
@@ -138,7 +139,7 @@ def test_status_mode(pooled: Database) -> None:
 
 
 def test_relays(pooled: Database) -> None:
-    """Two relays beside each other send every message once, those of a key in their order."""
+    """Two relays running side by side send every message once, in the order of its key."""
     engine, publisher = pooled.engine(), Recorder()
     relays = [Relay(engine, publisher, name=name, lease=10) for name in ("one", "two")]
     running = [Task(relay.run) for relay in relays]
@@ -154,7 +155,7 @@ def test_relays(pooled: Database) -> None:
 
 
 def test_purge(pooled: Database) -> None:
-    """Rows of both modes go once they are old."""
+    """`purge` deletes old rows of both modes."""
     engine = pooled.engine()
     store = SqlStore(engine)
     with engine.begin() as connection:
@@ -169,7 +170,7 @@ def test_purge(pooled: Database) -> None:
 
 
 def test_migrations(pooled: Database) -> None:
-    """Several processes that migrate at the same time take turns."""
+    """Several processes that migrate at the same time run one after the other."""
     engine = pooled.engine()
     migration.migrate(engine, "base")
     together([lambda: migration.migrate(pooled.engine())] * 4)
@@ -177,8 +178,8 @@ def test_migrations(pooled: Database) -> None:
 
 
 def test_spark_s_connections(pooled: Database) -> None:
-    """Tasks of the Spark writer are never more than `max_connections`, and none waits for ever for the place
-    of one that has ended."""
+    """There are never more tasks of the Spark writer than `max_connections`, and none waits forever for the
+    place of a task that has ended."""
     engine = make_result(pooled)
     running, most, lock = 0, 0, threading.Lock()
 
@@ -204,8 +205,8 @@ def test_spark_s_connections(pooled: Database) -> None:
 
 
 def test_the_command_line(pooled: Database) -> None:
-    """Every command takes an address that turns prepared statements off; one that says nonsense is refused
-    before anything is done."""
+    """Every command accepts a URL that turns prepared statements off; an invalid value is rejected before
+    anything is done."""
     url = off(pooled.url)
     succeeded(in_this_process("migrate", "--url", url))
     publish(pooled.engine(), *(f"a{number}" for number in range(12)))
@@ -216,7 +217,7 @@ def test_the_command_line(pooled: Database) -> None:
 
 
 def test_the_command_line_s_relay(pooled: Database) -> None:
-    """`--listen-url` is checked before anything is done, and its password not shown."""
+    """An invalid `--listen-url` is rejected before anything is done, and its password is not shown."""
     options = [
         "--to",
         "amqp://127.0.0.1:1",
@@ -230,5 +231,5 @@ def test_the_command_line_s_relay(pooled: Database) -> None:
 
 
 def off(url: URL) -> str:
-    """The address as a user of the command line or of Spark writes it."""
+    """The URL with prepared statements turned off, as a user of the command line or of Spark writes it."""
     return url.update_query_dict({"prepare_threshold": "none"}).render_as_string(hide_password=False)

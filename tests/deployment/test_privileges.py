@@ -1,4 +1,4 @@
-"""Each part does its work with the rights that docs/privileges.md lists, and needs every one of them."""
+"""Each part does its work with the privileges that docs/privileges.md lists, and needs every one of them."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.mysql
 
 TABLES = tables()
 OLD = datetime.now(UTC) - timedelta(days=100)
-FEW = 6  # on the others it takes longer, and the same code decides
+FEW = 6  # on MariaDB, parts that need more rights are left out to save time: the same code runs
 Part = Callable[[Engine, Database], None]
 
 
 def take(owner: Engine, app: Database) -> None:
-    """A message with a result, its duplicate, and a batch."""
+    """Take a message with a result, its duplicate, and a batch."""
     engine = app.engine()
     bill = Inbox("billing").handler(engine, key=str)(lambda *_: 7)
     assert (bill("a").verdict, bill("a").result) == (Verdict.NEW, 7)
@@ -39,7 +39,7 @@ def take(owner: Engine, app: Database) -> None:
 
 
 def status_mode(owner: Engine, app: Database) -> None:
-    """A message that fails first, its steps, and its duplicate."""
+    """Handle a message that fails first, its steps, and its duplicate."""
     orders = StatusInbox("orders", store=SqlStore(app.engine()))
     with pytest.raises(ZeroDivisionError), orders.claim("a"):
         raise ZeroDivisionError
@@ -52,7 +52,7 @@ def status_mode(owner: Engine, app: Database) -> None:
 
 
 def publish(owner: Engine, app: Database) -> None:
-    """Messages that wait, that are delayed, and that have ids of the caller's own."""
+    """Publish waiting and delayed messages, and messages with the caller's own id."""
     with app.engine().begin() as connection:
         Outbox().publish(connection, "orders", "a", key="k")
         Outbox().publish(connection, "orders", "b", delay=60)
@@ -61,9 +61,10 @@ def publish(owner: Engine, app: Database) -> None:
 
 
 def relay(owner: Engine, app: Database) -> None:
-    """Messages of all fates, some left behind by a relay that was lost, and a record of them that is old."""
+    """Relay messages with every outcome, some of them left behind by a lost relay, and delete an old record
+    of sent messages."""
     with owner.begin() as connection:
-        if owner.dialect.name == "postgresql":  # relays store marks once numbers have grown
+        if owner.dialect.name == "postgresql":  # relays store marks only after sequences have grown
             connection.exec_driver_sql("SELECT setval('outbox_message_sequence_seq', 20000)")
         Outbox().publish_many(
             connection, [Message(topic, "a", "k") for topic in ("good", "bad", "good", "later")]
@@ -83,13 +84,13 @@ def relay(owner: Engine, app: Database) -> None:
     at_work.stop()
     at_work.run()
     with owner.begin() as connection:
-        assert not connection.execute(select(TABLES.outbox.relay)).all()  # each could leave
+        assert not connection.execute(select(TABLES.outbox.relay)).all()  # each relay could leave the group
     with app.engine().begin() as connection:  # as relays do after the number of buckets has changed
         connection.execute(member_statements.retire(TABLES.outbox), {"generation_": 0})
 
 
 def operators_of_the_inbox(owner: Engine, app: Database) -> None:
-    """Looking at messages of both modes, and every decision about those that did not succeed."""
+    """Look at messages of both modes, and make every decision about those that did not succeed."""
     store = SqlStore(owner)
     orders = StatusInbox("orders", store=store, on_refusal="return")
     for key, body, error in (("a", gives_up, GiveUp), ("b", gives_up, GiveUp), ("c", halts, TimeoutError)):
@@ -110,7 +111,7 @@ def operators_of_the_inbox(owner: Engine, app: Database) -> None:
 
 
 def operators_of_the_outbox(owner: Engine, app: Database) -> None:
-    """Looking at the outbox, and every decision about its messages."""
+    """Look at the outbox, and make every decision about its messages."""
     with owner.begin() as connection:
         Outbox().publish_many(connection, [Message("bad", "a", str(number)) for number in range(5)])
         waiting = Outbox().publish(connection, "orders", "a")
@@ -137,7 +138,7 @@ def operators_of_the_outbox(owner: Engine, app: Database) -> None:
 
 
 def purge(owner: Engine, app: Database) -> None:
-    """Old rows in every table of the inbox."""
+    """Delete old rows from every table of the inbox."""
     counts = dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
     partition = {"run": "r", "batch": 0, "part": 0, "parts": 0, "fingerprint": bytes(16), "committed_at": OLD}
     with owner.begin() as connection:
@@ -162,7 +163,7 @@ def purge(owner: Engine, app: Database) -> None:
 
 
 def spark(owner: Engine, app: Database) -> None:
-    """Partitions with new keys and with known ones."""
+    """Write partitions with new and with known keys."""
     for rows in ([("a", 1), ("b", 2)], [("b", 2), ("c", 3)]):
         write(app, [batch(*rows)], run=str(rows))
 
@@ -181,7 +182,7 @@ PARTS: dict[str, Part] = {
 
 @pytest.fixture
 def granted(migrated: Database) -> Any:
-    """A database on which a role may have rights, with the table for results of Spark."""
+    """A database, a role that can be granted privileges on it, and Spark's table of results."""
     if migrated.name not in ("postgresql", "mariadb"):
         pytest.skip("SQLite has no roles" if migrated.name == "sqlite" else "MySQL's rights are MariaDB's")
     make_result(migrated)
@@ -192,8 +193,8 @@ def granted(migrated: Database) -> Any:
 @pytest.mark.quick("postgresql", "mariadb")
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_needs_these_rights(granted: tuple[Database, Role], part: str) -> None:
-    """With the rights of the page the part does all its work; without any single one of them it fails, and
-    the error is the database's own. (Without those to `inbox_consumer` messages are taken all the same.)"""
+    """With the privileges listed on the page the part does all its work; without any one of them it fails
+    with the database's own error. (Without those on `inbox_consumer` messages are still taken.)"""
     database, app = granted
     needed = rights(database.name, part)
     assert needed
@@ -206,7 +207,7 @@ def test_each_part_needs_these_rights(granted: tuple[Database, Role], part: str)
 
 
 def is_needed(part: str, database: Database, app: Role, right: Right) -> bool:
-    """Whether the part fails without this right; or does without what it can do without."""
+    """Whether the part fails without this privilege, or it is one that the part works without."""
     app.revoke(right)
     try:
         attempt(part, database, app)
@@ -220,8 +221,8 @@ def is_needed(part: str, database: Database, app: Role, right: Right) -> bool:
 
 
 def attempt(part: str, database: Database, app: Role) -> None:
-    """Do a part's work in empty tables, with connections of its own."""
-    owner = database.engine()  # nothing is known of the tables from the last time
+    """Do a part's work in empty tables, on new connections."""
+    owner = database.engine()  # a new engine, for which nothing is cached
     with owner.begin() as connection:
         for table in reversed(metadata.sorted_tables):
             if table.name not in ("outbox_bucket", "inbox_outbox_version"):
@@ -236,8 +237,8 @@ def attempt(part: str, database: Database, app: Role) -> None:
 
 
 def test_row_level_security(postgres: Database) -> None:
-    """With the policies of the page each tenant takes messages of its own consumers, and sees none of the
-    others'; a consumer of somebody else is refused by the database, and nothing is written."""
+    """With the policies of the page each tenant takes messages of its own consumers and sees no others. The
+    database rejects a message for another tenant's consumer, and nothing is written."""
     owner = postgres.engine()
     with role(postgres) as app:
         for right in rights("postgresql", "take"):
@@ -262,17 +263,17 @@ def test_row_level_security(postgres: Database) -> None:
 
 
 def tenant(app: Role, name: str) -> Engine:
-    """An engine whose every session is a tenant's."""
+    """An engine whose sessions all belong to one tenant."""
     return app.database.engine(connect_args={"options": f"-c app.tenant={name}"}, poolclass=NullPool)
 
 
 def policies() -> str:
-    """The policies of the page."""
+    """The policies listed on the page."""
     return page().split("-- row-level security\n")[1].split("```")[0]
 
 
 def test_the_page_covers_every_part() -> None:
-    """Both sections have each part, and the first table names it."""
+    """Both sections list every part, and the first table names it."""
     for server in SECTIONS:
         for part in PARTS:
             assert rights(server, part)
@@ -280,8 +281,8 @@ def test_the_page_covers_every_part() -> None:
 
 
 def test_an_inbox_without_a_right_to_its_policy(granted: tuple[Database, Role], caplog: Any) -> None:
-    """It takes messages, says once in its log what is missing, and asks no more; the policy is stored by
-    others, and then it is kept to."""
+    """An inbox without privileges on its policy takes messages, and logs once what is missing; the owner of
+    the tables can still store the policy."""
     database, app = granted
     for right in rights(database.name, "take")[:3]:
         app.grant(right)

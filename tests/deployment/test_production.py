@@ -1,4 +1,4 @@
-"""What docs/production.md says about connections."""
+"""The statements of docs/production.md about connections."""
 
 import time
 from typing import Any
@@ -19,7 +19,7 @@ MESSAGES = [str(number) for number in range(20)]
 
 
 class Most:
-    """The most connections of an engine's pool that were in use at once."""
+    """The largest number of connections of an engine's pool in use at the same time."""
 
     def __init__(self, engine: Engine) -> None:
         self.most = 0
@@ -31,7 +31,7 @@ class Most:
 
 
 def test_the_exactly_once_path_needs_a_connection_for_each_message(migrated: Database) -> None:
-    """A listener with `concurrency=4` takes four of the pool, also if the handlers publish."""
+    """A listener with `concurrency=4` uses four connections of the pool, even if the handlers publish."""
     if migrated.name == "sqlite":
         pytest.skip("it has one writer at a time")
     engine = migrated.engine(pool_size=WORKERS, max_overflow=0, pool_timeout=5)
@@ -50,7 +50,8 @@ def test_the_exactly_once_path_needs_a_connection_for_each_message(migrated: Dat
 
 
 def test_status_mode_needs_some_more_for_heartbeats(migrated: Database) -> None:
-    """One for each message at most, and one for each round of heartbeats, of which three may be under way."""
+    """Status-table mode uses at most one connection for each message, and one for each round of heartbeats,
+    of which three can run at the same time."""
     if migrated.name == "sqlite":
         pytest.skip("it has one writer at a time")
     engine = migrated.engine(pool_size=WORKERS + 3, max_overflow=0, pool_timeout=5)
@@ -69,7 +70,7 @@ def test_status_mode_needs_some_more_for_heartbeats(migrated: Database) -> None:
 
 
 class Slow(Recorder):
-    """Takes longer than half of the lease, so that it has to be renewed meanwhile."""
+    """A publisher that takes longer than half of the lease, so that the lease has to be renewed meanwhile."""
 
     timeout = 1.8
 
@@ -79,7 +80,8 @@ class Slow(Recorder):
 
 
 def test_a_relay_needs_two_connections(migrated: Database) -> None:
-    """One for its transactions, one while it renews its lease; on PostgreSQL a third one beside the pool."""
+    """A relay uses one connection for its transactions and one while it renews its lease; on PostgreSQL it
+    has a third one outside the pool."""
     engine = migrated.engine(pool_size=2, max_overflow=0, pool_timeout=5)
     publish(engine, "a1", "b1", "a2")
     most, publisher = Most(engine), Slow()
@@ -92,8 +94,8 @@ def test_a_relay_needs_two_connections(migrated: Database) -> None:
 
 
 def test_a_server_that_ends_idle_sessions(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """An idle_session_timeout ends the connection on which a relay listens, again and again: it says so, goes
-    on and polls; nothing is an error."""
+    """When an idle_session_timeout ends a relay's listening connection again and again, the relay logs this,
+    polls and goes on; nothing is logged as an error."""
     engine = postgres.engine(connect_args={"options": "-c idle_session_timeout=300ms"}, pool_pre_ping=True)
     publisher = Recorder()
     relay = Relay(engine, publisher, poll=0.1)

@@ -1,5 +1,6 @@
-"""What a failover keeps, on a real primary and its standby: with synchronous replication everything that was
-acknowledged, with asynchronous replication not the last commits, but no half of any of them."""
+"""What survives a failover, on a real primary and its standby. With synchronous replication everything that
+was acknowledged survives; with asynchronous replication the last commits can be lost, but each one only as a
+whole."""
 
 import random
 import threading
@@ -8,14 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from sqlalchemy import URL, Connection, Engine, create_engine, select
+from sqlalchemy import URL, Connection, Engine, create_engine, select, text
 
 from inbox import Inbox, Outcome, Verdict
 from inbox.schema import tables
 from outbox import Outbox, Relay
 from tests.support import accounts
 from tests.support.database import make_tables
-from tests.support.outbox_publishers import Recorder, names_of
+from tests.support.outbox_publishers import TABLES, Recorder, count, messages, names_of, publish
 from tests.support.replication import Primary, Standby
 from tests.support.status_workers import wait_until
 from tests.support.together import Broker, Task
@@ -26,14 +27,14 @@ KEYS = tables().message.c.key
 
 @dataclass
 class Pair:
-    """A primary and its standby, and what uses whichever of them takes writes."""
+    """A primary and its standby, and the engines that use whichever of them accepts writes."""
 
     primary: Primary
     standby: Standby
     engines: list[Engine] = field(default_factory=list)
 
     def engine(self) -> Engine:
-        """An engine that looks for the server that takes writes, each time it connects."""
+        """An engine that looks for the server that accepts writes each time it connects."""
         hosts = [f"127.0.0.1:{server.port}" for server in (self.primary, self.standby)]
         query: dict[str, str | list[str]] = {
             "host": hosts,
@@ -46,14 +47,14 @@ class Pair:
         return engine
 
     def fail_over(self) -> None:
-        """The primary is gone for good, and the standby takes its place."""
+        """Kill the primary for good, and promote the standby."""
         self.primary.kill()
         self.standby.promote()
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Asynchronous replication."""
+    """A primary and a standby with asynchronous replication."""
     settings = {"max_connections": "60", "fsync": "off"}
     with Primary(settings) as primary:
         make_tables(primary.url)
@@ -69,14 +70,15 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def synchronous(pair: Pair) -> Pair:
-    """A COMMIT is answered once the standby has it on disk."""
+    """With synchronous replication: a COMMIT is answered once the standby has it on disk."""
     pair.primary.configure(synchronous_standby_names="*")
     pair.primary.until("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
     return pair
 
 
 def handler(engine: Engine) -> Callable[[str], Outcome]:
-    """Adds one to an account, and publishes it; tries again for as long as a slow failover takes."""
+    """A handler that adds one to an account and publishes a message about it; it retries for as long as a
+    slow failover takes."""
 
     @Inbox("billing").handler(engine, key=str, attempts=100)
     def add(connection: Connection, message: str) -> None:
@@ -93,8 +95,9 @@ def taken(engine: Engine) -> list[str]:
 
 
 def test_asynchronous_replication_loses_whole_messages(pair: Pair) -> None:
-    """What the standby has not received is gone, although it was acknowledged: the inbox row, the effect and
-    the message together. It may have left before. Whoever delivers again repairs it."""
+    """What the standby has not received is lost although it was acknowledged: the inbox row, the effect and
+    the outgoing message together. That message may have been sent before. Delivering the messages again
+    repairs the loss."""
     engine, publisher = pair.engine(), Recorder()
     add = handler(engine)
     assert [add(key).verdict for key in ("a1", "a2")] == [NEW, NEW]
@@ -116,8 +119,8 @@ def test_asynchronous_replication_loses_whole_messages(pair: Pair) -> None:
 
 
 def test_synchronous_replication_acknowledges_what_the_standby_has(synchronous: Pair) -> None:
-    """A message whose commit the standby has not received is not acknowledged, and its own message does not
-    leave; after the failover it is taken by the same call, once."""
+    """A message whose commit the standby has not received is not acknowledged, and the message that its
+    handler published is not sent. After the failover the same call takes it, once."""
     engine, publisher = synchronous.engine(), Recorder()
     add = handler(engine)
     assert add("a1").verdict is NEW
@@ -133,9 +136,30 @@ def test_synchronous_replication_acknowledges_what_the_standby_has(synchronous: 
     assert Relay(engine, publisher).run_once() == 2
 
 
+def test_a_message_that_only_the_primary_has_does_not_leave(synchronous: Pair) -> None:
+    """A message can be visible although the standby lacks it, as after a restart of the primary. It leaves
+    once the standby has it."""
+    engine, publisher = synchronous.engine(), Recorder()
+    relay = Relay(engine, publisher, poll=60, lease=600)
+    relaying = Task(relay.run)
+    publish(engine, "a1")
+    wait_until(lambda: publisher.names == ["a1"] and count(engine, TABLES.message) == 0)
+    with synchronous.primary.cut_off():
+        with engine.begin() as connection:
+            connection.execute(text("SET LOCAL synchronous_commit = local"))
+            Outbox(wake=False).publish_many(connection, messages(["b1"]))
+        relay._wake_up.wake()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        synchronous.primary.until(waiting)
+        assert publisher.names == ["a1"]
+    wait_until(lambda: publisher.names == ["a1", "b1"])
+    relay.stop()
+    relaying.result()
+
+
 def test_a_commit_that_only_the_primary_has(synchronous: Pair) -> None:
-    """A COMMIT whose answer was lost before the standby had it is not reported as done because the primary
-    has it: it counts once the standby has it, too."""
+    """If the answer to a COMMIT is lost before the standby has it, it is not reported as done just because
+    the primary has it: it counts only once the standby has it, too."""
     engine = synchronous.engine()
     add = handler(engine)
     with synchronous.primary.cut_off():
@@ -153,7 +177,8 @@ def test_a_commit_that_only_the_primary_has(synchronous: Pair) -> None:
 
 
 def test_a_time_limit_does_not_shorten_the_wait_for_the_standby(synchronous: Pair) -> None:
-    """A statement_timeout does not end a COMMIT that waits for the standby, which would acknowledge it."""
+    """A statement_timeout does not end a COMMIT that waits for the standby; if it did, the message would be
+    acknowledged too early."""
     url = synchronous.primary.url.update_query_dict({"options": "-c statement_timeout=1s"})
     limited, engine = create_engine(url), synchronous.engine()
     add = handler(limited)
@@ -173,9 +198,9 @@ WORKERS = 6
 
 @pytest.mark.parametrize("replication", ["asynchronous", "synchronous"])
 def test_a_failover_under_load(pair: Pair, request: pytest.FixtureRequest, replication: str) -> None:
-    """While workers take messages and a relay sends theirs, the primary is killed and the standby promoted:
-    each key has its row, its effect and its message, or none of them; with synchronous replication each has,
-    and nothing was sent twice under two ids."""
+    """The primary is killed and the standby promoted while workers take messages and a relay sends theirs.
+    Each key has its row, its effect and its message, or none of them; with synchronous replication each key
+    has all three, and nothing is sent with two ids."""
     if replication == "synchronous":
         request.getfixturevalue("synchronous")
     engine, publisher = pair.engine(), Recorder()

@@ -1,1 +1,1 @@
-"""The exactly-once path."""
+"""Tests of the exactly-once path."""

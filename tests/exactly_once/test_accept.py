@@ -1,4 +1,4 @@
-"""What `accept` and `accept_many` say, inside the caller's own transaction, on every database."""
+"""The verdicts of `accept` and `accept_many` inside the caller's own transaction, on every database."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -21,13 +21,14 @@ MESSAGE = tables().message
 
 
 def backdate(connection: Connection, consumer: str, key: str, age: timedelta) -> None:
-    """A row that was accepted so long ago."""
+    """Insert a row that was accepted `age` ago."""
     row = {"consumer": consumer, "key": key, "claim": bytes(16), "accepted_at": datetime.now(UTC) - age}
     connection.execute(insert(MESSAGE), row)
 
 
 def test_a_message_is_new_once(migrated: Database) -> None:
-    """The first delivery is NEW, all later ones are DUPLICATE, in this transaction and in others."""
+    """The first delivery is NEW and all later ones are DUPLICATE, in the same transaction and in later
+    ones."""
     inbox, engine = Inbox("billing"), migrated.engine()
     with engine.begin() as connection:
         assert [inbox.accept(connection, "a") for _ in range(2)] == [NEW, DUPLICATE]
@@ -36,7 +37,7 @@ def test_a_message_is_new_once(migrated: Database) -> None:
 
 
 def test_the_row_goes_with_the_callers_transaction(migrated: Database) -> None:
-    """After a rollback of the caller's transaction the message was never taken."""
+    """If the caller rolls back, the message was never taken."""
     inbox, engine = Inbox("billing"), migrated.engine()
     with engine.connect() as connection:
         assert inbox.accept(connection, "a") is NEW
@@ -46,7 +47,7 @@ def test_the_row_goes_with_the_callers_transaction(migrated: Database) -> None:
 
 
 def test_a_savepoint_takes_its_rows_with_it(migrated: Database) -> None:
-    """A message accepted inside a savepoint is forgotten with it, and the transaction goes on."""
+    """Rolling back a savepoint forgets the messages accepted inside it; the transaction goes on."""
     inbox, engine = Inbox("billing"), migrated.engine()
     with engine.begin() as connection:
         inbox.accept(connection, "kept")
@@ -66,7 +67,7 @@ def test_a_key_belongs_to_its_consumer(migrated: Database) -> None:
 
 
 def test_many_keys_get_a_verdict_each(migrated: Database) -> None:
-    """Verdict i belongs to key i; a key that repeats in the batch is NEW the first time only."""
+    """Verdict i belongs to key i; a key that repeats in the batch is NEW only the first time."""
     inbox, engine = Inbox("billing"), migrated.engine()
     with engine.begin() as connection:
         inbox.accept(connection, "known")
@@ -77,7 +78,7 @@ def test_many_keys_get_a_verdict_each(migrated: Database) -> None:
 
 
 def test_a_batch_may_be_large(migrated: Database) -> None:
-    """Twelve thousand keys in one call are taken, in spite of what a statement can hold."""
+    """One call takes 12,000 keys, although a single statement cannot hold that many."""
     inbox, engine = Inbox("billing"), migrated.engine()
     keys = [f"key-{number}" for number in range(12_000)]
     with engine.begin() as connection:
@@ -108,7 +109,7 @@ def test_the_same_key_with_another_payload(migrated: Database) -> None:
 
 
 def test_a_payload_that_is_no_json_is_refused(migrated: Database) -> None:
-    """A payload without a defined digest is an error before anything is written."""
+    """A payload that JSON cannot represent is rejected before anything is written."""
     with migrated.engine().begin() as connection:
         with pytest.raises(InvalidOption, match="payload"):
             Inbox("billing").accept(connection, "a", {"when": datetime.now(UTC)})
@@ -116,7 +117,7 @@ def test_a_payload_that_is_no_json_is_refused(migrated: Database) -> None:
 
 
 def test_with_a_session(migrated: Database) -> None:
-    """A Session's transaction is joined: what is pending in it is not flushed, and both commit together."""
+    """`accept` joins a Session's transaction without flushing its pending objects; both commit together."""
     inbox = Inbox("billing")
     with Session(migrated.engine()) as session:
         assert inbox.accept(session, "a") is NEW
@@ -128,7 +129,7 @@ def test_with_a_session(migrated: Database) -> None:
 
 
 def test_an_old_message_is_too_old(migrated: Database) -> None:
-    """A message from before the retention is TOO_OLD and is not stored, unless its row is still there."""
+    """A message older than the retention is TOO_OLD and is not stored, unless its row still exists."""
     inbox, engine = Inbox("billing", retention=timedelta(hours=1)), migrated.engine()
     now = datetime.now(UTC)
     with engine.begin() as connection:
@@ -143,7 +144,8 @@ def test_an_old_message_is_too_old(migrated: Database) -> None:
 
 
 def test_old_is_by_the_databases_clock(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose clock is behind by a third of the retention judges as the others do."""
+    """The database's clock decides what is too old: a worker whose clock is slow by a third of the retention
+    gives the same verdict as the others."""
 
     class Behind(datetime):
         @classmethod
@@ -158,7 +160,7 @@ def test_old_is_by_the_databases_clock(migrated: Database, monkeypatch: pytest.M
 
 
 def test_at_most_one_statement_for_a_new_message(migrated: Database) -> None:
-    """A new message costs one statement, without a savepoint (MySQL, SQLite: plus setting the wait)."""
+    """A new message costs one statement and no savepoint (on MySQL and SQLite, one more sets the wait)."""
     engine, seen = migrated.engine(), list[str]()
     with engine.connect() as connection:
         Inbox("billing").accept(connection, "warm")
@@ -171,7 +173,8 @@ def test_at_most_one_statement_for_a_new_message(migrated: Database) -> None:
 
 
 def test_read_uncommitted_is_refused_where_it_matters(migrated: Database) -> None:
-    """Where a transaction could see a row that is never committed, it is not told that it is a duplicate."""
+    """Where a transaction could read uncommitted rows, READ UNCOMMITTED is rejected: a row that is rolled
+    back later must not make the message a duplicate."""
     if migrated.name not in ("mariadb", "mysql"):
         pytest.skip("only MySQL and MariaDB read what has not been committed")
     dirty = migrated.engine(isolation_level="READ UNCOMMITTED")
@@ -185,8 +188,8 @@ def test_read_uncommitted_is_refused_where_it_matters(migrated: Database) -> Non
 
 
 def test_the_outermost_savepoint_of_sqlite(tmp_path: Path) -> None:
-    """Python's driver would commit with the release of an outermost savepoint, so `accept` refuses to be the
-    first in one; after BEGIN by the application's own listener it does not."""
+    """Python's SQLite driver commits when an outermost savepoint is released, so `accept` refuses to run
+    first inside one, unless the application's own listener sends BEGIN."""
     engine = create_engine(f"sqlite:///{tmp_path / 'app.db'}")
     tables().metadata.create_all(engine)
     with (
@@ -207,7 +210,8 @@ def test_the_outermost_savepoint_of_sqlite(tmp_path: Path) -> None:
 
 
 def test_schemas_leave_each_other_alone(postgres: Database) -> None:
-    """The same consumer and key in two schemas of one database are two messages, also while in flight."""
+    """The same consumer and key in two schemas of one database are two messages, even while both are in
+    flight."""
     engine = postgres.engine()
     for schema in ("one", "two"):
         migration.migrate(engine, schema=schema)
@@ -217,7 +221,7 @@ def test_schemas_leave_each_other_alone(postgres: Database) -> None:
 
 
 def test_a_row_is_as_old_as_its_insert(migrated: Database) -> None:
-    """A key taken late in a long transaction is kept from then on, and not from when that began."""
+    """The retention of a key counts from its insert, not from the start of the transaction."""
     with migrated.engine().begin() as connection:
         connection.execute(select(MESSAGE))
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Batches with payloads and times: every verdict that a single message can have, on every database."""
+"""Batches with payloads and times can return every verdict of a single message, on every database."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ OLD, RECENT = datetime.now(UTC) - timedelta(days=1), datetime.now(UTC)
 
 @contextmanager
 def statements(engine: Engine) -> Iterator[list[str]]:
-    """What is sent to the server."""
+    """The statements sent to the server inside the block."""
     sent: list[str] = []
 
     def note(_: Any, __: Any, statement: str, *___: Any) -> None:
@@ -42,8 +42,8 @@ def statements(engine: Engine) -> Iterator[list[str]]:
 
 
 def test_payloads_of_a_batch(migrated: Database) -> None:
-    """Payload i belongs to key i: the first of a key is stored with it, and another one under the same key is
-    a MISMATCH, inside the batch, in a later batch and for a single message."""
+    """Payload i belongs to key i: a key's first payload is stored, and a different payload for the same key
+    is a MISMATCH, in the same batch, in a later batch and for a single message."""
     engine = migrated.engine()
     with engine.begin() as connection:
         assert INBOX.accept_many(
@@ -62,8 +62,8 @@ def test_payloads_of_a_batch(migrated: Database) -> None:
 
 
 def test_times_of_a_batch(migrated: Database) -> None:
-    """A message that is older than the retention is TOO_OLD and leaves nothing, unless its key was taken
-    before; the same key of a recent message is taken."""
+    """A message older than the retention is TOO_OLD and is not stored, unless its key was taken before; a
+    recent message with the same key is taken."""
     engine = migrated.engine()
     with engine.begin() as connection:
         assert INBOX.accept(connection, "known", "x") is NEW
@@ -81,7 +81,8 @@ def test_times_of_a_batch(migrated: Database) -> None:
 
 
 def test_a_key_in_flight_beside_the_others(postgres: Database) -> None:
-    """While another transaction has a key, the others of the batch have their verdicts, payloads and all."""
+    """If another transaction holds one key of a batch, the other keys still get their verdicts, with payloads
+    and times checked as usual."""
     engine = postgres.engine()
     with engine.begin() as connection:
         INBOX.accept(connection, "taken", "x")
@@ -100,9 +101,9 @@ def test_a_key_in_flight_beside_the_others(postgres: Database) -> None:
 
 
 def test_it_is_still_one_statement(migrated: Database) -> None:
-    """Payloads and recent times cost no statement more than keys alone."""
+    """A batch with payloads and recent times needs no more statements than keys alone."""
     engine, inbox = migrated.engine(), Inbox("billing")
-    for _ in range(2):  # by then the retention is stored, and known to be
+    for _ in range(2):  # then the retention is stored, and the inbox knows it
         with engine.begin() as connection:
             inbox.accept_many(connection, ["warm"])
     counts = []
@@ -116,7 +117,7 @@ def test_it_is_still_one_statement(migrated: Database) -> None:
 
 @in_loop
 async def test_the_same_asynchronously(postgres: Database) -> None:
-    """`AsyncInbox.accept_many` takes the same."""
+    """`AsyncInbox.accept_many` takes payloads and times too."""
     engine = create_async_engine(postgres.async_url)
     inbox = AsyncInbox("billing", retention=timedelta(hours=1))
     async with engine.begin() as connection:
@@ -127,8 +128,8 @@ async def test_the_same_asynchronously(postgres: Database) -> None:
 
 
 def test_what_does_not_belong_together_is_refused(postgres: Database) -> None:
-    """Another number of payloads or times than keys, or one that cannot be used, is refused before anything
-    is taken."""
+    """Payloads or times that are invalid, or not as many as the keys, are rejected before anything is
+    taken."""
     with postgres.engine().begin() as connection:
         with pytest.raises(InvalidOption, match="payloads: 1 for 2 keys"):
             INBOX.accept_many(connection, ["a", "b"], ["x"])

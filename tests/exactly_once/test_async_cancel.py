@@ -1,4 +1,4 @@
-"""A task that is cancelled, wherever it waits, leaves no connection open, and nothing else of its work."""
+"""A cancelled task, wherever it was waiting, leaves no connection open and nothing else behind."""
 
 import asyncio
 import gc
@@ -72,9 +72,9 @@ async def purge(engine: AsyncEngine) -> None:
 def test_no_connection_is_left(
     migrated: Database, work: Work, monkeypatch: pytest.MonkeyPatch, *, after: bool
 ) -> None:
-    """It is cancelled at each place where it waits in turn, on a new engine each time, right before or right
-    after what it waits for has ended: the pool has all of its connections back, and when it is disposed of
-    none is open on the server."""
+    """A task is cancelled at each of its awaits in turn, right before or right after the awaited call has
+    ended, with a new engine each time: the pool gets all its connections back, and once it is disposed of the
+    server has none open."""
     monkeypatch.setattr(async_listener, "_CLEAN_UP", 60)  # the driver takes seconds if the machine is busy
     engine = migrated.engine(pool_size=1)
     place, reached = 0, True
@@ -93,13 +93,13 @@ def test_no_connection_is_left(
                 others = asyncio.all_tasks() - {asyncio.current_task()}
                 if (
                     work is listen and others
-                ):  # its time limit may have cancelled it, too: another task closes
+                ):  # its own time limit may cancel it first: another task then closes
                     await asyncio.wait(others, timeout=30)
                 gc.collect()
                 assert asynchronous.pool.checkedout() == 0, f"place {cancelling.place}"  # type: ignore[attr-defined]
             finally:
                 await asynchronous.dispose()
-                if migrated.name == "sqlite":  # its thread may still connect, and then answers to this loop
+                if migrated.name == "sqlite":  # its thread may still be connecting, and answers to this loop
                     for thread in set(threading.enumerate()) - threads:
                         await asyncio.to_thread(thread.join, 30)
 
@@ -114,7 +114,7 @@ def test_no_connection_is_left(
 
 
 def sessions(database: Database, engine: Engine) -> int:
-    """How many connections are open besides the one that asks."""
+    """The number of open connections other than this one."""
     name = database.url.get_backend_name()
     if name == "sqlite":
         engine.dispose()

@@ -1,4 +1,4 @@
-"""What a message meets while another transaction is taking the same key."""
+"""What happens to a message while another transaction is taking the same key."""
 
 import threading
 import time
@@ -21,12 +21,12 @@ Take = Callable[[Inbox, Connection, str], Verdict]
 
 
 def single(inbox: Inbox, connection: Connection, key: str) -> Verdict:
-    """Take a message by itself."""
+    """Take one message with `accept`."""
     return inbox.accept(connection, key)
 
 
 def batch(inbox: Inbox, connection: Connection, key: str) -> Verdict:
-    """Take a message as a batch of one."""
+    """Take one message as a batch of one."""
     return inbox.accept_many(connection, [key])[0]
 
 
@@ -54,8 +54,8 @@ def in_flight(engine: Engine, take: Take = single, key: str = KEY) -> Iterator[C
 @pytest.mark.parametrize("wait", [0, 1])
 def test_past_the_wait_the_message_is_in_flight(engine: Engine, take: Take, wait: int) -> None:
     """A key that another transaction is taking is IN_FLIGHT once the wait is over, and not before; the
-    transaction that was told so commits what it wrote before and after."""
-    writes_before = engine.dialect.name != "sqlite"  # there whoever writes keeps all others from writing
+    transaction that got this verdict can still commit what it wrote before and after."""
+    writes_before = engine.dialect.name != "sqlite"  # SQLite has one writer at a time
     with in_flight(engine) as other, engine.connect() as connection:
         if writes_before:
             accounts.add(connection, amount=10)
@@ -74,8 +74,8 @@ def test_past_the_wait_the_message_is_in_flight(engine: Engine, take: Take, wait
 def test_the_wait_ends_with_the_other_transaction(
     engine: Engine, holder: Take, take: Take, ending: str
 ) -> None:
-    """When the other transaction commits while we wait, the message is a DUPLICATE; when it rolls back, it is
-    NEW, and what is written then commits."""
+    """If the other transaction commits during the wait, the message is a DUPLICATE; if it rolls back, the
+    message is NEW, and what is written then commits."""
     with in_flight(engine, holder) as other:
         asked = threading.Event()
         waiting = Task(lambda: _take_and_write(engine, take, asked))
@@ -96,7 +96,7 @@ def _take_and_write(engine: Engine, take: Take, asked: threading.Event) -> Verdi
 
 
 def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> None:
-    """Of a batch, only the keys that another transaction is taking are IN_FLIGHT; the others have their
+    """In a batch, only the keys that another transaction is taking are IN_FLIGHT; the others get their own
     verdicts, and the transaction commits."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer: a batch is in flight as a whole")
@@ -114,8 +114,8 @@ def test_a_batch_tells_the_keys_in_flight_from_the_others(engine: Engine) -> Non
 
 
 def test_a_batch_waits_for_each_transaction_in_its_way(engine: Engine) -> None:
-    """`wait` bounds each wait: a batch whose keys are let go one after the other, each soon enough, takes all
-    of them, although together that took longer."""
+    """`wait` limits each single wait: a batch takes all its keys if each is released within `wait`, even if
+    the waits add up to more."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer: there is nobody else to wait for")
     with _all_in_flight(engine, [f"taken-{number}" for number in range(5)]) as others:
@@ -133,7 +133,7 @@ def test_a_batch_waits_for_each_transaction_in_its_way(engine: Engine) -> None:
 
 
 def test_a_batch_does_not_wait_for_each_key(migrated: Database, engine: Engine) -> None:
-    """A batch whose keys are all in flight is told so soon, not after a wait for each of them."""
+    """With `wait=0` a batch whose keys are all in flight returns soon, without a wait for each key."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer: a batch is in flight as a whole")
     if migrated.name == "mysql":
@@ -149,8 +149,8 @@ def test_a_batch_does_not_wait_for_each_key(migrated: Database, engine: Engine) 
 @takes
 @pytest.mark.parametrize("holder", [single, batch])
 def test_to_be_told_in_flight_takes_nothing(engine: Engine, holder: Take, take: Take) -> None:
-    """A transaction that was told IN_FLIGHT does not hold the key itself: when the other one rolls back, the
-    message is NEW to whoever comes next, even while the first one is still open."""
+    """A transaction that got IN_FLIGHT does not hold the key: when the other one rolls back, the message is
+    NEW to the next transaction, even while the first is still open."""
     with engine.connect() as told:
         with in_flight(engine, holder):
             assert take(Inbox("bookkeeping", wait=0), told, KEY) is Verdict.IN_FLIGHT
@@ -165,7 +165,7 @@ def _all_in_flight(engine: Engine, keys: list[str]) -> Iterator[dict[str, Connec
 
 
 def test_at_serializable_the_wait_is_bounded_too(migrated: Database) -> None:
-    """Where every read takes locks, a key in flight is IN_FLIGHT within the wait all the same."""
+    """At SERIALIZABLE, where reads may take locks, a key in flight is still IN_FLIGHT within the wait."""
     engine = migrated.engine(isolation_level="SERIALIZABLE")
     with in_flight(engine), engine.connect() as connection:
         connection.execute(text("SELECT 1"))
@@ -181,8 +181,8 @@ def test_at_serializable_the_wait_is_bounded_too(migrated: Database) -> None:
 def test_a_race_with_an_older_snapshot_is_a_transient_error(
     migrated: Database, take: Take, level: str, *, waits: bool
 ) -> None:
-    """A transaction whose snapshot is older than the key's commit cannot know what it did: it gets an error
-    that `is_transient`, never DUPLICATE."""
+    """If a transaction's snapshot is older than the commit of the key, it cannot read the stored row: it gets
+    a transient error, never DUPLICATE."""
     if level == "SERIALIZABLE" and migrated.server.name in ("mariadb", "mysql"):
         pytest.skip("at SERIALIZABLE they read with locks instead of a snapshot")
     if migrated.name == "sqlite" and (waits or level == "REPEATABLE READ"):
@@ -216,16 +216,16 @@ SETTINGS = {
 
 @takes
 def test_the_lock_timeout_stays_the_callers_own(engine: Engine, take: Take) -> None:
-    """Whatever the verdict, the caller's lock timeout is afterwards what the caller had set, for the rest of
-    the transaction and of the session."""
+    """After every verdict, the caller's lock timeout is what the caller had set, for the rest of the
+    transaction and of the session."""
     scopes = ["before", "inside"]
-    if engine.dialect.name == "postgresql":  # only it has settings for one transaction
+    if engine.dialect.name == "postgresql":  # only PostgreSQL has settings for one transaction
         scopes.append("local")
     for scope in scopes:
         for path in ("new", "duplicate", "in flight"):
             with case((scope, path)):
                 _check_the_lock_timeout(engine, take, path, scope)
-                engine.dispose()  # so that no session has the last one's setting
+                engine.dispose()  # so that no session keeps an earlier setting
 
 
 def _check_the_lock_timeout(engine: Engine, take: Take, path: str, scope: str) -> None:
@@ -252,7 +252,7 @@ def _check_the_lock_timeout(engine: Engine, take: Take, path: str, scope: str) -
 
 @takes
 def test_the_lock_timeout_is_the_callers_own_after_a_wait(engine: Engine, take: Take) -> None:
-    """The same after a wait that ended well."""
+    """The caller's lock timeout is also unchanged after a wait that ended with NEW."""
     change, question, value = SETTINGS[engine.dialect.name]
     with in_flight(engine) as other, engine.connect() as connection:
         connection.exec_driver_sql(change)

@@ -1,4 +1,5 @@
-"""A body that swallowed an error, or ended the transaction by itself, is not taken for one that succeeded."""
+"""The commit guard: a body that swallowed an error, or ended the transaction itself, does not count as a
+success."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,14 +29,14 @@ INBOX, ASYNC_INBOX = Inbox("bookkeeping"), AsyncInbox("bookkeeping")
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with an account."""
+    """A database with accounts."""
     engine = migrated.engine()
     accounts.make(engine, [f"account {number}" for number in range(OTHERS)] + ["cash"])
     return engine
 
 
 def deliver(source: "Engine | sessionmaker[Session]", body: Callable[[Any], object]) -> Verdict:
-    """One delivery; its body is `body` if the message is new."""
+    """Deliver a message once; `body` runs if it is new."""
     with INBOX.transaction(source, KEY) as work:
         if work.is_new:
             body(work.session if isinstance(source, sessionmaker) else work.connection)
@@ -43,15 +44,16 @@ def deliver(source: "Engine | sessionmaker[Session]", body: Callable[[Any], obje
 
 
 def swallow_integrity_error(connection: Connection) -> None:
-    """What a body must not do on a database where an error aborts the transaction."""
+    """A body that swallows a constraint error, as it must not do where an error aborts the transaction."""
     accounts.add(connection)
     with suppress(IntegrityError):
         accounts.open_account(connection)
 
 
 def test_a_swallowed_constraint_error(engine: Engine) -> None:
-    """On PostgreSQL it aborts the transaction: TransactionAborted, nothing written, and the redelivered
-    message runs. Elsewhere it undoes one statement: the rest commits."""
+    """On PostgreSQL a swallowed constraint error aborts the transaction: TransactionAborted, nothing is
+    written, and the redelivered message runs. Elsewhere only the failed statement is undone, and the rest
+    commits."""
     if engine.dialect.name == "postgresql":
         with pytest.raises(TransactionAborted):
             deliver(engine, swallow_integrity_error)
@@ -64,7 +66,7 @@ def test_a_swallowed_constraint_error(engine: Engine) -> None:
 
 
 def test_a_constraint_error_inside_a_savepoint_is_fine(engine: Engine) -> None:
-    """A body that expects an error takes a savepoint, and the rest commits on every database."""
+    """A body that expects an error can use a savepoint: the rest commits on every database."""
 
     def careful(connection: Connection) -> None:
         accounts.add(connection)
@@ -76,7 +78,7 @@ def test_a_constraint_error_inside_a_savepoint_is_fine(engine: Engine) -> None:
 
 
 def test_a_handler_whose_transaction_aborted_is_not_retried(postgres: Database) -> None:
-    """A swallowed error is the body's mistake, which a retry would only repeat."""
+    """A handler does not retry TransactionAborted: the body would swallow the same error again."""
     engine, runs = postgres.engine(), []
     accounts.make(engine)
 
@@ -92,7 +94,8 @@ def test_a_handler_whose_transaction_aborted_is_not_retried(postgres: Database) 
 
 
 def test_a_swallowed_error_after_a_duplicate_is_told_too(postgres: Database) -> None:
-    """What the block wrote beside a duplicate would be lost just as silently."""
+    """A swallowed error raises TransactionAborted for a duplicate too: otherwise what the block wrote would
+    be lost silently."""
     engine = postgres.engine()
     accounts.make(engine)
     deliver(engine, lambda _: None)
@@ -104,8 +107,8 @@ def test_a_swallowed_error_after_a_duplicate_is_told_too(postgres: Database) -> 
 @pytest.mark.quick("mariadb", "mysql")
 @pytest.mark.parametrize("goes_on", ["stops", "reads", "writes"])
 def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
-    """MariaDB and MySQL undo the whole transaction and let the session go on as if nothing had been:
-    TransactionAborted, nothing written, and the redelivered message runs."""
+    """On a deadlock, MariaDB and MySQL roll back the whole transaction but let the session go on. If the body
+    swallows that error: TransactionAborted, nothing is written, and the redelivered message runs."""
     if engine.dialect.name != "mysql":
         pytest.skip("only MariaDB and MySQL hide that a deadlock has undone the transaction")
     after = {
@@ -129,8 +132,8 @@ def test_a_swallowed_deadlock(engine: Engine, goes_on: str) -> None:
 
 
 class heavier_transaction:  # noqa: N801 - reads as a function in the `with` that it is made for
-    """Another transaction, which has written so much more that a deadlock with it ends ours: it waits for
-    "cash", which we have, and has all the other accounts."""
+    """Another transaction, which has written so much more that the server picks ours as the deadlock's
+    victim: it waits for "cash", which ours holds, and holds all the other accounts."""
 
     def __init__(self, engine: Engine, connection: Connection) -> None:
         self._engine = engine
@@ -150,8 +153,8 @@ class heavier_transaction:  # noqa: N801 - reads as a function in the `with` tha
 
 
 def test_a_swallowed_error_that_rolled_back(engine: Engine) -> None:
-    """SQLite can undo the transaction at a constraint error: the next statement would begin another one, and
-    raises TransactionEnded instead."""
+    """In SQLite a constraint error can roll back the whole transaction: the next statement raises
+    TransactionEnded instead of beginning another transaction."""
     if engine.dialect.name != "sqlite":
         pytest.skip("only SQLite has ON CONFLICT ROLLBACK")
 
@@ -167,8 +170,8 @@ def test_a_swallowed_error_that_rolled_back(engine: Engine) -> None:
 
 
 def test_a_swallowed_flush_error(engine: Engine) -> None:
-    """An ORM session rolls back when a flush fails, on every database: TransactionAborted, nothing written,
-    and the redelivered message runs."""
+    """An ORM session rolls back when a flush fails, on every database: TransactionAborted, nothing is
+    written, and the redelivered message runs."""
 
     def body(session: Session) -> None:
         session.add(Account(name="cash", total=5))
@@ -183,7 +186,7 @@ def test_a_swallowed_flush_error(engine: Engine) -> None:
 
 
 def test_a_flush_error_at_the_end_comes_through(engine: Engine) -> None:
-    """What the session writes last is written before the commit, so that its error is the caller's."""
+    """The session's last flush runs before the commit, so its error reaches the caller."""
     with pytest.raises(IntegrityError):
         deliver(sessionmaker(engine), lambda session: session.add(Account(name="cash", total=5)))
     assert accounts.total(engine) == 0
@@ -191,22 +194,22 @@ def test_a_flush_error_at_the_end_comes_through(engine: Engine) -> None:
 
 
 def commit(handle: Any) -> None:
-    """End the transaction and keep it."""
+    """End the transaction with a commit."""
     handle.commit()
 
 
 def roll_back(handle: Any) -> None:
-    """End the transaction and drop it."""
+    """End the transaction with a rollback."""
     handle.rollback()
 
 
 def commit_by_sql(handle: Any) -> None:
-    """The same as `commit`, behind SQLAlchemy's back."""
+    """Commit without SQLAlchemy's knowledge."""
     handle.execute(text("COMMIT"))
 
 
 def roll_back_by_sql(handle: Any) -> None:
-    """The same as `roll_back`, behind SQLAlchemy's back."""
+    """Roll back without SQLAlchemy's knowledge."""
     handle.execute(text("ROLLBACK"))
 
 
@@ -217,7 +220,7 @@ def commit_and_begin_again(handle: Any) -> None:
 
 
 def commit_twice(handle: Any) -> None:
-    """Commit twice, so that nothing would be pending at the end."""
+    """Commit, write again and commit again, so that nothing is pending at the end."""
     commit_and_begin_again(handle)
     handle.commit()
 
@@ -228,23 +231,23 @@ def _sql(handle: Any, statement: str) -> None:
 
 
 def commit_by_sql_and_go_on(handle: Any) -> None:
-    """The same as `commit_twice`, behind SQLAlchemy's back."""
+    """Commit, write again and commit again, without SQLAlchemy's knowledge."""
     _sql(handle, "COMMIT")
     accounts.add(handle, amount=100)
     _sql(handle, "COMMIT")
 
 
 def roll_back_by_sql_and_go_on(handle: Any) -> None:
-    """Drop it, and write something else."""
+    """Roll back without SQLAlchemy's knowledge, and write something else."""
     _sql(handle, "ROLLBACK")
     accounts.add(handle, amount=100)
 
 
 def commit_by_the_driver_and_go_on(handle: Any) -> None:
-    """A commit that not even the cursor sees."""
+    """Commit through the driver, which not even the cursor notices, and go on."""
     connection = handle.connection() if isinstance(handle, Session) else handle
     connection.connection.commit()
-    with suppress(TransactionEnded):  # a body that does not listen
+    with suppress(TransactionEnded):  # a body that ignores the error
         accounts.add(handle, amount=100)
     accounts.add(handle, amount=100)
 
@@ -270,8 +273,8 @@ ENDINGS = [
 def test_a_body_that_ends_the_transaction(
     engine: Engine, end: Callable[[Any], None], *, use_session: bool
 ) -> None:
-    """TransactionEnded. What the database has is what the next verdict says: a body that committed is a
-    DUPLICATE, one that rolled back runs again; what came after that is not written."""
+    """A body that ends the transaction raises TransactionEnded. If it had committed, the next delivery is a
+    DUPLICATE; if it had rolled back, the message runs again. Nothing that it wrote afterwards is kept."""
     source = sessionmaker(engine) if use_session else engine
 
     def body(handle: Any) -> None:
@@ -287,7 +290,7 @@ def test_a_body_that_ends_the_transaction(
 
 
 def deliver_step(source: "Engine | sessionmaker[Session]", body: Callable[[Any], object]) -> Verdict:
-    """The same as a step of status-table mode."""
+    """Deliver a message once as a step of status-table mode."""
     engine = source if isinstance(source, Engine) else source.kw["bind"]
     with StatusInbox("calls", store=SqlStore(engine)).claim(KEY) as claim:
         claim.transact("book", lambda handle: body(handle) and None, source=source)
@@ -302,8 +305,8 @@ IMPLICIT = ["CREATE TABLE more (id INTEGER)", "TRUNCATE TABLE account"]
 @pytest.mark.parametrize("use_session", [True, False], ids=["session", "connection"])
 @pytest.mark.parametrize("statement", IMPLICIT)
 def test_ddl_that_commits(engine: Engine, statement: str, deliver: Any, *, use_session: bool) -> None:
-    """MySQL and MariaDB commit before such a statement: the next one raises TransactionEnded and is not sent,
-    so that the second half of a body never follows a first one that cannot be rolled back any more."""
+    """MySQL and MariaDB commit before a DDL statement: the next statement raises TransactionEnded and is not
+    sent, so the second half of a body never runs after a first half that can no longer be rolled back."""
     if engine.dialect.name != "mysql":
         pytest.skip("DDL is a part of the transaction there")
     sent: list[str] = []
@@ -319,8 +322,8 @@ def test_ddl_that_commits(engine: Engine, statement: str, deliver: Any, *, use_s
 
 
 def test_the_callers_own_connection(engine: Engine) -> None:
-    """A session that is bound to a Connection, as test suites have it, leaves nothing on it: the Connection
-    goes on, in its transaction or in another one."""
+    """A session bound to a Connection, as in many test suites, leaves nothing on it: the Connection goes on,
+    in the same transaction or in another one."""
     with engine.connect() as connection:
         for number in range(3):
             source = sessionmaker(connection, join_transaction_mode="create_savepoint")
@@ -335,7 +338,8 @@ def test_the_callers_own_connection(engine: Engine) -> None:
 
 @pytest.mark.parametrize("end", [None, RuntimeError], ids=["commits", "fails"])
 def test_a_transaction_inside_another_one(engine: Engine, end: type[Exception] | None) -> None:
-    """However the inner one ends: the outer one's connection takes no statement once its transaction has."""
+    """However the inner transaction ends, the outer connection accepts no statement after its own transaction
+    has ended."""
 
     def body(connection: Connection) -> None:
         source = sessionmaker(connection, join_transaction_mode="create_savepoint")
@@ -352,7 +356,8 @@ def test_a_transaction_inside_another_one(engine: Engine, end: type[Exception] |
 
 
 def test_a_body_that_closes_its_connection(engine: Engine) -> None:
-    """Closing is rolling back: TransactionEnded, nothing written, and the redelivered message runs."""
+    """Closing the connection rolls back: TransactionEnded, nothing is written, and the redelivered message
+    runs."""
     with pytest.raises(TransactionEnded):
         deliver(engine, lambda connection: connection.close())
     assert deliver(engine, accounts.add) is Verdict.NEW
@@ -360,7 +365,7 @@ def test_a_body_that_closes_its_connection(engine: Engine) -> None:
 
 
 def run_async(database: Database, work: Callable[[AsyncEngine], Awaitable[None]]) -> None:
-    """Run a coroutine function with an asynchronous engine on the database."""
+    """Run a coroutine function with an asynchronous engine for the database."""
 
     async def main() -> None:
         engine = create_async_engine(database.async_url)
@@ -375,7 +380,7 @@ def run_async(database: Database, work: Callable[[AsyncEngine], Awaitable[None]]
 async def deliver_async(
     source: "AsyncEngine | async_sessions[AsyncSession]", body: Callable[[Any], Awaitable[object]]
 ) -> Verdict:
-    """One delivery; its body is `body` if the message is new."""
+    """Deliver a message once; `body` runs if it is new."""
     async with ASYNC_INBOX.transaction(source, KEY) as work:
         if work.is_new:
             await body(work.session if isinstance(source, async_sessions) else work.connection)
@@ -384,7 +389,7 @@ async def deliver_async(
 
 @pytest.mark.usefixtures("engine")
 def test_asynchronous_swallowed_constraint_error(migrated: Database) -> None:
-    """Async: TransactionAborted where the error aborted the transaction, and the redelivered message runs."""
+    """Async: TransactionAborted if the error aborted the transaction, and the redelivered message runs."""
 
     async def body(connection: AsyncConnection) -> None:
         await accounts.add_async(connection)
@@ -406,7 +411,8 @@ def test_asynchronous_swallowed_constraint_error(migrated: Database) -> None:
 
 @pytest.mark.usefixtures("engine")
 def test_asynchronous_swallowed_flush_error(migrated: Database) -> None:
-    """Async: a session whose flush failed is TransactionAborted, and the redelivered message runs."""
+    """Async: a failed flush that the body swallows raises TransactionAborted, and the redelivered message
+    runs."""
 
     async def body(session: AsyncSession) -> None:
         session.add(Account(name="cash", total=5))
@@ -425,7 +431,7 @@ def test_asynchronous_swallowed_flush_error(migrated: Database) -> None:
 @pytest.mark.usefixtures("engine")
 @pytest.mark.filterwarnings("ignore:Previous unbuffered result was left incomplete")
 def test_an_asynchronous_body_that_does_not_read_its_stream_to_the_end(migrated: Database) -> None:
-    """It has not ended its transaction."""
+    """Async: a body that leaves a stream half read has not ended its transaction, and commits."""
     if migrated.name == "postgresql":
         pytest.skip("its driver complains of cursors that are left open")
 
@@ -448,7 +454,7 @@ def test_an_asynchronous_body_that_does_not_read_its_stream_to_the_end(migrated:
 def test_an_asynchronous_body_that_ends_the_transaction(
     migrated: Database, end: str, *, goes_on: bool, use_session: bool
 ) -> None:
-    """Async: TransactionEnded, and the next verdict says what the database has."""
+    """Async: TransactionEnded, and the next verdict matches what was committed."""
 
     async def body(handle: Any) -> None:
         await accounts.add_async(handle)

@@ -1,4 +1,4 @@
-"""Many workers, the same messages, at the same time."""
+"""Many workers take the same messages at the same time."""
 
 from collections import Counter
 from functools import partial
@@ -19,7 +19,8 @@ ACCOUNTS = tuple(f"account {number}" for number in range(WORKERS))
 
 
 def deliver_copies(engine: Engine, keys: int) -> Broker[int]:
-    """Deliver each message several times at once to a handler that is not idempotent, and check totals."""
+    """Deliver several copies of each message at the same time to a handler that is not idempotent, and check
+    the totals."""
     accounts.make(engine, ACCOUNTS)
 
     @Inbox("bookkeeping").handler(engine, key=lambda number: f"transfer-{number}")
@@ -35,22 +36,22 @@ def deliver_copies(engine: Engine, keys: int) -> Broker[int]:
     return broker
 
 
-def test_copies_delivered_at_once_take_effect_once(migrated: Database) -> None:
-    """16 workers get 500 messages, each 5 times at once: the totals are exact."""
+def test_copies_delivered_at_the_same_time_take_effect_once(migrated: Database) -> None:
+    """16 workers get 500 messages, each 5 times at the same time: the totals are exact."""
     deliver_copies(migrated.engine(pool_size=WORKERS), keys=500)
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_strict_isolation_stays_exact_through_retries(migrated: Database, level: str) -> None:
-    """Where a race is an error, the handler's retries and redelivery end in the same exact totals."""
+    """Where a race raises an error, retries and redelivery still give exact totals."""
     if migrated.name == "sqlite" and level == "REPEATABLE READ":
         pytest.skip("SQLite has no REPEATABLE READ: it is always SERIALIZABLE")
     deliver_copies(migrated.engine(pool_size=WORKERS, isolation_level=level), keys=100)
 
 
 def test_batches_in_opposite_order_never_deadlock(migrated: Database) -> None:
-    """Four writers take the same keys at once, two of them in opposite order, many times: no error, and each
-    key is new to one of them."""
+    """Four writers take the same keys at the same time, two of them in opposite order, 20 times: there is no
+    error, and each key is NEW to exactly one of them."""
     engine, inbox = migrated.engine(), Inbox("bookkeeping", wait=30)
 
     def take(keys: list[str]) -> Counter[str]:
@@ -66,7 +67,7 @@ def test_batches_in_opposite_order_never_deadlock(migrated: Database) -> None:
 
 
 def test_single_messages_and_batches_share_keys(migrated: Database) -> None:
-    """Workers that take one message at a time and workers that take batches agree on who was first."""
+    """Among workers that take single messages and workers that take batches, exactly one takes each key."""
     level = {} if migrated.name == "sqlite" else {"isolation_level": "READ COMMITTED"}
     engine, inbox = migrated.engine(pool_size=8, **level), Inbox("bookkeeping", wait=30)
     keys = [f"key-{number}" for number in range(60)]
@@ -83,7 +84,7 @@ def test_single_messages_and_batches_share_keys(migrated: Database) -> None:
 
 
 def _take(engine: Engine, inbox: Inbox, keys: list[str], *, batch: bool) -> list[str]:
-    """The keys that were new, once none is in flight any more."""
+    """Take the keys, retrying while any is in flight, and return those that were NEW."""
     while True:
         try:
             with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Workers and servers that die, and what is left of the message they were at."""
+"""Workers and servers crash, and the message they were handling takes effect once."""
 
 import signal
 import threading
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.mysql
 @pytest.mark.parametrize("source", ["engine", "session"])
 @pytest.mark.parametrize("point", ["after accept", "before commit", "after commit"])
 def test_a_killed_worker_leaves_all_or_nothing(migrated: Database, source: str, point: str) -> None:
-    """A worker is killed with kill -9 while it has a message; the redelivered message takes effect if the
-    first one had none, so that the total is exact either way."""
+    """A worker is killed with kill -9 while it handles a message; on redelivery the message takes effect only
+    if the first run had not committed, so the total is exact either way."""
     engine = migrated.engine()
     accounts.make(engine)
     code, printed, errors = run_worker(migrated, source, point)
@@ -38,7 +38,8 @@ def test_a_killed_worker_leaves_all_or_nothing(migrated: Database, source: str, 
 
 
 def test_a_worker_that_lives_acknowledges(migrated: Database) -> None:
-    """The same worker, not killed, takes effect once and says so: the kill is what the other test sees."""
+    """The same worker, when it is not killed, takes effect once and acknowledges, so the other test really
+    shows the effect of the kill."""
     engine = migrated.engine()
     accounts.make(engine)
     for _ in range(2):
@@ -48,14 +49,14 @@ def test_a_worker_that_lives_acknowledges(migrated: Database) -> None:
 
 
 def run_worker(database: Database, source: str, point: str) -> tuple[int, str, str]:
-    """Run a worker process to its end, whichever that is: its exit code, and what it printed."""
+    """Run a worker process until it exits or is killed, and return its exit code and output."""
     url = database.url.render_as_string(hide_password=False)
     return run_forked(crash_worker.main, ["crash_worker", url, source, point, "transfer-1"])
 
 
 def test_a_restarted_server_costs_no_message(private_postgres: EmbeddedPostgres) -> None:
-    """PostgreSQL crashes and comes back while 8 workers have messages: the workers go on with the engine that
-    they have, and every message takes effect once."""
+    """PostgreSQL crashes and restarts while 8 workers handle messages: they go on with the same engine, and
+    every message takes effect once."""
     messages, copies, crash_at = 400, 2, 150
     engine = create_engine(private_postgres.url, pool_size=8)
     accounts.make(engine)

@@ -1,4 +1,4 @@
-"""What a payload's digest is computed from: its value, in one fixed form."""
+"""A payload's digest is computed from its value, in one fixed form."""
 
 import enum
 import json
@@ -15,7 +15,7 @@ from tests.support.database import Database
 
 
 class Colour(enum.StrEnum):
-    """Text that is more than text."""
+    """An enum whose members are strings."""
 
     RED = "red"
 
@@ -51,19 +51,20 @@ KEPT: list[Any] = [
 
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_the_same_payload(one: Any, other: Any) -> None:
-    """The order of members, tuple or list, and 10 or 10.0 make no difference."""
+    """The order of members, tuple or list, and 10 or 10.0 do not change the digest."""
     assert digest(one) == digest(other)
 
 
 @pytest.mark.parametrize(("one", "other"), OTHER)
 def test_another_payload(one: Any, other: Any) -> None:
-    """What differs in JSON differs."""
+    """Payloads that differ in JSON have different digests."""
     assert digest(one) != digest(other)
 
 
 @pytest.mark.parametrize("payload", KEPT)
 def test_stored_digests_go_on_to_match(payload: Any) -> None:
-    """Payloads without a whole number in a float have the digest that they always had."""
+    """Unless a payload has a whole number as a float, its digest is the one of earlier versions, so stored
+    digests still match."""
     text = payload if isinstance(payload, str) else json.dumps(payload, sort_keys=True, separators=(",", ":"))
     assert digest(payload) == blake2b(text.encode(), digest_size=16).digest()
 
@@ -74,13 +75,13 @@ def test_stored_digests_go_on_to_match(payload: Any) -> None:
     ids=["inf", "a list", "nan", "a set", "an object", "mixed names", "a huge number"],
 )
 def test_what_is_no_json_is_refused(payload: Any) -> None:
-    """`InvalidOption`, before anything is written."""
+    """A value that JSON cannot represent raises `InvalidOption`."""
     with pytest.raises(InvalidOption, match=r"^payload: expected bytes, str or a JSON value"):
         digest(payload)
 
 
 def test_a_number_that_was_written_in_another_way(migrated: Database) -> None:
-    """A resend whose serializer writes 10 for 10.0 is a duplicate, and a tuple of fields is a payload."""
+    """A resend whose serializer writes 10 for 10.0 is a duplicate; a tuple of fields is a valid payload."""
     inbox, engine = Inbox("billing"), migrated.engine()
     with engine.begin() as connection:
         assert inbox.accept(connection, "a", {"amount": 10.0}) is Verdict.NEW
@@ -91,7 +92,7 @@ def test_a_number_that_was_written_in_another_way(migrated: Database) -> None:
 
 
 def test_a_payload_that_is_nested_too_deeply() -> None:
-    """It is refused like other payloads that cannot be used."""
+    """A payload that is nested too deeply is rejected like other invalid payloads."""
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

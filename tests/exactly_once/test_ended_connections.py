@@ -1,4 +1,4 @@
-"""A pool whose connections the server has ended: nobody with transactions of its own notices."""
+"""If the server has ended the pool's connections, code that begins its own transactions does not notice."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,7 +38,7 @@ def purges(engine: Engine) -> None:
 
 @pytest.mark.parametrize("work", [claims, relays, pauses, purges])
 def test_connections_that_have_ended(migrated: Database, work: Callable[[Engine], None]) -> None:
-    """Work with transactions of its own goes through."""
+    """Code that begins its own transactions succeeds on a pool whose connections the server has ended."""
     if migrated.name == "sqlite":
         pytest.skip("it has no server that could end a connection")
     publish(migrated.engine(), "a1")

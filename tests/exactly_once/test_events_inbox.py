@@ -1,4 +1,4 @@
-"""Monitoring of the exactly-once path: what happened to each message, told when its transaction is over."""
+"""Monitoring of the exactly-once path: one event for each message, sent after its transaction has ended."""
 
 import logging
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ DELIVERIES: list[tuple[str, dict[str, Any], EventKind]] = [
 
 
 class Watch:
-    """What monitoring has heard, and how many messages everybody else could see by then."""
+    """The events received, and how many messages other transactions could see at that moment."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -43,8 +43,8 @@ class Watch:
 
 
 def test_each_verdict_is_an_event(migrated: Database) -> None:
-    """Each delivery is one event with consumer and key, told after the commit or the rollback, when the
-    connection is free again, and whether the verdict was returned or raised."""
+    """Each delivery causes one event with consumer and key, sent after the commit or rollback, when the
+    connection is free again, whether the verdict was returned or raised."""
     engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=10)
     for on_refusal in ("raise", "return"):
         watch = Watch(engine)
@@ -69,8 +69,8 @@ def deliver(inbox: Inbox, engine: Engine, key: str, **given: Any) -> None:
 
 
 def test_nothing_is_said_of_what_was_rolled_back(postgres: Database) -> None:
-    """A body that fails took no message; each new try of the handler is an event with its error, and the last
-    one says that the message was taken."""
+    """A message whose body fails is not reported as taken; each retry of the handler is an event with its
+    error, and the last event says that the message was taken."""
     engine, failures = postgres.engine(), [TransientError("no"), ValueError("bad")]
     watch = Watch(engine)
     inbox = Inbox("billing", on_event=watch)
@@ -95,7 +95,7 @@ def test_nothing_is_said_of_what_was_rolled_back(postgres: Database) -> None:
 
 @in_loop
 async def test_the_same_asynchronously(postgres: Database) -> None:
-    """`AsyncInbox` tells the same."""
+    """`AsyncInbox` sends the same events."""
     watch = Watch(postgres.engine())
     engine, inbox = create_async_engine(postgres.async_url), AsyncInbox("billing", wait=0, on_event=watch)
     failures = [TransientError("no")]
@@ -121,7 +121,7 @@ async def test_the_same_asynchronously(postgres: Database) -> None:
 
 
 def test_a_hook_that_fails_hurts_no_message(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """What it raises is logged; the other hooks are called, and the message is taken."""
+    """An exception in a hook is logged; the other hooks are still called, and the message is taken."""
     heard: list[Event] = []
 
     def broken(event: Event) -> None:
@@ -139,7 +139,7 @@ def test_a_hook_that_fails_hurts_no_message(postgres: Database, caplog: pytest.L
 def test_both_adapters_understand_the_events(
     postgres: Database, telemetry: Telemetry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`LogEvents` writes a line for each, and `OtelEvents` counts them and measures what was taken."""
+    """`LogEvents` writes a line for each event; `OtelEvents` counts them and measures the messages taken."""
     caplog.set_level(logging.DEBUG, "inbox.messages")
     engine = postgres.engine()
     inbox = Inbox("billing", on_event=[LogEvents(), telemetry.events])

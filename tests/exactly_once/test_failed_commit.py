@@ -1,4 +1,5 @@
-"""A transaction whose COMMIT fails is not committed by whoever gets its connection next, closed or not."""
+"""A transaction whose COMMIT failed is not committed later by the next user of its connection, whether the
+caller rolled back or only closed the session."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +23,11 @@ POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
 
 
 class Spoilt(Exception):
-    """What goes wrong in these tests."""
+    """The error that these tests raise in COMMIT."""
 
 
 def spoil_commit(engine: Engine) -> None:
-    """Let the next COMMIT fail before it is sent, as a listener of the application does that has an error."""
+    """Make the next COMMIT fail before it is sent, as a faulty listener of the application would."""
     calls = iter([True])
 
     @event.listens_for(engine, "commit")
@@ -36,7 +37,7 @@ def spoil_commit(engine: Engine) -> None:
 
 
 def in_session(engine: Engine) -> None:
-    """Closed without a rollback."""
+    """Take the message in the caller's Session, closed without a rollback."""
     with Session(engine) as session:
         accounts.add(session)
         assert INBOX.accept(session, "a") is Verdict.NEW
@@ -44,7 +45,7 @@ def in_session(engine: Engine) -> None:
 
 
 def in_connection(engine: Engine) -> None:
-    """The same on a Connection."""
+    """Take the message on the caller's Connection, closed without a rollback."""
     with engine.connect() as connection:
         accounts.add(connection)
         assert INBOX.accept_many(connection, ["a"]) == [Verdict.NEW]
@@ -52,19 +53,20 @@ def in_connection(engine: Engine) -> None:
 
 
 def in_transaction(engine: Engine) -> None:
-    """The inbox's own transaction."""
+    """Take the message in the inbox's own transaction, with a session."""
     with INBOX.transaction(sessionmaker(engine), "a") as work:
         accounts.add(work.session)
 
 
 def in_transaction_of_an_engine(engine: Engine) -> None:
-    """The same without a session."""
+    """Take the message in the inbox's own transaction, without a session."""
     with INBOX.transaction(engine, "a") as work:
         accounts.add(work.connection)
 
 
 def in_session_rolled_back(engine: Engine) -> None:
-    """A session of the caller's, who rolls back: SQLAlchemy takes the transaction for ended by then."""
+    """Take the message in the caller's Session, which is rolled back: SQLAlchemy believes by then that the
+    transaction has ended."""
     with Session(engine) as session:
         accounts.add(session)
         assert INBOX.accept(session, "a") is Verdict.NEW
@@ -75,14 +77,14 @@ def in_session_rolled_back(engine: Engine) -> None:
 
 
 def in_step(engine: Engine) -> None:
-    """A step of status-table mode."""
+    """Run a step of status-table mode."""
     with StatusInbox("steps", store=SqlStore(engine), lease=60, heartbeat=False).claim("s") as claim:
         spoil_commit(engine)
         claim.transact("add", accounts.add)
 
 
 def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
-    """The next to borrow the connection commits nothing but its own, and the message comes again."""
+    """The next user of the connection commits only its own writes, and the message is NEW again."""
     with engine.begin() as connection:
         assert connection.scalar(select(Account.total)) == 0
         accounts.add(connection, amount=100)
@@ -101,7 +103,8 @@ WAYS: list[Callable[[Engine], None]] = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_listener_fails(migrated: Database, way: Callable[[Engine], None]) -> None:
-    """Nothing of it is committed later, neither the business rows nor that the message was taken."""
+    """If a listener makes COMMIT fail, nothing is committed later: neither the business rows nor the inbox
+    row."""
     accounts.make(migrated.engine())
     engine = migrated.engine(**POOL_OF_ONE)
     spoil_commit(engine)
@@ -115,7 +118,8 @@ def test_a_listener_fails(migrated: Database, way: Callable[[Engine], None]) -> 
 def test_a_pool_that_does_not_roll_back(
     migrated: Database, way: Callable[[Engine], None], reset: str | None
 ) -> None:
-    """The same where the pool was told to commit what comes back to it, or to leave it as it is."""
+    """Nothing is committed later even if the pool commits returned connections, or leaves them as they
+    are."""
     accounts.make(migrated.engine())
     engine = migrated.engine(**POOL_OF_ONE, pool_reset_on_return=reset)
     if way is not in_step:
@@ -128,7 +132,8 @@ def test_a_pool_that_does_not_roll_back(
 @pytest.mark.quick("sqlite")
 @pytest.mark.parametrize("way", WAYS)
 def test_sqlite_is_busy(migrated: Database, way: Callable[[Engine], None]) -> None:
-    """The same when SQLite's COMMIT fails because somebody reads, which leaves the transaction open."""
+    """Nothing is committed later if SQLite's COMMIT fails because of a reader, which leaves the transaction
+    open."""
     if migrated.name != "sqlite":
         pytest.skip("elsewhere a COMMIT that fails ends the transaction")
     accounts.make(migrated.engine())
@@ -142,7 +147,7 @@ def test_sqlite_is_busy(migrated: Database, way: Callable[[Engine], None]) -> No
 
 
 def test_async(migrated: Database) -> None:
-    """The same with an AsyncSession and an AsyncConnection."""
+    """An AsyncSession and an AsyncConnection behave the same: nothing is committed later."""
     accounts.make(migrated.engine())
     inbox = AsyncInbox("billing")
 

@@ -1,4 +1,4 @@
-"""A process that was forked off inside a handler does nothing to the transaction."""
+"""A process forked inside a handler does not touch the transaction."""
 
 import pytest
 
@@ -13,8 +13,9 @@ from tests.support.program import command, run
     [("engine", "raises", "SystemExit"), ("session", "returns", "TransactionEnded")],
 )
 def test_a_fork_inside_a_handler(migrated: Database, source: str, ending: str, error: str) -> None:
-    """The child's block ends, and then the child, while the parent still has its transaction: only the parent
-    commits, with all that it wrote. A child that comes to the end of the block is told that it may not."""
+    """A child forked inside a handler leaves the block and exits while the parent's transaction is still
+    open: only the parent commits, with everything it wrote. A child that reaches the end of the block gets an
+    error."""
     if migrated.name == "mysql":
         pytest.skip("it is MariaDB's driver")
     engine = migrated.engine()

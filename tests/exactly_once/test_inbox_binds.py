@@ -1,4 +1,5 @@
-"""Sessions with several databases: a message is taken where the session writes, or nothing is committed."""
+"""Sessions with several databases: the message is taken in the database that the session writes to, or
+nothing is committed."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,13 +30,14 @@ NEW, DUPLICATE = Verdict.NEW, Verdict.DUPLICATE
 
 
 def verdict(database: Database, inbox: Inbox = INBOX) -> Verdict:
-    """What a redelivery is told; it takes the message if it is new."""
+    """The verdict of a redelivery, which takes the message if it is new."""
     with database.engine().begin() as connection:
         return inbox.accept(connection, KEY)
 
 
 def swallow(session: Session) -> None:
-    """A body that loses what it has written to the second database, at least on PostgreSQL."""
+    """A body that swallows an error in the second database and, at least on PostgreSQL, loses its write
+    there."""
     accounts.add(session)
     with suppress(DBAPIError):
         session.execute(insert(Account), [{"name": "cash", "total": 1}])
@@ -48,13 +50,13 @@ def fail(session: Session) -> None:
 
 
 def add_late(session: Session) -> None:
-    """A body whose write to the second database leaves with the commit."""
+    """A body whose write to the second database is flushed only at commit."""
     session.add(Account(name="new", total=1))
 
 
 @pytest.mark.parametrize("body", [swallow, accounts.add, add_late])
 def test_a_body_that_writes_to_a_second_database(migrated: Database, other: Database, body: Any) -> None:
-    """The handler raises before anything is committed on either, and the redelivery is new."""
+    """The handler raises before either database commits anything, and the redelivery is NEW."""
     source = sessionmaker(migrated.engine(), binds={Account: other.engine()})
     handler = INBOX.handler(source, key=str)(lambda session, message: body(session))
     with pytest.raises((UnusableConnection, TransactionAborted), match="nothing was"):
@@ -74,7 +76,7 @@ takes = pytest.mark.parametrize("take", TAKES, ids=["accept", "take", "accept_ma
 
 @takes
 def test_a_transaction_of_the_callers_own(migrated: Database, other: Database, take: Take) -> None:
-    """Its commit raises in the same way."""
+    """If the transaction is the caller's own, its commit raises before either database commits anything."""
     with Session(migrated.engine(), binds={Account: other.engine()}) as session:
         assert take(session, {}) is NEW
         accounts.add(session)
@@ -86,7 +88,8 @@ def test_a_transaction_of_the_callers_own(migrated: Database, other: Database, t
 
 @takes
 def test_a_session_that_reads_from_replicas(migrated: Database, replica: Database, take: Take) -> None:
-    """With SQLAlchemy's recipe the message is taken on the leader, in the transaction of what is flushed."""
+    """With SQLAlchemy's recipe for replicas, the message is taken on the leader, in the same transaction as
+    the flushed objects."""
     leader, followers = migrated.engine(), [replica.engine()]
     with recipe(leader, followers)() as session:
         assert session.scalar(select(Account.total)) == 0
@@ -98,7 +101,8 @@ def test_a_session_that_reads_from_replicas(migrated: Database, replica: Databas
 
 
 def test_a_handler_that_reads_from_replicas(migrated: Database, replica: Database) -> None:
-    """The same for handlers, whose `work.connection` is the leader's, and for steps of status-table mode."""
+    """A handler takes the message on the leader too, and `work.connection` is the leader's; so do steps of
+    status-table mode."""
     leader = migrated.engine()
     source = sessionmaker(class_=recipe(leader, [replica.engine()]))
     with INBOX.transaction(source, KEY) as work:
@@ -128,8 +132,8 @@ def test_a_step_that_writes_to_a_second_database(migrated: Database, other: Data
 
 
 def test_the_bind_can_be_named(migrated: Database, other: Database) -> None:
-    """`bind_arguments` says in whose database the inbox is, as for `Session.execute`; without a session it is
-    refused."""
+    """`bind_arguments` names the inbox's database, as for `Session.execute`; without a session it is
+    rejected."""
     engine = migrated.engine()
     given: dict[str, Any] = {"bind_arguments": {"mapper": Account}}
     source = sessionmaker(other.engine(), binds={Account: engine})
@@ -149,7 +153,7 @@ def test_the_bind_can_be_named(migrated: Database, other: Database) -> None:
 
 @in_loop
 async def test_async_sessions(migrated: Database, other: Database) -> None:
-    """The same with an AsyncSession: routed, named, or refused."""
+    """An AsyncSession behaves the same: it is routed, takes `bind_arguments`, or is rejected."""
     if migrated.url.get_backend_name() == "mysql":
         pytest.skip("it cannot tell that nothing was written")
     first, second = create_async_engine(migrated.async_url), create_async_engine(other.async_url)
@@ -178,7 +182,7 @@ async def test_async_sessions(migrated: Database, other: Database) -> None:
 
 
 def test_a_bind_that_names_our_table(migrated: Database, other: Database) -> None:
-    """A session may name the inbox's table in its binds, as the application's own."""
+    """A session may list the inbox's table in its binds, like the application's own tables."""
     binds: dict[Any, Any] = {tables().message: migrated.engine()}
     with Session(other.engine(), binds=binds) as session:
         assert INBOX.accept(session, KEY) is NEW
@@ -187,9 +191,9 @@ def test_a_bind_that_names_our_table(migrated: Database, other: Database) -> Non
 
 
 def test_two_phases() -> None:
-    """In two phases a session may write to two databases; an error that the body has swallowed on the second
-    one, where PREPARE would silently keep nothing, is found out before anything is prepared."""
-    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # 0 unless it is asked for
+    """With two-phase commit a session may write to two databases. If the body swallowed an error on the
+    second one, where PREPARE would silently keep nothing, this is detected before anything is prepared."""
+    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # the default is 0
         first, second = create_engine(server.url), create_engine(server.database("second"))
         make_tables(server.url)
         for engine in (first, second):
@@ -208,8 +212,8 @@ def test_two_phases() -> None:
 
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_two_phases_on_mysql(migrated: Database, other: Database, name: str) -> None:
-    """The same there, where PREPARE, COMMIT and ROLLBACK are statements that SQLAlchemy sends: neither a
-    commit nor a rollback leaves a prepared transaction behind, with its locks."""
+    """On MySQL and MariaDB, where SQLAlchemy sends PREPARE, COMMIT and ROLLBACK as statements, neither a
+    commit nor a rollback leaves a prepared transaction and its locks behind."""
     if migrated.name not in ("mariadb", "mysql"):
         pytest.skip("SQLite has no two-phase commit, and PostgreSQL has a test of its own")
     first = migrated.engine()

@@ -1,4 +1,4 @@
-"""Business keys: what is a key, what is not, and which keys are the same; alike on every database."""
+"""Business keys: which values are valid, and which keys are equal; the same on every database."""
 
 from enum import Enum, IntEnum, StrEnum
 from typing import Any
@@ -17,19 +17,19 @@ INBOX = Inbox("bookkeeping", wait=0)
 
 
 class Kind(StrEnum):
-    """A string that is more than a string."""
+    """An enum whose members are strings."""
 
     ORDER = "order"
 
 
 class Name(str, Enum):  # noqa: UP042 - as a StrEnum it would format as its text
-    """The same as it was written before: formatted, its members are `Name.ORDER`."""
+    """The older form of a string enum: formatted, its members read `Name.ORDER`."""
 
     ORDER = "order"
 
 
 class Number(IntEnum):
-    """A whole number that is more than one."""
+    """An enum whose members are whole numbers."""
 
     SEVEN = 7
 
@@ -131,8 +131,8 @@ DIFFERENT: list[Key] = [
 
 
 def test_different_keys_are_different_messages(migrated: Database) -> None:
-    """Keys compare byte for byte: case, blanks, accents, emoji and 512 bytes are kept apart, taken one by one
-    or in a batch, and each is its own duplicate."""
+    """Keys compare byte for byte: case, blanks, accents, emoji and all of 512 bytes count, in single messages
+    and in batches. Each key is a duplicate only of itself."""
     engine = migrated.engine()
     assert len(set(DIFFERENT)) == len(DIFFERENT)
     with engine.begin() as connection:
@@ -144,7 +144,7 @@ def test_different_keys_are_different_messages(migrated: Database) -> None:
 
 
 def test_different_keys_are_different_in_a_batch(migrated: Database) -> None:
-    """The same keys, taken in one statement first."""
+    """The same keys stay different when a batch takes them first, in one statement."""
     engine = migrated.engine()
     with engine.begin() as connection:
         assert set(INBOX.accept_many(connection, DIFFERENT)) == {Verdict.NEW}
@@ -154,7 +154,7 @@ def test_different_keys_are_different_in_a_batch(migrated: Database) -> None:
 
 
 def test_consumers_do_not_share_keys(migrated: Database) -> None:
-    """Every consumer, spelled as it is, has the key once."""
+    """Each consumer takes the key once; consumers' names also compare byte for byte."""
     consumers = [
         "billing",
         "Billing",
@@ -173,14 +173,14 @@ def test_consumers_do_not_share_keys(migrated: Database) -> None:
 
 @pytest.mark.parametrize(("key", "text"), SAME)
 def test_keys_that_are_the_same(key: Key, text: Key) -> None:
-    """A whole number and a UUID are their text, alone and in tuples; of what is more than a string or a
-    number only that counts."""
+    """A whole number or a UUID equals its text, alone and inside tuples; for a subclass of `str` or `int`,
+    only the plain value counts."""
     assert encode_key(key) == encode_key(text)
     assert type(encode_key(key)) is str
 
 
 def test_a_subclass_of_str_is_its_text(migrated: Database) -> None:
-    """An enum's member and the text that it stands for are one key, for a consumer, too."""
+    """An enum's member and its text are the same key, and the same consumer."""
     with migrated.engine().begin() as connection:
         keys: list[Key] = [Kind.ORDER, Name.ORDER, "order", (Name.ORDER, 1), ("order", 1)]
         for number, key in enumerate(keys):
@@ -191,7 +191,7 @@ def test_a_subclass_of_str_is_its_text(migrated: Database) -> None:
 
 
 def test_a_key_is_its_text_in_every_store(store: Store) -> None:
-    """The same in status-table mode: no store sees more of a key or a consumer than its text."""
+    """In status-table mode too, every store sees only the text of a key or consumer."""
     keys: list[Key] = [Name.ORDER, "order", 42, "42", UID, str(UID)]
     for number, key in enumerate(keys):
         for consumer in (Name.ORDER, "order"):
@@ -233,7 +233,7 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("key", REFUSED.values(), ids=REFUSED)
 def test_what_is_no_key(key: Any) -> None:
-    """`InvalidKey`, which says which option it is about in a line that can be read."""
+    """An invalid key raises `InvalidKey`, with a short message that names the option."""
     with pytest.raises(InvalidKey, match=r"^key=") as caught:
         encode_key(key)
     assert isinstance(caught.value, ValueError)
@@ -243,7 +243,7 @@ def test_what_is_no_key(key: Any) -> None:
 
 
 def test_what_is_no_key_is_refused(migrated: Database) -> None:
-    """The transaction goes on, and of a batch with such a key nothing is taken."""
+    """An invalid key is rejected and the transaction goes on; a batch with an invalid key takes nothing."""
     with migrated.engine().begin() as connection:
         for name, key in REFUSED.items():
             with case(name), pytest.raises(InvalidKey, match=r"^key="):
@@ -254,8 +254,8 @@ def test_what_is_no_key_is_refused(migrated: Database) -> None:
 
 
 def test_a_handler_refuses_it_before_it_begins() -> None:
-    """The handler's body does not run, and the error comes through before a database is asked: a retry would
-    not help."""
+    """A handler rejects an invalid key before it uses the database: the body does not run, and nothing is
+    retried."""
     engine = create_engine("postgresql+psycopg://127.0.0.1:1/app")  # where nothing answers
 
     @INBOX.handler(engine, key=lambda message: message)

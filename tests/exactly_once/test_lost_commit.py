@@ -1,4 +1,4 @@
-"""The connection breaks during COMMIT, so that nobody told the worker whether it happened."""
+"""The connection breaks during COMMIT, so the worker does not know whether the transaction committed."""
 
 import asyncio
 import re
@@ -28,13 +28,13 @@ sources = pytest.mark.parametrize("source", ["engine", "session"])
 
 
 def is_commit(chunk: bytes) -> bool:
-    """Whether a client's bytes end with the statement COMMIT, as each of the protocols sends it."""
+    """Whether a client's bytes end with the statement COMMIT, in any of the protocols."""
     return re.search(rb"COMMIT\0?$", chunk) is not None
 
 
 @dataclass
 class Wire:
-    """A database with an account, and a way to it that can lose a COMMIT."""
+    """A database with an account, and a proxy to it that can lose a COMMIT."""
 
     proxy: TcpProxy
     direct: Engine
@@ -42,18 +42,18 @@ class Wire:
     async_url: URL
 
     def lose_commit(self, *, arrived: bool) -> None:
-        """Break the connection at the next COMMIT, after the server got it or before."""
+        """Break the connection at the next COMMIT, after or before the server receives it."""
         self.proxy.cut_on(is_commit, forward=arrived)
 
     def total(self) -> int:
-        """What has been committed; the connection was cut indeed."""
+        """The committed total; also checks that the connection was cut."""
         assert self.proxy.was_cut.is_set()
         return accounts.total(self.direct)
 
 
 @pytest.fixture
 def wire(migrated: Database) -> Iterator[Wire]:
-    """A proxy before the server."""
+    """A proxy in front of the server."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has no connection that could break")
     direct = migrated.engine()
@@ -75,7 +75,7 @@ def engine(wire: Wire) -> Iterator[Engine]:
 
 
 def _unencrypted(url: URL) -> dict[str, Any]:
-    """What keeps the driver from encrypting, which would hide the COMMIT from the proxy."""
+    """Options that turn off the driver's encryption, which would hide the COMMIT from the proxy."""
     options: dict[str, dict[str, Any]] = {
         "psycopg": {"sslmode": "disable"},
         "pymysql": {"ssl_disabled": True},
@@ -92,8 +92,8 @@ def _source(engine: Engine, source: str) -> "Engine | sessionmaker[Session]":
 def test_transaction_finds_out_what_became_of_its_commit(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:
-    """If the COMMIT arrived, the block ends as if nothing had been; if not, it raises the transient
-    CommitLost and nothing was written. Delivered again, the message has taken effect once."""
+    """If the COMMIT arrived, the block ends normally; if not, it raises the transient CommitLost and nothing
+    was written. After redelivery the message has taken effect once."""
 
     def take() -> Verdict:
         with INBOX.transaction(_source(engine, source), KEY) as work:
@@ -114,8 +114,8 @@ def test_transaction_finds_out_what_became_of_its_commit(
 
 @arrived
 def test_monitoring_hears_what_became_of_the_commit(wire: Wire, engine: Engine, *, arrived: bool) -> None:
-    """A COMMIT whose answer was lost is an event when it was found to have happened; when it had not, the
-    handler's new try is one."""
+    """If the answer to COMMIT was lost, monitoring gets an event once the commit is confirmed; if the commit
+    did not happen, it gets an event for the handler's retry."""
     heard: list[EventKind] = []
     inbox = Inbox("bookkeeping", wait=30, on_event=lambda event: heard.append(event.kind))
 
@@ -136,7 +136,7 @@ def test_monitoring_hears_what_became_of_the_commit(wire: Wire, engine: Engine, 
 def test_handler_runs_again_only_what_was_not_committed(
     wire: Wire, engine: Engine, source: str, *, arrived: bool
 ) -> None:
-    """The handler returns normally in both outcomes, and its effect is there once."""
+    """Whether or not the COMMIT arrived, the handler returns normally and the message takes effect once."""
     runs = []
 
     @INBOX.handler(_source(engine, source), key=str)
@@ -154,8 +154,8 @@ def test_handler_runs_again_only_what_was_not_committed(
 
 
 def test_a_row_of_another_attempt_is_no_witness(wire: Wire, engine: Engine) -> None:
-    """The COMMIT did not arrive, and another worker took the message before we could look: the row in the
-    database is not ours, so the block does not end as if it were."""
+    """If the COMMIT did not arrive and another worker took the message before we could check, the row in the
+    database is not ours: the block raises CommitLost."""
     takers = []
 
     @event.listens_for(engine, "handle_error")
@@ -173,7 +173,8 @@ def test_a_row_of_another_attempt_is_no_witness(wire: Wire, engine: Engine) -> N
 
 @arrived
 def test_a_lost_commit_after_a_duplicate_is_transient(wire: Wire, engine: Engine, *, arrived: bool) -> None:
-    """What a block wrote for a duplicate has no witness: whether it arrived is unknown, and that is said."""
+    """For a duplicate there is no new inbox row that could show whether the block's writes were committed, so
+    a lost COMMIT always raises CommitLost."""
     with INBOX.transaction(engine, KEY):
         pass
     wire.lose_commit(arrived=arrived)
@@ -185,7 +186,8 @@ def test_a_lost_commit_after_a_duplicate_is_transient(wire: Wire, engine: Engine
 
 @arrived
 def test_a_caller_who_commits_can_deliver_again(wire: Wire, engine: Engine, *, arrived: bool) -> None:
-    """With `accept` the caller commits: when that breaks, the error is transient, and redelivery knows."""
+    """With `accept` the caller commits: a lost COMMIT is a transient error, and the verdict of the redelivery
+    tells whether it had been committed."""
 
     def take() -> Verdict:
         with engine.begin() as connection:
@@ -251,7 +253,8 @@ def test_asynchronous_transaction_finds_out_too(wire: Wire, source: str, *, arri
 def test_asynchronous_handler_runs_again_only_what_was_not_committed(
     wire: Wire, source: str, *, arrived: bool
 ) -> None:
-    """Async: the handler returns normally in both outcomes, and its effect is there once."""
+    """Async: whether or not the COMMIT arrived, the handler returns normally and the message takes effect
+    once."""
     runs = []
 
     async def work(engine: AsyncEngine) -> Outcome:

@@ -1,4 +1,4 @@
-"""The inbox against a model, for interleavings that nobody has thought of."""
+"""The inbox against a model, with generated interleavings."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,14 +22,14 @@ keys = st.sampled_from(KEYS)
 
 
 class Failed(Exception):
-    """The business refuses."""
+    """The error of a handler's body."""
 
 
 @dataclass
 class World:
-    """A consumer, what it has done, and what it must have done.
+    """One consumer, the effects in its database, and the effects that the model expects.
 
-    A model of one consumer: every message of a key is made on the day that the key is first seen.
+    In the model, every message of a key was made on the day when the key is first seen.
     """
 
     engine: Engine
@@ -40,7 +40,7 @@ class World:
     shift: timedelta = timedelta()
 
     def deliver(self, key: str, *, fails: bool) -> None:
-        """A delivery, whose body raises at its end if it `fails`."""
+        """Deliver a message; the body raises at its end if `fails`."""
         made = self.made.setdefault(key, self.now)
         expected = self.expected(key)
         verdicts = []
@@ -59,14 +59,14 @@ class World:
         assert verdicts == [expected]
 
     def expected(self, key: str) -> Verdict:
-        """What the inbox has to say about one more message of this key."""
+        """The verdict that the inbox must give for another message of this key."""
         young = self.now - self.made[key] < RETENTION
         if young:
             return Verdict.DUPLICATE if key in self.ran else Verdict.NEW
         return Verdict.DUPLICATE if key in self.stored() else Verdict.TOO_OLD
 
     def pass_days(self, days: int) -> None:
-        """Let time pass, by making everything older."""
+        """Let time pass by making every row older."""
         self.now += timedelta(days=days)
         self.shift += timedelta(days=days)
         old = select(MESSAGE.c.key, MESSAGE.c.accepted_at).where(MESSAGE.c.consumer == self.inbox.consumer)
@@ -77,23 +77,23 @@ class World:
                 connection.execute(update(MESSAGE).where(row).values(accepted_at=older))
 
     def purge(self) -> None:
-        """Delete what is older than the retention, and nothing else."""
+        """Delete rows that are older than the retention, and only those."""
         young = {key for key in self.ran if self.now - self.made[key] < RETENTION}
         self.inbox.purge(self.engine, batch=2, sleep=lambda _: None)
         assert young <= self.stored()
 
     def stored(self) -> set[str]:
-        """The keys whose rows are there."""
+        """The keys that have rows."""
         with self.engine.connect() as connection:
             rows = select(MESSAGE.c.key).where(MESSAGE.c.consumer == self.inbox.consumer)
             return set(connection.scalars(rows))
 
     def account(self, key: str) -> str:
-        """Where runs of this key are counted."""
+        """The account that counts the runs of this key."""
         return f"{self.inbox.consumer}/{KEYS.index(key)}"
 
     def check(self) -> None:
-        """Every key took effect as often as it ran, which is once."""
+        """Every key took effect once if it ran, and else not at all."""
         totals = accounts.totals(self.engine)
         assert {key: totals[self.account(key)] for key in KEYS} == {key: self.ran.get(key, 0) for key in KEYS}
         assert set(self.ran.values()) <= {1}
@@ -101,14 +101,14 @@ class World:
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with a table for accounts; each example opens its own."""
+    """A database with a table of accounts; each example opens its own account."""
     engine = migrated.engine()
     accounts.make(engine)
     return engine
 
 
 def new_world(engine: Engine) -> World:
-    """A consumer that nothing has happened to."""
+    """A consumer without any messages so far."""
     world = World(engine, Inbox(uuid4().hex, wait=0, retention=RETENTION, on_refusal="return"))
     with engine.begin() as connection:
         for key in KEYS:
@@ -126,8 +126,8 @@ steps = st.one_of(
 
 
 def test_each_key_runs_once_whatever_happens_around_it(engine: Engine) -> None:
-    """Any sequence of deliveries, failures, duplicates, days that pass and purges: every key takes effect
-    once, a failure leaves nothing, and every verdict is the one that the model expects."""
+    """For any sequence of deliveries, failures, duplicates, passing days and purges: every key takes effect
+    once, a failure leaves nothing behind, and every verdict is the one that the model expects."""
 
     @settings(max_examples=60, deadline=None)
     @given(plan=st.lists(steps, max_size=25))
@@ -152,7 +152,7 @@ def _live(engine: Engine, plan: list[tuple[object, ...]]) -> None:
 
 @dataclass
 class Workers:
-    """Transactions that are open at the same time, and the model of what they see of each other."""
+    """Transactions that are open at the same time, and a model of what each sees of the others."""
 
     engine: Engine
     inbox: Inbox
@@ -163,7 +163,7 @@ class Workers:
     """SQLite: who has the only write lock, which even a duplicate takes."""
 
     def accept(self, worker: int, batch: list[str], *, one_by_one: bool) -> None:
-        """A worker takes messages, and does what they are about if they are new."""
+        """A worker takes messages and, for the new ones, does their work."""
         expected = []
         for key in batch:
             expected.append(self.expected(worker, key))
@@ -183,7 +183,8 @@ class Workers:
                 accounts.add(connection, f"{self.inbox.consumer}/{KEYS.index(key)}")
 
     def expected(self, worker: int, key: str) -> Verdict:
-        """A key that is committed, or this worker's own, is a duplicate; one of another's is in flight."""
+        """A key that is committed, or taken by this worker, is a duplicate; a key taken by another worker is
+        in flight."""
         if key in self.committed | self.taken[worker]:
             return Verdict.DUPLICATE
         others = set().union(*(taken for other, taken in enumerate(self.taken) if other != worker))
@@ -209,9 +210,9 @@ acts = st.one_of(
 
 
 def test_open_transactions_know_of_each_other(migrated: Database, engine: Engine) -> None:
-    """Any interleaving of three workers that take messages, singly or in batches, commit and roll back: every
-    verdict is the one that the model expects, and every key that was committed took effect once."""
-    slow = migrated.name == "mysql"  # it waits for a second at least, even when it was told not to
+    """Three workers take messages, singly or in batches, commit and roll back in any order: every verdict is
+    the one that the model expects, and every committed key took effect once."""
+    slow = migrated.name == "mysql"  # it waits at least a second, even with wait=0
 
     @settings(max_examples=5 if slow else 60, deadline=None)
     @given(plan=st.lists(acts, max_size=8 if slow else 20))

@@ -1,4 +1,4 @@
-"""Returning means "acknowledge": a message that was not taken is an error, on every database."""
+"""Returning normally means "acknowledge": a message that was not taken raises an error, on every database."""
 
 import pickle
 from datetime import UTC, datetime, timedelta
@@ -38,13 +38,14 @@ def never(*_: Any) -> None:
 
 
 def handler_of(inbox: Any, source: Any, body: Any = never, **given: Any) -> Any:
-    """A handler whose messages are keys, and which says the same about each."""
+    """A handler whose messages are keys, with the same options for every message."""
     said: dict[str, Any] = {name: (lambda _, value=value: value) for name, value in given.items()}
     return inbox.handler(source, key=lambda key: key, **said)(body)
 
 
 def check(refused: NotTaken, kind: type[NotTaken], key: str) -> None:
-    """It says which message it is, and which verdict."""
+    """The error names the consumer and the key, survives pickling, and is transient only if the message is in
+    flight."""
     assert type(refused) is kind
     assert "'billing'" in str(refused)
     assert repr(key) in str(refused)
@@ -58,8 +59,8 @@ def check(refused: NotTaken, kind: type[NotTaken], key: str) -> None:
 
 
 def test_a_message_that_is_not_taken_is_an_error(migrated: Database) -> None:
-    """`transaction` and what `handler` decorates raise before the body runs, leave nothing behind, give their
-    connection back, and name consumer and key; a duplicate comes through as before."""
+    """`transaction` and decorated handlers raise before the body runs, leave nothing behind, return their
+    connection, and name consumer and key; a duplicate still returns normally."""
     engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=10)
     inbox, other = Inbox("billing", wait=0), migrated.engine()
     with inbox.transaction(engine, "taken", payload="first") as work:
@@ -102,7 +103,7 @@ async def test_the_same_asynchronously(migrated: Database) -> None:
 
 
 def test_a_message_in_flight_is_waited_for_once(postgres: Database) -> None:
-    """`handler` does not try a message in flight again, although it is a transient error: it has waited."""
+    """Although `MessageInFlight` is transient, `handler` does not retry it: it has already waited."""
     engine, inbox, begun = postgres.engine(), Inbox("billing", wait=0), []
     with postgres.engine().begin() as connection:
         inbox.accept(connection, "held")
@@ -113,7 +114,7 @@ def test_a_message_in_flight_is_waited_for_once(postgres: Database) -> None:
 
 
 def test_verdicts_on_request(postgres: Database) -> None:
-    """With `on_refusal="return"` the block runs and the handler returns, with the verdict."""
+    """With `on_refusal="return"` the block runs and the handler returns; both give the verdict."""
     engine, inbox = postgres.engine(), Inbox("billing", wait=0, on_refusal="return")
     with inbox.transaction(engine, "taken", payload="first"):
         pass
@@ -127,13 +128,14 @@ def test_verdicts_on_request(postgres: Database) -> None:
 
 @pytest.mark.parametrize("inbox", [Inbox, AsyncInbox])
 def test_the_option_is_checked(inbox: type[Inbox | AsyncInbox]) -> None:
-    """Another value is refused by name."""
+    """An unknown `on_refusal` is rejected; the error names the option and the value."""
     with pytest.raises(InvalidOption, match="on_refusal='ignore'"):
         inbox("billing", on_refusal="ignore")  # type: ignore[arg-type]
 
 
 def refused(inbox: StatusInbox, key: str, **given: Any) -> NotTaken:
-    """What `claim` and the decorated function raise; what listeners ask says it without an error."""
+    """The error that `claim` and the decorated function raise; `outcome`, which listeners call, returns the
+    same verdict without an error."""
     with pytest.raises(NotTaken) as caught, inbox.claim(key, **given):
         never()
     handle = handler_of_claims(inbox, never, **given)
@@ -151,8 +153,8 @@ def handler_of_claims(inbox: StatusInbox, body: Any, **given: Any) -> Any:
 
 
 def test_every_verdict_of_status_mode(store: Store) -> None:
-    """`claim` and the decorated function run for a new message and for a duplicate, and raise for all others;
-    a message in flight says when to deliver it again."""
+    """`claim` and the decorated function accept a new message and a duplicate, and raise for every other
+    verdict; a message in flight says when to deliver it again."""
     inbox = status_inbox(store, max_attempts=1, on_refusal="raise")
     with inbox.claim("held") as claim:
         in_flight = refused(inbox, "held")
@@ -175,8 +177,8 @@ def test_every_verdict_of_status_mode(store: Store) -> None:
 
 
 def test_a_run_that_only_undoes_is_not_acknowledged(postgres: Database) -> None:
-    """When finished steps are undone the message is dead: the block, the decorated function and the listener
-    all say so, although the body raised nothing that anybody could see."""
+    """A message whose finished steps are undone is dead: the block, the decorated function and the listener
+    all say so, although the body raised nothing that the caller could see."""
     inbox = StatusInbox("orders", store=SqlStore(postgres.engine()), max_attempts=1, heartbeat=False)
 
     def body(claim: Any, key: str) -> None:
@@ -232,8 +234,8 @@ async def test_status_mode_asynchronously(place: Place) -> None:
 def test_listeners_decide_by_the_verdict(
     postgres: Database, decide: Decide, on_refusal: Any, by_hand: bool
 ) -> None:
-    """The decision is the same whether the inbox raises or returns, and whether the handler is one that the
-    inbox has decorated or a function that lets the error through."""
+    """Listeners decide by the verdict, whether the inbox raises or returns it, and whether the handler was
+    decorated by the inbox or is a function that lets the error through."""
     engine, inbox = postgres.engine(), Inbox("billing", wait=0, on_refusal=on_refusal)
     given = {key: said for key, said, _ in REFUSALS} | {"new": {}}
 
@@ -259,7 +261,7 @@ def test_listeners_decide_by_the_verdict(
 
 
 def test_a_handler_that_names_the_delay_is_heard(postgres: Database) -> None:
-    """What a function of one's own raises counts with its `retry_after`."""
+    """If the caller's own function raises `NotTaken`, its `retry_after` is used."""
 
     def handle(message: object) -> Outcome:
         raise MessageInFlight("elsewhere", retry_after=42)
@@ -269,8 +271,8 @@ def test_a_handler_that_names_the_delay_is_heard(postgres: Database) -> None:
 
 
 def test_a_nested_inbox_rolls_back_the_outer_one(postgres: Database) -> None:
-    """A `NotTaken` out of another inbox's handler, called by the body, ends the outer transaction as any
-    error does: neither message is taken."""
+    """If the body calls another inbox's handler and that raises `NotTaken`, the outer transaction rolls back
+    as for any error: neither message is taken."""
     engine, outer, inner = postgres.engine(), Inbox("outer"), Inbox("inner", wait=0)
 
     def body(connection: Connection, key: str) -> None:

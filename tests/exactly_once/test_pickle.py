@@ -1,4 +1,4 @@
-"""Inboxes and outboxes that are sent to other processes, as Celery, process pools and Spark do."""
+"""Inboxes and outboxes can be sent to other processes, as Celery, process pools and Spark do."""
 
 import copy
 import pickle
@@ -16,7 +16,8 @@ from tests.support.database import Database
 @pytest.mark.parametrize("kind", [Inbox, AsyncInbox])
 @pytest.mark.parametrize("schema", [None, "messaging"])
 def test_an_unpickled_inbox_has_the_tables_of_its_process(kind: Any, schema: str | None) -> None:
-    """It refers to its tables by their schema, so what it brings along is small, and copies share them."""
+    """An inbox refers to its tables by schema name, so its pickle is small and all copies share the tables of
+    their process."""
     inbox = kind("billing", schema=schema)
     packed = pickle.dumps(inbox)
     assert len(packed) < 2_000
@@ -25,13 +26,13 @@ def test_an_unpickled_inbox_has_the_tables_of_its_process(kind: Any, schema: str
 
 
 def test_an_unpickled_outbox_has_them_too() -> None:
-    """The same for the outbox's tables."""
+    """An unpickled outbox also shares the tables of its process."""
     box = Outbox(schema="messaging")
     assert pickle.loads(pickle.dumps(box)).tables is box.tables  # noqa: S301 - the test's own
 
 
 def test_unpickled_inboxes_share_their_statements(postgres: Database) -> None:
-    """Fifty of them leave one statement of each kind behind, which is compiled once."""
+    """50 unpickled inboxes share one cached statement of each kind, which is compiled once."""
     engine, packed = postgres.engine(), pickle.dumps(Inbox("billing"))
     Inbox("billing").accept_many(connection := engine.connect(), ["warm"])
     sizes = []

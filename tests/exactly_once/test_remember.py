@@ -1,7 +1,9 @@
-"""Messages that a process remembers: their duplicates are answered without the database, nothing else is."""
+"""`remember=`: duplicates of remembered messages are answered without the database, and no other messages
+are."""
 
 import asyncio
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,7 +23,7 @@ from tests.support.status_async import in_loop
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """An engine on a database with an account at zero."""
+    """An engine for a database with an account at zero."""
     engine = migrated.engine()
     accounts.make(engine)
     return engine
@@ -29,7 +31,7 @@ def engine(migrated: Database) -> Engine:
 
 @contextmanager
 def silent(engine: Engine) -> Iterator[None]:
-    """Nothing is sent to the database in this block."""
+    """Check that nothing is sent to the database inside the block."""
     sent: list[str] = []
 
     def note(*given: Any) -> None:
@@ -42,7 +44,7 @@ def silent(engine: Engine) -> Iterator[None]:
 
 
 def rolled_back(engine: Engine, *acts: Callable[[Connection], Verdict]) -> list[Verdict]:
-    """What these say in one transaction that is rolled back."""
+    """Make these calls in one transaction that is rolled back, and return their verdicts."""
     with engine.connect() as connection:
         verdicts = [act(connection) for act in acts]
         connection.rollback()
@@ -51,7 +53,8 @@ def rolled_back(engine: Engine, *acts: Callable[[Connection], Verdict]) -> list[
 
 @pytest.mark.parametrize("kind", ["engine", "session"])
 def test_a_duplicate_is_answered_without_the_database(engine: Engine, kind: str) -> None:
-    """With the result of the first run, or as a mismatch; and monitoring is told."""
+    """A remembered message is answered without the database, with the result of the first run or as a
+    mismatch; monitoring gets the event."""
     kinds: list[EventKind] = []
     inbox = Inbox("billing", remember=10, on_event=lambda event: kinds.append(event.kind))
 
@@ -75,7 +78,7 @@ def test_a_duplicate_is_answered_without_the_database(engine: Engine, kind: str)
 
 
 def test_what_another_process_has_done_is_remembered(engine: Engine) -> None:
-    """After its first duplicate here."""
+    """A message that another process took is remembered here after its first duplicate."""
     with Inbox("billing").transaction(engine, "a") as work:
         work.result = 7
     inbox = Inbox("billing", remember=10)
@@ -87,7 +90,7 @@ def test_what_another_process_has_done_is_remembered(engine: Engine) -> None:
 
 
 def test_another_payload_does_not_get_what_is_remembered(engine: Engine) -> None:
-    """Neither the result nor the verdict of a duplicate."""
+    """A remembered key with another payload is a MISMATCH and does not get the result."""
     inbox = Inbox("billing", remember=10)
     with inbox.transaction(engine, "a", 1) as work:
         work.result = 7
@@ -97,7 +100,7 @@ def test_another_payload_does_not_get_what_is_remembered(engine: Engine) -> None
 
 
 def test_what_was_not_committed_is_not_remembered(engine: Engine) -> None:
-    """A message whose transaction failed runs again, whatever was said in it."""
+    """A message whose transaction failed runs again, whatever the verdicts inside that transaction were."""
     inbox = Inbox("billing", remember=10)
     for _ in range(2):
         with suppress(ZeroDivisionError), inbox.transaction(engine, "a") as work:
@@ -109,8 +112,8 @@ def test_what_was_not_committed_is_not_remembered(engine: Engine) -> None:
 
 
 def test_a_duplicate_in_the_transaction_that_took_it_is_not_certain(engine: Engine) -> None:
-    """Not even if another inbox has taken it, and not even the second time; only a row that was seen in two
-    transactions is committed."""
+    """A duplicate inside the transaction that took the message is not remembered, not even the second time or
+    if another inbox took it: only a row seen in two transactions is certain to be committed."""
     inbox, other = Inbox("billing", remember=10), Inbox("billing")
     for _ in range(3):
         verdicts = rolled_back(
@@ -130,7 +133,8 @@ def test_a_duplicate_in_the_transaction_that_took_it_is_not_certain(engine: Engi
 
 
 def test_a_session_in_a_transaction_of_others_is_not_certain(engine: Engine) -> None:
-    """What a session has committed inside somebody's transaction, as test suites do, may be rolled back."""
+    """Commits of a session inside an outer transaction, as in test suites, are not remembered: the outer
+    transaction may roll back."""
     inbox = Inbox("billing", remember=10)
     for _ in range(2):
         with engine.connect() as connection:
@@ -143,7 +147,7 @@ def test_a_session_in_a_transaction_of_others_is_not_certain(engine: Engine) -> 
 
 
 def test_each_database_has_its_own_memory(engine: Engine, migrated: Database) -> None:
-    """One inbox that is used with two databases, or with two schemas, does not mix them up."""
+    """One inbox used with two databases does not mix them up."""
     inbox = Inbox("billing", remember=10)
     with inbox.transaction(engine, "a") as work:
         assert work.is_new
@@ -158,7 +162,7 @@ def test_each_database_has_its_own_memory(engine: Engine, migrated: Database) ->
 
 
 def test_each_schema_has_its_own_memory(postgres: Database) -> None:
-    """The same of tenants that differ in `schema_translate_map`."""
+    """One inbox used with tenants that differ in `schema_translate_map` does not mix them up."""
     engine, inbox = postgres.engine(), Inbox("billing", remember=10)
     tenants = [engine.execution_options(schema_translate_map={None: name}) for name in ("one", "two")]
     for name, tenant in zip(("one", "two"), tenants, strict=True):
@@ -175,7 +179,7 @@ def test_each_schema_has_its_own_memory(postgres: Database) -> None:
 
 @in_loop
 async def test_asynchronous_inboxes_remember(migrated: Database) -> None:
-    """As the others do."""
+    """`AsyncInbox` remembers too, on an engine and on a sessionmaker."""
     engine = create_async_engine(migrated.async_url)
     inbox, runs = AsyncInbox("billing", remember=10), list[str]()
     for source in (engine, async_sessionmaker(engine)):
@@ -197,7 +201,7 @@ async def test_asynchronous_inboxes_remember(migrated: Database) -> None:
 
 
 def test_nothing_is_remembered_unless_asked_for(engine: Engine) -> None:
-    """By default every delivery asks the database, and so does whoever unpickles an inbox."""
+    """By default every delivery asks the database, and so does an unpickled inbox."""
     sent: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
     remembering = Inbox("billing", remember=10)
@@ -212,6 +216,6 @@ def test_nothing_is_remembered_unless_asked_for(engine: Engine) -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "3", None])
 def test_a_number_that_cannot_be_used_is_refused(value: Any) -> None:
-    """The error names the option and the value."""
-    with pytest.raises(InvalidOption, match=r"^remember="):
+    """An invalid `remember` is rejected; the error names the option and the value."""
+    with pytest.raises(InvalidOption, match=re.escape(f"remember={value!r}: ")):
         Inbox("billing", remember=value)

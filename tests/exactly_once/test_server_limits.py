@@ -1,4 +1,4 @@
-"""A limit of the server that is shorter than `wait` ends the wait, and nothing else."""
+"""A server limit that is shorter than `wait` ends the wait, and nothing else."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ WAIT = 2.0
 
 
 def limited_locks(database: Database) -> URL:
-    """The database for sessions whose own limit for locks is shorter than the wait."""
+    """The URL for sessions whose own lock timeout is shorter than the wait."""
     option = {
         "postgresql": ("options", "-c lock_timeout=300"),
         "mysql": ("init_command", "SET SESSION innodb_lock_wait_timeout = 1"),
@@ -36,7 +36,7 @@ limits = pytest.mark.parametrize("limit", [outages.impatient, limited_locks])
 
 @pytest.fixture
 def server_database(migrated: Database) -> Database:
-    """A database whose server has limits."""
+    """A database on a server that has such limits."""
     if migrated.name == "sqlite":
         pytest.skip("it has no limits but the wait itself")
     accounts.make(migrated.engine())
@@ -45,7 +45,8 @@ def server_database(migrated: Database) -> Database:
 
 @limits
 def test_a_message_in_flight(server_database: Database, limit: "outages.Limit") -> None:
-    """It is IN_FLIGHT, taken singly or in a batch, and what was written before and after commits."""
+    """At the server's limit the message is IN_FLIGHT, singly or in a batch, and what was written before and
+    after commits."""
     inbox = Inbox("bookkeeping", wait=WAIT)
     engine = server_database.engine_at(limit(server_database))
     with server_database.engine().connect() as other, engine.begin() as connection:
@@ -60,7 +61,8 @@ def test_a_message_in_flight(server_database: Database, limit: "outages.Limit") 
 
 @in_loop
 async def test_a_message_in_flight_asynchronously(server_database: Database) -> None:
-    """The same through the asynchronous drivers."""
+    """Async: at the server's limit the message is IN_FLIGHT, and what was written before and after
+    commits."""
     url = outages.impatient(server_database).set(drivername=server_database.async_url.drivername)
     engine, inbox = create_async_engine(url), AsyncInbox("bookkeeping", wait=WAIT)
     async with engine.connect() as other, engine.begin() as connection:
@@ -74,8 +76,8 @@ async def test_a_message_in_flight_asynchronously(server_database: Database) -> 
 
 
 def test_a_wait_that_somebody_cancels(postgres: Database) -> None:
-    """An administrator who ends the statement ends the wait: the message is IN_FLIGHT, and the transaction
-    goes on."""
+    """If an administrator cancels the waiting statement, the message is IN_FLIGHT and the transaction goes
+    on."""
     engine = postgres.engine()
     accounts.make(engine)
     asked = threading.Event()
@@ -102,8 +104,8 @@ def test_a_wait_that_somebody_cancels(postgres: Database) -> None:
 
 
 def test_the_look_at_a_lost_commit(server_database: Database) -> None:
-    """It is the inbox's own transaction, so it waits for as long as it takes to know the outcome, and leaves
-    the session's limits as they were."""
+    """The check after a lost COMMIT runs in the inbox's own transaction: it waits as long as it takes to know
+    the outcome, and leaves the session's limits as they were."""
     engine = server_database.engine_at(outages.impatient(server_database), pool_size=1)
     inbox = Inbox("bookkeeping", wait=30)
     attempt = inbox._attempt("taken", None)

@@ -1,4 +1,4 @@
-"""What a transaction can begin on, and which sessions of the application it can join."""
+"""What a transaction can begin on, and which of the application's sessions it can join."""
 
 import functools
 from collections.abc import Callable
@@ -37,7 +37,7 @@ ASYNC_SOURCES: dict[str, Callable[[AsyncEngine], Any]] = {
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_a_handler_on_any_source(postgres: Database, source: Callable[[Engine], Any]) -> None:
-    """Whatever makes the connections, the body runs once, in one transaction with the inbox row."""
+    """With every kind of source, the body runs once, in the same transaction as the inbox row."""
     engine = postgres.engine()
     accounts.make(engine)
     given = source(engine)
@@ -58,7 +58,7 @@ def test_a_handler_on_any_source(postgres: Database, source: Callable[[Engine], 
 @pytest.mark.parametrize("source", ASYNC_SOURCES.values(), ids=ASYNC_SOURCES)
 @in_loop
 async def test_the_same_asynchronously(postgres: Database, source: Callable[[AsyncEngine], Any]) -> None:
-    """`AsyncInbox` takes the asynchronous ones."""
+    """`AsyncInbox` accepts every kind of asynchronous source."""
     accounts.make(postgres.engine())
     engine = create_async_engine(postgres.async_url)
 
@@ -72,8 +72,8 @@ async def test_the_same_asynchronously(postgres: Database, source: Callable[[Asy
 
 
 def test_the_body_shares_the_scoped_session(postgres: Database) -> None:
-    """What the application does through its registry inside the body is in the message's transaction; a
-    registry whose session is in a transaction already is refused, and its work is kept."""
+    """What the application does through its registry inside the body is part of the message's transaction; a
+    registry whose session is already in a transaction is rejected, and its work is kept."""
     engine = postgres.engine()
     accounts.make(engine)
     registry = scoped_session(sessionmaker(engine))
@@ -106,7 +106,7 @@ def test_joining_a_scoped_session(postgres: Database) -> None:
 
 @in_loop
 async def test_joining_an_async_scoped_session(postgres: Database) -> None:
-    """The same asynchronously."""
+    """The verbs of `AsyncInbox` join the transaction of an async registry's session."""
     engine = create_async_engine(postgres.async_url)
     registry: async_scoped_session[AsyncSession] = async_scoped_session(async_sessionmaker(engine), lambda: 1)
     assert await ASYNC_INBOX.accept(registry, "a") is Verdict.NEW
@@ -119,7 +119,8 @@ async def test_joining_an_async_scoped_session(postgres: Database) -> None:
 
 
 def test_a_handler_that_is_declared_before_the_engine_exists(postgres: Database) -> None:
-    """A function is called for each message, so the engine may be made, or replaced, at any time after."""
+    """A source that is a function is called for each message, so the engine can be created or replaced
+    later."""
     engines: list[Engine] = []
 
     @INBOX.handler(lambda: engines[-1], key=str)
@@ -134,7 +135,8 @@ def test_a_handler_that_is_declared_before_the_engine_exists(postgres: Database)
 
 
 def test_messages_wait_for_an_engine_that_does_not_exist_yet() -> None:
-    """A message that comes before the engine was made is delivered again; it is not to blame."""
+    """A message that arrives before the engine exists is delivered again, and no attempt is counted against
+    it."""
     bill = INBOX.handler(lambda: None, key=str)(lambda *_: None)  # type: ignore[arg-type, return-value]
     (decision,) = INBOX.listener(failures=lambda _: 1, max_attempts=2).decide(["a"], bill)
     assert decision.action is Action.RETRY
@@ -142,8 +144,9 @@ def test_messages_wait_for_an_engine_that_does_not_exist_yet() -> None:
 
 
 def test_what_is_no_source_is_refused_at_the_decorator(postgres: Database) -> None:
-    """None, an address, a session, a source of the other kind, an asynchronous function: a clear error before
-    the first message, without a password; what a function returns is checked at the message."""
+    """None, a URL, a session, a source of the other kind or an asynchronous function is rejected before the
+    first message, with a clear error that shows no password; what a function returns is checked at each
+    message."""
     address = "postgresql+psycopg://user:swordfish@nowhere/db"
     engine, other = create_engine(address), create_async_engine(address)
 
@@ -168,7 +171,7 @@ def test_what_is_no_source_is_refused_at_the_decorator(postgres: Database) -> No
 
 
 def test_a_step_in_a_transaction_takes_the_same(postgres: Database) -> None:
-    """`claim.transact(source=)` as well."""
+    """`claim.transact(source=)` accepts the same sources."""
     engine = postgres.engine()
     accounts.make(engine)
     with StatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:
@@ -181,7 +184,7 @@ def test_a_step_in_a_transaction_takes_the_same(postgres: Database) -> None:
 
 @in_loop
 async def test_an_asynchronous_step_takes_the_same(postgres: Database) -> None:
-    """`AsyncClaim.transact`, too."""
+    """`AsyncClaim.transact` accepts the same asynchronous sources."""
     accounts.make(postgres.engine())
     engine = create_async_engine(postgres.async_url)
     async with AsyncStatusInbox("orders", store=SqlStore(engine)).claim("a") as claim:

@@ -1,4 +1,4 @@
-"""`take`: a message in the caller's own transaction, and its result, on every database."""
+"""`take`: a message in the caller's own transaction, with its result, on every database."""
 
 import math
 from collections.abc import AsyncIterator, Iterator
@@ -26,8 +26,8 @@ handles = pytest.mark.parametrize("handle", ["connection", "session"])
 
 @handles
 def test_a_duplicate_reads_what_was_set(migrated: Database, handle: str) -> None:
-    """A new message has no result until it is set; what is set reads at once as every duplicate will read it,
-    in the same transaction and in later ones."""
+    """A new message has no result until one is set. From then on the caller reads it exactly as every
+    duplicate will, in the same transaction and in later ones."""
     engine = migrated.engine()
     with opened(engine, handle) as given:
         taken = INBOX.take(given, "a", {"amount": 1})
@@ -60,8 +60,8 @@ def opened(engine: Engine, handle: str) -> Iterator[Any]:
 
 @handles
 def test_a_result_belongs_to_its_transaction(migrated: Database, handle: str) -> None:
-    """What is rolled back leaves neither message nor result, and a result cannot be set in another
-    transaction, nor after the savepoint that took the message was rolled back."""
+    """A rollback leaves neither message nor result; a result cannot be set in another transaction, nor after
+    a rollback of the savepoint that took the message."""
     engine = migrated.engine()
     accounts.make(engine)
     with opened(engine, handle) as given:
@@ -87,8 +87,8 @@ def test_a_result_belongs_to_its_transaction(migrated: Database, handle: str) ->
 
 @handles
 def test_a_result_that_was_set_in_a_savepoint(migrated: Database, handle: str) -> None:
-    """If the savepoint is rolled back, by itself or with one around it, the result is what it was before; one
-    that is released keeps it. What reads here is what a duplicate will read."""
+    """If the savepoint is rolled back, alone or with an outer one, the result is what it was before; if it is
+    released, the result stays. The caller always reads what a duplicate will read."""
     engine = migrated.engine()
     accounts.make(engine)
     with opened(engine, handle) as given:
@@ -121,7 +121,8 @@ def test_a_result_that_was_set_in_a_savepoint(migrated: Database, handle: str) -
 @handles
 @in_loop
 async def test_a_result_and_savepoints_asynchronously(migrated: Database, handle: str) -> None:
-    """The same; and whatever else is taken in a savepoint that is rolled back, results from outside stay."""
+    """Async: results and savepoints work the same; a rolled-back savepoint does not touch results set outside
+    it, whatever else was taken in it."""
     accounts.make(migrated.engine())
     async with async_engine(migrated) as engine:
         async with opened_async(engine, handle) as given:
@@ -145,7 +146,8 @@ async def test_a_result_and_savepoints_asynchronously(migrated: Database, handle
 
 
 def test_what_json_cannot_hold_is_refused_where_it_is_set(postgres: Database) -> None:
-    """The line that sets it raises, nothing is written, and the transaction goes on."""
+    """A result that JSON cannot represent raises at the assignment; nothing is written, and the transaction
+    goes on."""
     with postgres.engine().begin() as connection:
         taken = INBOX.take(connection, "a")
         for value in (object(), {1, 2}, math.nan, math.inf, b"x", "x" * 1_000_001):
@@ -154,7 +156,7 @@ def test_what_json_cannot_hold_is_refused_where_it_is_set(postgres: Database) ->
         assert taken.result is None
         taken.result = {"invoice": 7}
         taken.result["paid"] = True
-        assert taken.result == {"invoice": 7}  # as stored: what is done to a copy of it does not count
+        assert taken.result == {"invoice": 7}  # as stored: changing a copy has no effect
 
 
 @asynccontextmanager
@@ -173,8 +175,8 @@ async def async_engine(database: Database, **options: Any) -> AsyncIterator[Asyn
 @handles
 @in_loop
 async def test_the_same_asynchronously(migrated: Database, handle: str) -> None:
-    """A result that is set is written before the caller's commit; a duplicate in the same transaction has it,
-    too, and what is rolled back leaves nothing."""
+    """Async: a result is written before the caller's commit; a duplicate in the same transaction reads it
+    too, and a rollback leaves nothing."""
     async with async_engine(migrated) as engine:
         async with opened_async(engine, handle) as given:
             taken = await ASYNC_INBOX.take(given, "a")
@@ -205,8 +207,8 @@ async def test_the_same_asynchronously(migrated: Database, handle: str) -> None:
 @handles
 @in_loop
 async def test_a_commit_that_cannot_write_the_result(migrated: Database, handle: str) -> None:
-    """The commit raises the error; message and business rows are gone together, and the next one who borrows
-    the connection commits nothing of them."""
+    """If the result cannot be written, the commit raises; the message and the business rows are gone, and the
+    next user of the connection commits none of them."""
     accounts.make(migrated.engine())
 
     def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
@@ -229,7 +231,8 @@ async def test_a_commit_that_cannot_write_the_result(migrated: Database, handle:
 
 @in_loop
 async def test_a_swallowed_error_is_not_a_silent_rollback(postgres: Database) -> None:
-    """On PostgreSQL a transaction that an error has aborted cannot write the result: its commit raises."""
+    """On PostgreSQL an aborted transaction cannot write the result, so its commit raises instead of silently
+    rolling back."""
     accounts.make(postgres.engine())
     async with async_engine(postgres) as engine, engine.connect() as connection:
         (await ASYNC_INBOX.take(connection, "a")).result = 7
@@ -241,8 +244,8 @@ async def test_a_swallowed_error_is_not_a_silent_rollback(postgres: Database) ->
 
 @in_loop
 async def test_sessions_inside_a_transaction_of_the_test(postgres: Database) -> None:
-    """Where a test keeps everything in an outer transaction, each session of the application sees the results
-    that the earlier ones have committed, and the outer rollback takes all of it."""
+    """If a test suite keeps everything in an outer transaction, each session of the application sees the
+    results committed by earlier ones, and the outer rollback removes everything."""
     async with async_engine(postgres) as engine:
         async with engine.connect() as connection:
             await connection.begin()
@@ -261,7 +264,7 @@ async def test_sessions_inside_a_transaction_of_the_test(postgres: Database) -> 
 @in_loop
 async def test_two_phase_commits_carry_the_result() -> None:
     """The result is written before PREPARE TRANSACTION."""
-    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # 0 unless it is asked for
+    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # the default is 0
         make_tables(server.url)
         engine = create_async_engine(server.url)
         async with AsyncSession(engine, twophase=True) as session:

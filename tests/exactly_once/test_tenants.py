@@ -1,4 +1,4 @@
-"""Tenants with a schema each in one PostgreSQL database do not wait for each other's keys."""
+"""Tenants that each have a schema in one PostgreSQL database do not wait for each other's keys."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,19 +24,19 @@ Tenants = Callable[[Database, str], Engine]
 
 
 def translated(database: Database, name: str) -> Engine:
-    """The application's tables, and ours, under a name for each tenant."""
+    """An engine whose `schema_translate_map` leads to the tenant's schema."""
     return database.engine().execution_options(schema_translate_map={None: name})
 
 
 def on_a_path(database: Database, name: str) -> Engine:
-    """The same names, found in the tenant's schema."""
+    """An engine whose `search_path` leads to the tenant's schema."""
     quoted = '"' + name.replace('"', '""') + '"'
     return database.engine(connect_args={"options": "-c search_path=" + quoted.replace(" ", "\\ ")})
 
 
 @pytest.fixture
 def tenants(postgres: Database) -> Database:
-    """A database with two schemas that have the tables, beside the one that has them already."""
+    """A database with two more schemas that have the tables."""
     for name in NAMES:
         with postgres.engine().begin() as connection:
             quoted = connection.dialect.identifier_preparer.quote(name)
@@ -56,7 +56,8 @@ TAKES: list[Take] = [
 @pytest.mark.parametrize("engine_of", [translated, on_a_path])
 @pytest.mark.parametrize("take", TAKES, ids=["single", "batch"])
 def test_a_key_in_flight_in_another_schema(tenants: Database, engine_of: Tenants, take: Take) -> None:
-    """It is new, and nobody waits; in the same schema it is in flight, and then known."""
+    """A key in flight in one schema is NEW in another, without a wait; in the same schema it is IN_FLIGHT,
+    and later a DUPLICATE."""
     first, second = (engine_of(tenants, name) for name in NAMES)
     inbox, patient = Inbox("orders", wait=0), Inbox("orders", wait=3)
     with first.connect() as one, second.connect() as other, first.connect() as same:
@@ -70,7 +71,7 @@ def test_a_key_in_flight_in_another_schema(tenants: Database, engine_of: Tenants
 
 @in_loop
 async def test_asynchronously(tenants: Database) -> None:
-    """The same through the asynchronous driver."""
+    """Async: a key in flight in one schema is NEW in another."""
     engine, inbox = create_async_engine(tenants.async_url), AsyncInbox("orders", wait=3)
     first, second = (engine.execution_options(schema_translate_map={None: name}) for name in NAMES)
     async with first.begin() as one, second.begin() as other:
@@ -80,7 +81,7 @@ async def test_asynchronously(tenants: Database) -> None:
 
 
 def test_a_path_that_changes(tenants: Database) -> None:
-    """A connection that goes from tenant to tenant takes each one's keys, also once its statements are
+    """A connection that switches between tenants takes each tenant's keys, even after its statements are
     prepared."""
     inbox = Inbox("orders", wait=0)
     with tenants.engine().connect() as connection:
@@ -93,7 +94,7 @@ def test_a_path_that_changes(tenants: Database) -> None:
 
 
 def test_a_lost_commit_of_a_session_with_a_map_of_its_own(tenants: Database) -> None:
-    """The look at what became of it goes to the tenant's table."""
+    """The check after a lost COMMIT reads the tenant's table."""
     accounts.make(tenants.engine())
     options: dict[str, Any] = {"schema_translate_map": {None: NAMES[0]}}
     with TcpProxy(str(tenants.url.host), tenants.url.port or 0) as proxy:
@@ -110,7 +111,8 @@ def test_a_lost_commit_of_a_session_with_a_map_of_its_own(tenants: Database) -> 
 
 
 def test_a_schema_without_the_tables(postgres: Database) -> None:
-    """It is named, for batches as well, whose first word is the lock."""
+    """A schema without the tables raises `TablesMissing`, also for batches, whose first statement is the
+    lock."""
     engine = translated(postgres, "nowhere")
     for take in TAKES:
         with engine.connect() as connection, pytest.raises(TablesMissing):

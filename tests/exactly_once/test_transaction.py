@@ -30,13 +30,13 @@ RESULTS = [
 
 
 def rows(engine: Engine) -> int:
-    """How many messages were taken."""
+    """The number of messages taken."""
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(MESSAGE)).scalar_one()
 
 
 def test_a_result_is_replayed_to_duplicates(migrated: Database) -> None:
-    """What the first run set as its result, every duplicate gets, exactly as it was."""
+    """Every duplicate gets the first run's result, exactly as it was set."""
     inbox, engine = Inbox("billing"), migrated.engine()
     for number, result in enumerate(RESULTS):
         with inbox.transaction(engine, number) as work:
@@ -50,7 +50,7 @@ def test_a_result_is_replayed_to_duplicates(migrated: Database) -> None:
 
 
 def test_without_a_result_duplicates_get_none(migrated: Database) -> None:
-    """A result is optional."""
+    """A result is optional: without one, duplicates get None."""
     inbox, engine = Inbox("billing"), migrated.engine()
     for verdict in (Verdict.NEW, Verdict.DUPLICATE):
         with inbox.transaction(engine, "a") as work:
@@ -61,7 +61,8 @@ def test_without_a_result_duplicates_get_none(migrated: Database) -> None:
     "result", [object(), {1, 2}, float("nan"), "x" * 1_000_001], ids=lambda r: repr(r)[:20]
 )
 def test_a_result_that_cannot_be_stored_is_refused(migrated: Database, result: Any) -> None:
-    """A result that is no JSON, or too large, is an error, and then nothing is written at all."""
+    """A result that JSON cannot represent, or that is too large, is an error, and nothing at all is
+    written."""
     engine = migrated.engine()
     with pytest.raises(InvalidResult, match="result"), Inbox("billing").transaction(engine, "a") as work:
         work.result = result
@@ -69,7 +70,7 @@ def test_a_result_that_cannot_be_stored_is_refused(migrated: Database, result: A
 
 
 def test_only_a_new_message_gets_a_result(migrated: Database) -> None:
-    """The stored result of a message cannot be changed by its duplicate."""
+    """A duplicate cannot change the stored result."""
     inbox, engine = Inbox("billing"), migrated.engine()
     with inbox.transaction(engine, "a") as work:
         work.result = 1
@@ -91,8 +92,8 @@ def test_an_exception_rolls_back_and_comes_through_unchanged(migrated: Database)
 
 
 def test_a_mismatch_does_not_run(migrated: Database) -> None:
-    """The same key with another payload is not new inside `transaction` either, if it shows verdicts, and
-    does not get the first one's result."""
+    """With `on_refusal="return"`, the same key with another payload is not new, and does not get the first
+    message's result."""
     inbox, engine = Inbox("billing", on_refusal="return"), migrated.engine()
     with inbox.transaction(engine, "a", payload={"amount": 1}) as work:
         work.result = "first"
@@ -112,7 +113,7 @@ def test_in_a_session(migrated: Database) -> None:
 
 
 def test_connections_go_back_to_the_pool(migrated: Database) -> None:
-    """Whatever happens in the block, its connection is given back, without a transaction on it."""
+    """Whatever happens in the block, its connection goes back to the pool without an open transaction."""
     inbox, engine = Inbox("billing"), migrated.engine(pool_size=1, max_overflow=0, pool_timeout=5)
     for number in range(3):
         with pytest.raises(ValueError, match="mine"), inbox.transaction(engine, f"failing-{number}"):
@@ -156,7 +157,8 @@ def _bill_texts(source: Any, runs: list[int]) -> Callable[[dict[str, str]], Outc
 
 
 def test_a_handler_retries_transient_errors_only(migrated: Database) -> None:
-    """A transient error is tried again in a new transaction, a bounded number of times; others are not."""
+    """A transient error is retried in a new transaction, a limited number of times; other errors are not
+    retried."""
     engine, tries = migrated.engine(), list[str]()
 
     @Inbox("billing").handler(engine, key=lambda message: message, attempts=3)
@@ -175,8 +177,8 @@ def test_a_handler_retries_transient_errors_only(migrated: Database) -> None:
 
 
 def test_the_first_run_sees_the_result_as_a_duplicate_will(postgres: Database) -> None:
-    """What is set is at once what JSON makes of it, also for the caller of a handler; what JSON cannot hold
-    is refused at the line that sets it, and the transaction goes on."""
+    """A result reads back immediately as JSON returns it, also for the caller of a handler. A value that JSON
+    cannot represent is rejected at the assignment, and the transaction goes on."""
     inbox, engine = Inbox("billing"), postgres.engine()
     with inbox.transaction(engine, "a") as work:
         work.result = {1: ("x", 2)}
@@ -190,7 +192,7 @@ def test_the_first_run_sees_the_result_as_a_duplicate_will(postgres: Database) -
 
 
 def test_a_claim_sees_its_result_as_a_duplicate_will(postgres: Database) -> None:
-    """The same in status-table mode."""
+    """In status-table mode a result also reads back immediately as JSON returns it."""
     inbox = StatusInbox("billing", store=SqlStore(postgres.engine()))
     with inbox.claim("a") as claim:
         claim.result = {1: ("x", 2)}

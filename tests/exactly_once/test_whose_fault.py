@@ -1,4 +1,4 @@
-"""A message is blamed for what came out of its handler's body, and for nothing else."""
+"""A message is blamed only for errors that came out of its handler's body."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -52,7 +52,7 @@ def exactly_once(engine: Engine) -> Handler:
 
 
 def with_claims(engine: Engine) -> Handler:
-    """A handler of status-table mode, whose messages have one attempt."""
+    """A handler of status-table mode that allows one attempt for each message."""
     inbox = StatusInbox("billing", store=SqlStore(engine), max_attempts=1)
     return inbox.handler(key=str)(lambda claim, message: None)
 
@@ -61,13 +61,13 @@ modes = pytest.mark.parametrize("mode", [exactly_once, with_claims])
 
 
 def deliver(handler: Handler, message: str = "m") -> Action:
-    """What the broker is told about one delivery, which is the message's last if it counts."""
+    """The broker action after one delivery, which is the message's last one if it counts as a failure."""
     return in_threads([message], handler, **LAST)[0].action
 
 
 @contextmanager
 def limited(database: Database) -> Iterator[tuple[URL, AbstractContextManager[None]]]:
-    """Statements end after a moment, and somebody has locked the tables."""
+    """Statements time out soon, and another session has locked the tables."""
     if database.name not in {"postgresql", "mariadb"}:
         pytest.skip("it has no such limit for statements that write")
     yield outages.impatient(database), outages.locked_tables(database)
@@ -75,7 +75,7 @@ def limited(database: Database) -> Iterator[tuple[URL, AbstractContextManager[No
 
 @contextmanager
 def demoted(database: Database) -> Iterator[tuple[URL, AbstractContextManager[None]]]:
-    """The server becomes a replica, and takes no writes."""
+    """The server becomes a replica and rejects writes."""
     if database.name not in {"mariadb", "mysql"}:
         pytest.skip("PostgreSQL's own code for this has always been a passing one")
     with outages.unprivileged(database) as url:
@@ -85,8 +85,8 @@ def demoted(database: Database) -> Iterator[tuple[URL, AbstractContextManager[No
 @modes
 @pytest.mark.parametrize("outage", [limited, demoted])
 def test_an_outage_of_the_database(migrated: Database, outage: Any, mode: Mode) -> None:
-    """While it lasts the message comes again, however often it has failed; afterwards it is taken, and all
-    its attempts are left."""
+    """During an outage the message is delivered again, however often it fails; afterwards it is taken, and no
+    attempt was counted."""
     opened: list[object] = []
     with outage(migrated) as (url, trouble):
         engine = migrated.engine_at(url)
@@ -102,7 +102,7 @@ def test_an_outage_of_the_database(migrated: Database, outage: Any, mode: Mode) 
 
 @modes
 def test_an_exhausted_pool(migrated: Database, mode: Mode) -> None:
-    """A connection that could not be had is no failure of the message that waited for it."""
+    """If the pool has no free connection, this does not count as a failure of the message."""
     engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     handler = mode(engine)
     with engine.connect():
@@ -112,7 +112,7 @@ def test_an_exhausted_pool(migrated: Database, mode: Mode) -> None:
 
 @in_loop
 async def test_an_exhausted_pool_asynchronously(postgres: Database) -> None:
-    """The same in both modes for asynchronous handlers."""
+    """Async handlers of both modes: an exhausted pool does not count as a failure of the message."""
     engine = create_async_engine(postgres.async_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
     status_inbox = AsyncStatusInbox("calls", store=SqlStore(engine), max_attempts=1)
 
@@ -131,7 +131,7 @@ async def test_an_exhausted_pool_asynchronously(postgres: Database) -> None:
 
 
 def test_an_outage_under_direct_delivery(migrated: Database) -> None:
-    """The relay is told that the topic's messages cannot be taken now, and refuses none."""
+    """In direct delivery an outage is reported to the relay as Unavailable, and no message is refused."""
     engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     envelope = Envelope("m", "orders", "k", b"", "text/plain", {}, 1, datetime.now(UTC))
     handler = Inbox("billing").handler(engine, key=lambda message: message.id, attempts=1)(lambda *_: 1 / 0)
@@ -145,7 +145,7 @@ def test_an_outage_under_direct_delivery(migrated: Database) -> None:
 
 @pytest.fixture
 def client(private_redis: LocalRedis) -> Iterator["redis.Redis"]:
-    """A client of a Redis of the test's own."""
+    """A client of the test's private Redis."""
     with redis.Redis.from_url(private_redis.url) as client:
         yield client
 
@@ -155,8 +155,9 @@ troubles = pytest.mark.parametrize("trouble", [outages.full, outages.alone, outa
 
 @troubles
 def test_a_redis_that_takes_no_writes(client: "redis.Redis", trouble: Trouble) -> None:
-    """Its answer is StoreUnreachable with the reason: for the claim, for a step and for the end of a handler.
-    The message comes again, its attempts are left, and what was finished is not run again."""
+    """A Redis that rejects writes raises StoreUnreachable with the reason, for the claim, for a step and for
+    the end of a handler. The message is delivered again with all its attempts left, and finished steps are
+    not repeated."""
     store = RedisStore(client)
     inbox = StatusInbox(CONSUMER, store=store, lease=2, max_attempts=1)
     runs: list[str] = []
@@ -183,8 +184,8 @@ def test_a_redis_that_takes_no_writes(client: "redis.Redis", trouble: Trouble) -
 @troubles
 @pytest.mark.parametrize("fails", [True, False], ids=["failed", "succeeded"])
 def test_an_end_that_a_redis_does_not_take(client: "redis.Redis", trouble: Trouble, *, fails: bool) -> None:
-    """It is recorded with the next claim, of whatever message: one that had succeeded is done and does not
-    run again, one that had failed has its error, and both have the attempts that they had."""
+    """If Redis cannot record the end of a run, it is recorded with the next claim of any message: a success
+    does not run again, a failure is FAILED and runs again, and each counts as exactly one attempt."""
     inbox = StatusInbox(CONSUMER, store=RedisStore(client), max_attempts=2)
     runs: list[str] = []
     with ExitStack() as lasting:
@@ -207,7 +208,8 @@ def test_an_end_that_a_redis_does_not_take(client: "redis.Redis", trouble: Troub
 
 
 def test_an_end_that_a_database_does_not_take(postgres: Database) -> None:
-    """The same for SqlStore, where the message itself comes again."""
+    """If SqlStore cannot record the end of a run, the message is delivered again, the end is recorded then,
+    and the body does not run again."""
     engine = postgres.engine_at(outages.impatient(postgres))
     inbox = StatusInbox(CONSUMER, store=SqlStore(engine), max_attempts=1)
     runs: list[str] = []
@@ -226,7 +228,7 @@ def test_an_end_that_a_database_does_not_take(postgres: Database) -> None:
 
 @in_loop
 async def test_a_full_redis_asynchronously(private_redis: LocalRedis) -> None:
-    """The same through the asynchronous client."""
+    """Async: a full Redis raises StoreUnreachable."""
     with redis.Redis.from_url(private_redis.url) as admin:
         async with redis.asyncio.Redis.from_url(private_redis.url) as client:
             inbox = AsyncStatusInbox(CONSUMER, store=RedisStore(client))
@@ -236,8 +238,8 @@ async def test_a_full_redis_asynchronously(private_redis: LocalRedis) -> None:
 
 
 def test_a_step_that_could_not_be_recorded(postgres: Database) -> None:
-    """The error of the store passes through the handler and counts no attempt: the message has one, and
-    succeeds with it at the next delivery."""
+    """The store's error passes through the handler and counts no attempt: a message with one attempt succeeds
+    at the next delivery."""
     engine = postgres.engine_at(outages.impatient(postgres))
     inbox = StatusInbox(CONSUMER, store=SqlStore(engine), max_attempts=1)
 
@@ -252,7 +254,7 @@ def test_a_step_that_could_not_be_recorded(postgres: Database) -> None:
 
 
 def test_a_transaction_of_a_step_that_could_not_begin(postgres: Database) -> None:
-    """The same for `transact`, whose source has no connection left."""
+    """If `transact` gets no connection from its source, no attempt is counted."""
     source = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     inbox = StatusInbox(CONSUMER, store=SqlStore(postgres.engine()), max_attempts=1)
 
@@ -266,8 +268,8 @@ def test_a_transaction_of_a_step_that_could_not_begin(postgres: Database) -> Non
 
 
 def test_a_body_that_meets_with_the_servers_limit(postgres: Database) -> None:
-    """A body whose own statement takes too long would do so each time: it runs once a delivery, and the last
-    failure is the end of the message."""
+    """If the body's own statement exceeds the server's limit, it would do so every time: it runs once per
+    delivery, and the last failure makes the message a dead letter."""
     engine = postgres.engine_at(outages.impatient(postgres))
     runs = []
 
@@ -282,7 +284,7 @@ def test_a_body_that_meets_with_the_servers_limit(postgres: Database) -> None:
 
 
 def _deferring(database: Database) -> Engine:
-    """An engine on a table whose rows' parents are looked for at COMMIT."""
+    """An engine for a table with a foreign key that is checked at COMMIT."""
     engine = database.engine()
     if database.name == "sqlite":
         event.listen(engine, "connect", lambda driver, _: driver.execute("PRAGMA foreign_keys = ON"))
@@ -294,13 +296,13 @@ def _deferring(database: Database) -> Engine:
 
 
 def violate(handle: Connection | Session, message: str) -> None:
-    """A body that succeeds, and leaves COMMIT to fail."""
+    """A body that succeeds, and makes COMMIT fail."""
     handle.execute(text("INSERT INTO child (id, parent) VALUES (1, 7)"))
 
 
 def test_what_the_body_has_deferred(migrated: Database) -> None:
-    """A constraint that is checked at COMMIT is the body's: the last failure is the end of the message, which
-    would fail for ever otherwise."""
+    """A violation of a constraint that is checked at COMMIT counts against the body: otherwise the message
+    would fail for ever. The last failure makes it a dead letter."""
     if migrated.name not in {"postgresql", "sqlite"}:
         pytest.skip("it has no deferred constraints")
     engine = _deferring(migrated)
@@ -314,7 +316,7 @@ def test_what_the_body_has_deferred(migrated: Database) -> None:
 
 
 def test_what_a_session_writes_last(postgres: Database) -> None:
-    """A flush before COMMIT writes the body's own objects."""
+    """The flush before COMMIT writes the body's objects, so its error counts against the body."""
     engine = postgres.engine()
     accounts.make(engine)
 
@@ -326,8 +328,9 @@ def test_what_a_session_writes_last(postgres: Database) -> None:
 
 
 def test_an_error_that_a_body_hands_on(postgres: Database) -> None:
-    """What another inbox's own statements raise inside a body is nobody's fault, also where the body catches
-    it and raises it again; what the body makes of it is the body's."""
+    """An error of another inbox's own statements inside the body counts against no message, even if the
+    body catches and re-raises it; if the body raises a different error instead, that one counts against
+    the body."""
     engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     outer, inner = Inbox("outer"), Inbox("inner")
 
@@ -349,7 +352,8 @@ def test_an_error_that_a_body_hands_on(postgres: Database) -> None:
 
 
 def test_a_transaction_that_the_body_has_broken(postgres: Database) -> None:
-    """A statement of the inbox that is refused because one of the body's had failed is the body's fault."""
+    """If a statement of the inbox fails because an earlier statement of the body had failed, the error counts
+    against the body."""
 
     @Inbox("outer").handler(postgres.engine(), key=str, attempts=1)
     def handler(connection: Connection, message: str) -> None:
@@ -368,7 +372,7 @@ CODES = {
 
 
 class Said(Exception):
-    """A driver's error with the server's code; PyMySQL has a less precise SQLSTATE with each number."""
+    """A driver's error with the server's code; PyMySQL's errors also have a less precise SQLSTATE."""
 
     def __init__(self, code: str | int) -> None:
         super().__init__(code)
@@ -377,7 +381,8 @@ class Said(Exception):
 
 @pytest.mark.parametrize("code", [code for codes in CODES.values() for code in codes])
 def test_what_may_succeed_when_it_is_tried_again(code: str | int) -> None:
-    """Limits, full disks and servers that change their roles pass; a body that meets with them has failed."""
+    """Errors about limits, full disks and changed server roles are transient; if one comes out of the body,
+    it still counts as the body's failure."""
     error = OperationalError("INSERT", {}, Said(code))
     assert is_transient(error)
     assert is_transient(ExceptionGroup("all", [error, PoolTimeoutError()]))

@@ -1,4 +1,4 @@
-"""The demo counts every departure once, on every database, and would say so if it did not."""
+"""The demo counts every departure once, on every database, and reports an error if it does not."""
 
 import os
 import re
@@ -40,14 +40,14 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def departures() -> list[Departure]:
-    """All of them."""
+    """All departures of the data set."""
     return flights.read()
 
 
 @pytest.mark.long(but_on="postgresql")
 def test_the_demo_is_exact(database: Database, departures: list[Departure]) -> None:
-    """With copies, concurrency and a killed worker, only the inbox run has the expected totals. Without
-    --url it runs on the embedded PostgreSQL."""
+    """With duplicates, concurrency and a killed worker, only the run with the inbox has the expected totals.
+    Without --url the demo runs on the embedded PostgreSQL."""
     url = None if database.name == "postgresql" else database.url
     done = run(command("examples.demo", "--act", "1", "--messages", str(MESSAGES), url=url))
     assert (done.returncode, done.stderr) == (0, "")
@@ -69,7 +69,7 @@ def test_the_demo_is_exact(database: Database, departures: list[Departure]) -> N
 
 @pytest.mark.long
 def test_the_demo_leaves_nothing_behind(postgres: Database) -> None:
-    """Its tables and its inbox rows are gone afterwards, others' rows are not."""
+    """The demo deletes its tables and its inbox rows afterwards, but not the rows of others."""
     message = tables().message
     engine = postgres.engine()
     with engine.begin() as connection:
@@ -82,7 +82,7 @@ def test_the_demo_leaves_nothing_behind(postgres: Database) -> None:
 
 @pytest.mark.long
 def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
-    """With an inbox that takes everything for new, the totals are off and the exit code is 1."""
+    """With an inbox that calls every message new, the totals are wrong and the exit code is 1."""
     script = tmp_path / "broken.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{BROKEN}")
     url = postgres.url.render_as_string(hide_password=False)
@@ -94,7 +94,7 @@ def test_the_demo_can_fail(postgres: Database, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_single_message_is_enough() -> None:
-    """The demo runs with it, too."""
+    """The demo runs with a single message, too."""
     done = run(command("examples.demo", "--act", "1", "--messages", "1"))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -102,7 +102,8 @@ def test_a_single_message_is_enough() -> None:
 def test_the_demo_says_why_it_cannot_run(
     departures: list[Departure], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One reason, no traceback, no password, and an exit code of its own."""
+    """If the demo cannot run, it prints one reason, without a traceback or password, and exits with its own
+    code."""
     monkeypatch.setattr(flights, "read", lambda: departures[:100])
     assert main(["--url", "postgresql://somebody:secret@127.0.0.1:1/nowhere?password=secret"]) == 2
     printed, errors = capsys.readouterr()
@@ -139,14 +140,14 @@ def test_the_demo_can_be_interrupted(postgres: Database) -> None:
 
 
 def test_the_key_identifies_a_departure(departures: list[Departure]) -> None:
-    """All departures differ by the key, and not without any one of its columns."""
+    """The key's columns identify each departure, and none of them can be left out."""
     assert flights.distinct(departures) == len(departures) == 336_776
     assert flights.distinct(departures, without="origin") == 336_752
     assert all(flights.distinct(departures, without=name) < 336_776 for name in flights.KEY)
 
 
 def test_a_tenth_of_the_messages_comes_again(departures: list[Departure]) -> None:
-    """The stream has every message, a tenth of them twice, and is the same each time."""
+    """The stream contains every message, a tenth of them twice, and is the same each time."""
     some = departures[:1_000]
     delivered = stream.deliveries(some, 50)
     assert set(delivered) == set(some)
@@ -155,7 +156,7 @@ def test_a_tenth_of_the_messages_comes_again(departures: list[Departure]) -> Non
 
 
 def until(is_true: Callable[[], bool], otherwise: str, timeout: float = 60) -> None:
-    """Wait until something is true, but not without limit."""
+    """Wait until a condition is true, for at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not is_true():
         assert time.monotonic() < deadline, otherwise
@@ -163,7 +164,7 @@ def until(is_true: Callable[[], bool], otherwise: str, timeout: float = 60) -> N
 
 
 def is_alive(group: int) -> bool:
-    """Whether any process of a group is left."""
+    """Whether any process of the group is still running."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

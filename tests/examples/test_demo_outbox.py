@@ -1,4 +1,5 @@
-"""Act three of the demo: with the outbox others hear of what is committed, and it would say so if not."""
+"""Act three of the demo: with the outbox, exactly the committed departures are announced, and the demo
+reports an error if they are not."""
 
 import os
 import signal
@@ -33,8 +34,9 @@ if __name__ == "__main__":
 
 
 def test_act_three_is_exact(postgres: Database) -> None:
-    """Of three programs that are killed at random, one never says some of what it committed, one speaks of
-    what was rolled back, and the one with an outbox does neither, though its relays are killed as well."""
+    """Three programs are killed at random. One does not announce everything that it committed, and one
+    announces what was rolled back. The one with an outbox does neither, although its relays are killed,
+    too."""
     done = run(command("examples.demo", "--act", "3", "--messages", str(MESSAGES), url=postgres.url))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "With the outbox every departure counts exactly once." in done.stdout
@@ -56,7 +58,8 @@ def test_act_three_is_exact(postgres: Database) -> None:
 
 @pytest.mark.long
 def test_act_three_leaves_nothing_behind(postgres: Database) -> None:
-    """Its tables, its inbox rows and its messages are gone afterwards; dead letters of others are not."""
+    """The act deletes its tables, its inbox rows and its messages afterwards, but not the dead letters of
+    others."""
     engine = postgres.engine()
     dead, message, sent = outbox_tables().dead, tables().message, outbox_tables().message
     letter = {"id": "1", "bucket": 1, "topic": "other", "payload": b"", "content_type": "text/plain"}
@@ -73,7 +76,7 @@ def test_act_three_leaves_nothing_behind(postgres: Database) -> None:
 
 @pytest.mark.long
 def test_act_three_can_fail(postgres: Database, tmp_path: Path) -> None:
-    """With a program that has no outbox in the outbox's place, the exit code is 1."""
+    """If the outbox is replaced by a program without one, the exit code is 1."""
     script = tmp_path / "naive.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{NAIVE}")
     url = postgres.url.render_as_string(hide_password=False)
@@ -86,14 +89,14 @@ def test_act_three_can_fail(postgres: Database, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("messages", ["1", "25"])
 def test_act_three_brings_its_own_database(messages: str) -> None:
-    """Without --url it runs on the embedded PostgreSQL, with any number of messages."""
+    """Without --url the act runs on the embedded PostgreSQL, with any number of messages."""
     done = run(command("examples.demo", "--act", "3", "--messages", messages))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 @pytest.mark.long
 def test_act_three_takes_nobody_elses_messages(postgres: Database) -> None:
-    """Where other messages are in the outbox it is not given: its relays would take them as well."""
+    """The act does not run if the outbox contains other messages: its relays would send them, too."""
     engine = postgres.engine()
     with engine.begin() as connection:
         Outbox(wake=False).publish(connection, "somebody.elses", "hello")
@@ -132,7 +135,7 @@ def test_act_three_can_be_interrupted(postgres: Database) -> None:
 
 
 def test_any_difference_is_seen() -> None:
-    """What was lost, what was only announced, and totals that are off, each alone."""
+    """Lost messages, messages announced but never committed, and wrong totals are each noticed."""
     departures = [Departure("2013-01-01", "UA", 1, "JFK", 5), Departure("2013-01-01", "AA", 2, "EWR", 7)]
     right = totals.of(departures)
 

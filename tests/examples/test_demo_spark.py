@@ -1,4 +1,4 @@
-"""Act two of the demo: Spark's departures are in the table once, and it would say so if they were not."""
+"""Act two of the demo: Spark writes each departure once, and the demo reports an error if it does not."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def test_act_two_is_exact(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a kill and a second submission the inbox writer's table has each departure once."""
+    """After a kill and a second submission, the inbox writer's table contains each departure once."""
     need_spark()
     temporary = temporary_folder(tmp_path, monkeypatch)
     printed = "\n".join(output("examples.demo", "--act", "2", "--messages", str(MESSAGES), url=postgres.url))
@@ -55,7 +55,7 @@ def test_act_two_is_exact(postgres: Database, tmp_path: Path, monkeypatch: pytes
 
 
 def assert_jdbc_writes_twice(rows: dict[str, list[int]]) -> None:
-    """What Spark's own writer leaves behind adds up: nothing is lost, and what is too much is explained."""
+    """The rows of Spark's own writer add up: nothing is lost, and every extra row is explained."""
     found = rows["rows"][1]
     twice, _ = rows["rows written by both jobs"]
     copies, _ = rows["copies in the DataFrame, written"]
@@ -67,7 +67,7 @@ def assert_jdbc_writes_twice(rows: dict[str, list[int]]) -> None:
 
 
 def assert_no_rows_left(database: Database) -> None:
-    """The act's table is gone, and so are its rows in the inbox's tables."""
+    """The act's table and its rows in the inbox tables are deleted."""
     engine = database.engine()
     assert not [name for name in inspect(engine).get_table_names() if name.startswith("demo_")]
     with engine.connect() as connection:
@@ -77,7 +77,8 @@ def assert_no_rows_left(database: Database) -> None:
 
 @pytest.mark.long
 def test_act_two_can_fail(postgres: Database, tmp_path: Path) -> None:
-    """With a writer that forgets, the exit code is 1; where JDBC's driver cannot be fetched, it says so."""
+    """With a writer that forgets its keys, the exit code is 1. If the JDBC driver cannot be downloaded, the
+    demo says so."""
     need_spark()
     script = tmp_path / "forgetful.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{FORGETFUL}")
@@ -94,7 +95,7 @@ def test_act_two_can_fail(postgres: Database, tmp_path: Path) -> None:
 def test_act_two_can_be_interrupted(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C ends the demo, Spark and its executors, and removes what they wrote."""
+    """Ctrl-C ends the demo, Spark and its executors, and deletes what they wrote."""
     need_spark()
     temporary = temporary_folder(tmp_path, monkeypatch)
     program = subprocess.Popen(
@@ -124,7 +125,8 @@ def test_act_two_can_be_interrupted(
 
 @pytest.mark.long
 def test_without_java_act_two_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The others are given all the same, and what is missing is named; asked for alone, it is an error."""
+    """Without Java the demo runs the other acts, and names what is missing. If only act two is asked for,
+    that is an error."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     printed = output("examples.demo", "--messages", "100")
     assert f"Act two (Spark) is left out: {tmp_path}/bin/java does not run." in printed
@@ -134,6 +136,6 @@ def test_without_java_act_two_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_act_two_says_which_database_it_needs() -> None:
-    """It compares with Spark's JDBC writer on PostgreSQL."""
+    """The act needs PostgreSQL, because it compares with Spark's JDBC writer there."""
     assert second_act.missing(make_url("postgresql+psycopg://host/database")) is None
     assert second_act.missing(make_url("sqlite:///file")) == "it needs PostgreSQL, and this is sqlite"

@@ -68,7 +68,7 @@ OUTPUT = {
 
 @pytest.mark.parametrize("example", OUTPUT)
 def test_an_example_prints_what_it_shows(example: str, database: Database) -> None:
-    """The naive ways count one message twice, the inbox counts it once."""
+    """The naive examples count one message twice; the inbox counts it once."""
     if example == "naive_select_for_update" and database.name == "sqlite":
         pytest.skip("SQLite has no row locks")
     done = run_module(f"examples.{example}", url=database.url)
@@ -90,14 +90,14 @@ def test_an_example_brings_its_own_database() -> None:
 
 
 def test_an_example_keeps_a_wrong_url_to_itself() -> None:
-    """A URL that cannot be read is not repeated: there may be a password in it."""
+    """An invalid URL is not repeated in the output: it may contain a password."""
     done = run_module("examples.inbox_decorator", "--url", "postgresql:secret")
     assert done.returncode == 2
     assert "secret" not in done.stdout + done.stderr
 
 
 def test_for_update_is_refused_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where a lock clause means nothing, the example says so instead of pretending."""
+    """On SQLite, where a lock clause has no effect, the example says so and stops."""
     file = tmp_path_factory.mktemp("sqlite") / "example.db"
     done = run_module("examples.naive_select_for_update", "--url", f"sqlite:///{file}")
     assert done.returncode == 1
@@ -105,7 +105,7 @@ def test_for_update_is_refused_on_sqlite(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_idempotent_post_prints_what_it_shows(database: Database) -> None:
-    """Three requests at once make one order and get one answer."""
+    """Three simultaneous requests with the same key create one order and get the same answer."""
     done = run_module("examples.inbox_fastapi", url=database.url)
     assert done.returncode == 0, done.stderr
     *answers, reused, running, count = done.stdout.splitlines()
@@ -119,8 +119,9 @@ def test_the_idempotent_post_prints_what_it_shows(database: Database) -> None:
     ]
 
 
-def test_requests_at_once_with_one_key_make_one_order(migrated: Database) -> None:
-    """Everybody gets the answer of the one request that ran."""
+def test_simultaneous_requests_with_one_key_make_one_order(migrated: Database) -> None:
+    """If several requests with the same key arrive at the same time, only one runs, and all of them get its
+    answer."""
 
     async def scenario(engine: AsyncEngine, post: Post) -> None:
         answers = await asyncio.gather(*(post("key") for _ in range(8)))
@@ -133,7 +134,7 @@ def test_requests_at_once_with_one_key_make_one_order(migrated: Database) -> Non
 
 
 def test_a_reused_key_is_refused(migrated: Database) -> None:
-    """The same key with another body is a client's mistake, and orders nothing."""
+    """The same key with another body is rejected with 422, and creates no order."""
 
     async def scenario(engine: AsyncEngine, post: Post) -> None:
         assert (await post("key", item="tea")).status_code == 201
@@ -145,7 +146,8 @@ def test_a_reused_key_is_refused(migrated: Database) -> None:
 
 
 def test_a_running_request_is_not_run_again(migrated: Database) -> None:
-    """While the first request runs, a second one is told to come back; if the first one fails, it may run."""
+    """While the first request runs, a second one gets 409 and Retry-After. If the first one fails, the second
+    may run."""
 
     async def scenario(engine: AsyncEngine, post: Post) -> None:
         async with engine.connect() as first:
@@ -162,7 +164,7 @@ def test_a_running_request_is_not_run_again(migrated: Database) -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 513])
 def test_a_key_that_cannot_be_used_is_a_bad_request(migrated: Database, key: str) -> None:
-    """The key rules are the client's business to follow."""
+    """An invalid key is rejected with 400."""
 
     async def scenario(engine: AsyncEngine, post: Post) -> None:
         assert (await post(key)).status_code == 400

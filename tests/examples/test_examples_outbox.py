@@ -1,4 +1,4 @@
-"""The outbox's examples do what their docstrings say, on every database."""
+"""The outbox examples do what their docstrings say, on every database."""
 
 import pytest
 from sqlalchemy import Engine, select
@@ -49,14 +49,14 @@ OUTPUT = {
 
 @pytest.mark.parametrize("example", OUTPUT)
 def test_an_example_prints_what_it_shows(example: str, database: Database) -> None:
-    """A message leaves if and only if its transaction commits, and takes effect once."""
+    """A message is sent if and only if its transaction commits, and takes effect once."""
     done = run_module(f"examples.{example}", url=database.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == OUTPUT[example]
 
 
 def test_an_example_can_run_again(postgres: Database) -> None:
-    """What an earlier run has left, inbox rows and messages, does not change the next one."""
+    """Inbox rows and messages that an earlier run has left do not change the next one."""
     publish(postgres.engine(), TOPIC)
     for _ in range(2):
         done = run_module("examples.outbox_direct", url=postgres.url)
@@ -70,7 +70,7 @@ def test_an_example_brings_its_own_database() -> None:
 
 
 def test_an_example_takes_nobody_elses_messages(postgres: Database) -> None:
-    """Where other messages are in the outbox it does not even begin: its relay would take them as well."""
+    """An example does not start if the outbox contains other messages: its relay would send them, too."""
     engine = postgres.engine()
     publish(engine, "somebody.elses")
     done = run_module("examples.outbox_publish", url=postgres.url)

@@ -1,4 +1,5 @@
-"""The order chain keeps its promises whoever is killed, over no broker and over each one."""
+"""The order chain keeps its promises no matter which process is killed, without a broker and with each
+broker."""
 
 import os
 import signal
@@ -82,7 +83,7 @@ if __name__ == "__main__":
     ]
 )
 def transport(request: pytest.FixtureRequest) -> Transport:
-    """Each way from step to step in turn; a broker is killed like the others."""
+    """Each way to pass messages between the steps. A broker is killed like the other processes."""
     if request.param == "direct":
         return Direct()
     server = request.getfixturevalue(f"private_{request.param}")
@@ -95,7 +96,7 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 
 @pytest.fixture
 def engine(postgres: Database) -> Engine:
-    """A database with the tables and a shop with full shelves."""
+    """A database with the tables and a fully stocked shop."""
     found = postgres.engine()
     trial.reset(found)
     return found
@@ -103,15 +104,15 @@ def engine(postgres: Database) -> Engine:
 
 @pytest.fixture
 def remote() -> Iterator[Remote]:
-    """The downstream system, in a process of its own."""
+    """The downstream system, in a separate process."""
     with service() as found:
         yield found
 
 
-def test_the_orders_are_right_whoever_is_killed(postgres: Database, transport: Transport) -> None:
-    """With customers, relays and consumers killed on the way, each order is one row with the right status,
-    the stock is short of the confirmed orders and of nothing else, each of them is shipped once, and of what
-    was rolled back nothing is there."""
+def test_the_orders_are_right_after_kills(postgres: Database, transport: Transport) -> None:
+    """Customers, relays and consumers are killed on the way. Each order is one row with the right status, the
+    stock is reduced by the confirmed orders only, each confirmed order is shipped once, and nothing is left
+    of rolled-back orders."""
     with transport.opened():
         result = trial.run(postgres.engine(), transport, PLAN, lambda _: None)
     refused = {"order-6", "order-12"}
@@ -135,9 +136,9 @@ def test_the_orders_are_right_whoever_is_killed(postgres: Database, transport: T
 def test_a_relay_that_is_killed_at_any_statement_costs_nothing(
     engine: Engine, remote: Remote, step: int
 ) -> None:
-    """kill -9 right before the first, the second (in the quick run: the seventh), ... the last of the
-    statements that an order takes, its relay's own included: another relay brings each order to its right
-    end. A call may be made again, with the same idempotency key."""
+    """A relay is killed with kill -9 just before each statement that an order needs (in the quick run, before
+    every sixth), the relay's own statements included. Another relay brings each order to its right end. A
+    downstream call may be repeated, with the same idempotency key."""
     last, numbers = 1, ["order-1"]
     while last < MANY and is_killed(engine, remote, numbers[-1], last):
         last += step
@@ -152,7 +153,7 @@ def test_a_relay_that_is_killed_at_any_statement_costs_nothing(
 
 
 def test_an_order_that_is_sent_again_is_taken_once(engine: Engine, remote: Remote) -> None:
-    """Two messages with ids of their own and one key go through the chain as one order."""
+    """Two messages with different ids but the same key pass through the chain as one order."""
     order = Order("order-1", "tea", 3, "somewhere")
     for _ in range(2):
         send(engine, order)
@@ -163,7 +164,7 @@ def test_an_order_that_is_sent_again_is_taken_once(engine: Engine, remote: Remot
 
 
 def test_the_stock_of_a_refused_order_is_given_back(engine: Engine, remote: Remote) -> None:
-    """What cannot be shipped takes nothing from the stock."""
+    """An order that cannot be shipped takes nothing from the stock."""
     send(engine, Order("order-1", "tea", 3, NOWHERE))
     assert relayed(engine, remote) == 5
     assert trial.rows(engine) == [("order-1", "refused")]
@@ -172,8 +173,8 @@ def test_the_stock_of_a_refused_order_is_given_back(engine: Engine, remote: Remo
 
 
 def test_a_step_that_fails_leaves_nothing_and_is_not_skipped(engine: Engine, remote: Remote) -> None:
-    """The downstream system does not answer: the steps before are not repeated, and the chain goes on from
-    there when it does."""
+    """When the downstream system does not answer, the chain stops there. When it answers again, the chain
+    continues from that step and does not repeat earlier ones."""
     send(engine, Order("order-1", "tea", 3, "somewhere"))
     assert relayed(engine, Remote(free_port())) == 2
     assert trial.rows(engine) == [("order-1", "new")]
@@ -183,7 +184,8 @@ def test_a_step_that_fails_leaves_nothing_and_is_not_skipped(engine: Engine, rem
 
 
 def test_a_plan_is_the_same_each_time() -> None:
-    """The seed decides what is ordered and when somebody is killed; some of each kind are in it."""
+    """The seed determines what is ordered and when processes are killed. The plan contains each kind of
+    order."""
     assert (PLAN.requests, PLAN.moments) == (Plan(12, 6).requests, Plan(12, 6).moments)
     assert PLAN.requests != Plan(12, 6, seed=1).requests
     assert [sum(each.is_withdrawn for each in PLAN.requests), len(PLAN.moments)] == [2, 6]
@@ -192,7 +194,8 @@ def test_a_plan_is_the_same_each_time() -> None:
 
 
 def test_it_runs_as_a_program(postgres: Database, rabbitmq: RabbitServer) -> None:
-    """It prints a table of both ways, says that all promises were kept, and leaves nothing behind."""
+    """The program prints a table for both transports, says that all promises were kept, and leaves nothing
+    behind."""
     arguments = ["--orders", "10", "--kills", "4", "--broker", rabbitmq.url]
     done = run(command("examples.order_chain", *arguments, url=postgres.url))
     assert (done.returncode, complaints(done.stderr)) == (0, ""), done.stdout
@@ -209,7 +212,7 @@ def test_it_runs_as_a_program(postgres: Database, rabbitmq: RabbitServer) -> Non
 def test_it_starts_and_kills_brokers(
     postgres: Database, private_rabbitmq: LocalRabbit, private_kafka: LocalKafka
 ) -> None:
-    """Given by their names, brokers are started, killed with the other processes, and removed."""
+    """Brokers given by name are started, killed like the other processes, and removed."""
     arguments = ["--orders", "10", "--kills", "24", "--broker", "kafka", "--broker", "rabbitmq"]
     done = run(command("examples.order_chain", *arguments, url=postgres.url))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -218,7 +221,7 @@ def test_it_starts_and_kills_brokers(
 
 
 def test_it_can_be_interrupted(postgres: Database) -> None:
-    """Ctrl-C ends it without a traceback, and removes what it has made."""
+    """Ctrl-C ends the program without a traceback, and removes what it created."""
     started = subprocess.Popen(
         command("examples.order_chain", url=postgres.url),
         cwd=ROOT,
@@ -237,7 +240,8 @@ def test_it_can_be_interrupted(postgres: Database) -> None:
 
 
 def test_it_can_fail(postgres: Database, tmp_path: Path) -> None:
-    """With inboxes that go by the message's id, an order that was sent twice happens twice; it says so."""
+    """With inboxes that use the message's id as key, an order that was sent twice takes effect twice, and the
+    program says so."""
     script = tmp_path / "by_id.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{BY_ID}")
     url = postgres.url.render_as_string(hide_password=False)
@@ -261,13 +265,14 @@ def test_it_can_fail(postgres: Database, tmp_path: Path) -> None:
     ],
 )
 def test_every_promise_can_be_broken(change: dict[str, Any]) -> None:
-    """A result that is right but for one thing breaks one promise."""
+    """A result with a single error breaks exactly one promise."""
     assert report.broken(ONE, {"direct": RIGHT}) == []
     assert len(report.broken(ONE, {"direct": replace(RIGHT, **change)})) == 1
 
 
 def test_it_says_why_it_cannot_run(postgres: Database) -> None:
-    """One reason, no traceback, no password, and an exit code of its own."""
+    """If the program cannot run, it prints one reason, without a traceback or password, and exits with its
+    own code."""
     broker = f"amqp://guest:secret@127.0.0.1:{free_port()}/"
     for wrong in (broker, "amqp:secret", "http://guest:secret@127.0.0.1/"):
         done = run(command("examples.order_chain", "--orders", "1", "--broker", wrong, url=postgres.url))
@@ -277,14 +282,14 @@ def test_it_says_why_it_cannot_run(postgres: Database) -> None:
 
 
 def send(engine: Engine, order: Order) -> None:
-    """As a customer does."""
+    """Publish an order, as a customer does."""
     with engine.begin() as connection:
         publish(connection, INVENTORY, order)
 
 
 def is_killed(engine: Engine, remote: Remote, number: str, last: int) -> bool:
-    """Let another process send an order and relay it, and die before a statement; False if it does not get
-    there."""
+    """Let another process send an order and relay it, and die before its statement number `last`. False if it
+    does not get that far."""
     order = Order(number, "tea", 3, "somewhere")
     child = Child.start(order_chain_crash.main, engine.url, remote, order, last)
     child.process.join(PATIENCE)
@@ -294,7 +299,7 @@ def is_killed(engine: Engine, remote: Remote, number: str, last: int) -> bool:
 
 
 def let_leases_end(engine: Engine) -> None:
-    """As if somebody had waited for it: those of relays, and those of downstream calls."""
+    """Let the leases of relays and of downstream calls expire."""
     past = datetime.now(UTC) - timedelta(minutes=1)
     with engine.begin() as connection:
         for table in (outbox_tables().relay, tables().status):
@@ -302,12 +307,13 @@ def let_leases_end(engine: Engine) -> None:
 
 
 def relayed(engine: Engine, remote: Remote) -> int:
-    """Let a relay run the steps here, until nothing is left that may run now; how many messages it took."""
+    """Run the steps with a relay in this process until no more messages are due. Returns how many it
+    relayed."""
     return Relay(engine, DirectDelivery(steps(engine, remote)), backoff=Backoff(0.01)).run_once()
 
 
 def assert_nothing_left(engine: Engine) -> None:
-    """The shop's tables are gone, and so is what the chain had in the inbox's and the outbox's."""
+    """The shop's tables are dropped, and the chain's rows in the inbox and outbox tables are deleted."""
     assert not [name for name in inspect(engine).get_table_names() if name.startswith("example_")]
     found, sent = tables(), outbox_tables()
     with engine.connect() as connection:

@@ -1,4 +1,5 @@
-"""The order flow keeps its promises while its workers are killed, and shows where there is none to keep."""
+"""The order flow keeps its promises while its workers are killed, and shows which promises a variant cannot
+make."""
 
 import os
 import re
@@ -50,13 +51,13 @@ def engine(postgres: Database) -> Engine:
 
 @pytest.fixture
 def remote() -> Iterator[Remote]:
-    """A service in a process of its own."""
+    """A service in a separate process."""
     with service() as found:
         yield found
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_orders_are_right_whoever_is_killed(postgres: Database, variant: str) -> None:
+def test_the_orders_are_right_after_kills(postgres: Database, variant: str) -> None:
     """Each order is one row with the right status. With steps or as a chain, stock is locked and orders are
     shipped once, and no attempt repeats more than the one call that was not finished."""
     result = trial.run(postgres.engine(), variant, PLAN, lambda _: None)
@@ -71,8 +72,8 @@ def test_the_orders_are_right_whoever_is_killed(postgres: Database, variant: str
 
 @pytest.mark.parametrize(("variant", "locks"), [("transaction", 2), ("steps", 1), ("chain", 1)])
 def test_a_repeated_stock_lock_is_seen(engine: Engine, remote: Remote, variant: str, locks: int) -> None:
-    """Shipping does not answer at first: the transaction forgets that it has locked the stock, and locks it
-    again; the others do not even call a second time."""
+    """Shipping does not answer at first. The variant with a transaction forgets that it has locked the stock,
+    and locks it again; the others do not call a second time."""
     with service() as shipping:
         down = VARIANTS[variant](Shop(engine, remote, Remote(free_port())))
         up = VARIANTS[variant](Shop(engine, remote, shipping))
@@ -100,7 +101,7 @@ def test_a_repeated_stock_lock_is_seen(engine: Engine, remote: Remote, variant: 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_stock_of_a_refused_order_is_released(engine: Engine, remote: Remote, variant: str) -> None:
-    """What cannot be shipped keeps no stock, and a second message about it does nothing more."""
+    """An order that cannot be shipped keeps no stock, and a second message about it has no effect."""
     handle = VARIANTS[variant](Shop(engine, remote, remote))
     with engine.begin() as connection:
         for _ in range(2):
@@ -116,7 +117,8 @@ def test_the_stock_of_a_refused_order_is_released(engine: Engine, remote: Remote
 
 
 def test_a_service_counts_and_knows_its_keys(remote: Remote) -> None:
-    """Every call is counted; one with a key that was seen does nothing, and gets the first answer again."""
+    """The service counts every call. A call with a known key does nothing, and gets the first answer
+    again."""
     first, other = (remote.call("lock", "order-1") for _ in range(2))
     assert first != other
     again = [remote.call("lock", "order-2", key="key") for _ in range(2)]
@@ -132,7 +134,8 @@ def test_a_service_counts_and_knows_its_keys(remote: Remote) -> None:
 
 
 def test_it_runs_as_a_program(postgres: Database) -> None:
-    """It prints a table of all variants, says that all promises were kept, and leaves nothing behind."""
+    """The program prints a table of all variants, says that all promises were kept, and leaves nothing
+    behind."""
     done = run(command("examples.order_flow", "--orders", "12", "--kills", "2", url=postgres.url))
     assert (done.returncode, complaints(done.stderr)) == (0, ""), done.stdout
     assert "Every promise was kept." in done.stdout
@@ -147,7 +150,7 @@ def test_it_runs_as_a_program(postgres: Database) -> None:
 
 
 def test_it_can_be_interrupted(postgres: Database) -> None:
-    """Ctrl-C ends it without a traceback, and removes its tables."""
+    """Ctrl-C ends the program without a traceback, and removes its tables."""
     started = subprocess.Popen(
         command("examples.order_flow", url=postgres.url),
         cwd=ROOT,
@@ -175,7 +178,8 @@ def test_it_can_be_interrupted(postgres: Database) -> None:
 def test_a_broken_promise_is_an_exit_code(
     postgres: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stock lock too many is named, for the variants that promise that there is none."""
+    """A superfluous stock lock is reported for the variants that promise not to make one, and changes the
+    exit code."""
     monkeypatch.setattr(trial, "run", lambda *_: replace(RIGHT, locks={"order-1": 2}))
     url = postgres.url.render_as_string(hide_password=False)
     assert program.main(["--orders", "1", "--kills", "1", "--url", url]) == program.BROKEN
@@ -194,13 +198,13 @@ def test_a_broken_promise_is_an_exit_code(
     ],
 )
 def test_every_promise_can_be_broken(change: dict[str, Any], variant: str) -> None:
-    """A result that is right but for one thing breaks one promise."""
+    """A result with a single error breaks exactly one promise."""
     assert all(RIGHT.promises(ONE, variant).values())
     assert list(replace(RIGHT, **change).promises(ONE, variant).values()).count(False) == 1
 
 
 def test_it_says_why_it_cannot_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One reason, no traceback, and an exit code of its own."""
+    """If the program cannot run, it prints one reason, without a traceback, and exits with its own code."""
     file = tmp_path_factory.mktemp("sqlite") / "shop.db"
     done = run([*command("examples.order_flow"), "--url", f"sqlite:///{file}"])
     assert (done.returncode, done.stderr) == (2, "")
@@ -208,6 +212,6 @@ def test_it_says_why_it_cannot_run(tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def messages(engine: Engine) -> int:
-    """How many are in the queue."""
+    """The number of messages in the queue."""
     with engine.connect() as connection:
         return len(connection.execute(select(shop.queue.c.id)).all())

@@ -1,4 +1,4 @@
-"""The example for those who come from RocketMQDedupListener."""
+"""The example for users of RocketMQDedupListener."""
 
 import os
 import subprocess
@@ -17,8 +17,8 @@ pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
 @pytest.mark.long
 def test_everything_takes_effect_once(rocketmq: Topics, postgres: Database) -> None:
-    """The orders are there once, the service was called once, and the poison is a dead letter after its
-    attempts, as the program says."""
+    """Each order is stored once, the service is called once, and the poison message becomes a dead letter
+    after its attempts; the program says so."""
     found = servers.find_rocket()
     assert not isinstance(found, Missing)
     there = f"rocketmq://{found.address}?broker={found.broker.rpartition(':')[2]}"

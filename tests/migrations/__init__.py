@@ -1,1 +1,1 @@
-"""Making and upgrading the tables."""
+"""Tests of creating and upgrading the tables."""

@@ -1,4 +1,4 @@
-"""The comparison that the migrations are judged by can fail."""
+"""The comparison used to check the migrations can fail."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,46 +14,46 @@ pytestmark = pytest.mark.mysql
 
 
 def column(table: Table) -> None:
-    """A column more."""
+    """Add a column."""
     table.append_column(Column("extra", String(10)))
 
 
 def kind(table: Table) -> None:
-    """Another type."""
+    """Change a column's type."""
     table.c.result.type = String(99)
 
 
 def nullability(table: Table) -> None:
-    """A column that may be empty."""
+    """Make a column nullable."""
     table.metadata.tables["inbox_status"].c.claim.nullable = True
 
 
 def default(table: Table) -> None:
-    """Another default."""
+    """Change a default."""
     table.c.accepted_at.server_default = DefaultClause(text("'2020-02-02 02:02:02'"))
 
 
 def check(table: Table) -> None:
-    """A CHECK of the same name with another text."""
+    """Change the text of a CHECK, with the same name."""
     old = next(each for each in table.constraints if each.name == "inbox_message_key_not_empty")
     table.constraints.remove(old)
     table.append_constraint(CheckConstraint(table.c.key != "x", name="inbox_message_key_not_empty"))
 
 
 def no_check(table: Table) -> None:
-    """A CHECK less."""
+    """Remove a CHECK."""
     old = next(each for each in table.constraints if each.name == "inbox_message_key_not_empty")
     table.constraints.remove(old)
 
 
 def index(table: Table) -> None:
-    """An index of the same name on other columns."""
+    """Change the columns of an index, with the same name."""
     table.indexes.clear()
     Index("inbox_message_accepted_at", table.c.accepted_at)
 
 
 def predicate(table: Table) -> None:
-    """An index that became a partial one."""
+    """Turn an index into a partial one."""
     table.indexes.clear()
     where = table.c.digest.is_(None)
     columns = table.c.consumer, table.c.accepted_at
@@ -61,18 +61,18 @@ def predicate(table: Table) -> None:
 
 
 def collation(table: Table) -> None:
-    """Text that no longer compares byte for byte."""
+    """Make text no longer compare byte for byte."""
     table.c.key.type = String(512)
 
 
 def charset(table: Table) -> None:
-    """Another character set of the table."""
+    """Change the table's character set."""
     table.dialect_options["mysql"]["charset"] = "latin1"
     table.dialect_options["mariadb"]["charset"] = "latin1"
 
 
 def autoincrement(table: Table) -> None:
-    """Numbers that may come again."""
+    """Let numbers be reused."""
     table.metadata.tables["outbox_message"].dialect_options["sqlite"]["autoincrement"] = False
 
 
@@ -93,7 +93,7 @@ VISIBLE_ON: dict[Callable[[Table], None], Sequence[str]] = {
 
 
 def test_a_difference_is_seen(database: Database) -> None:
-    """A database made from declarations that differ in one point gives another snapshot."""
+    """If the declarations differ in one point, the database made from them has a different snapshot."""
     before = created(database, _tables.__wrapped__(None))
     for alter in (alter for alter, databases in VISIBLE_ON.items() if database.name in databases):
         altered = _tables.__wrapped__(None)

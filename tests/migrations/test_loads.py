@@ -28,7 +28,7 @@ def partition(run: str) -> dict[str, Any]:
 
 
 def fill(engine: Engine) -> None:
-    """Rows as an inbox and a job of revision 0009 write them."""
+    """Insert rows as an inbox and a job of revision 0009 write them."""
     row = {"consumer": "a", "claim": b"x" * 16, "accepted_at": OLD}
     with engine.begin() as connection:
         connection.execute(insert(MESSAGE), [row | {"key": f"k{number:04}"} for number in range(1_000)])
@@ -36,7 +36,7 @@ def fill(engine: Engine) -> None:
 
 
 def rows(engine: Engine, *columns: str) -> list[Any]:
-    """The messages, by key."""
+    """The messages, ordered by key."""
     found = select(*(MESSAGE.c[name] for name in ("key", *columns))).order_by(MESSAGE.c.key)
     with engine.connect() as connection:
         return list(connection.execute(found))
@@ -44,25 +44,43 @@ def rows(engine: Engine, *columns: str) -> list[Any]:
 
 @pytest.fixture(params=["small", "large"])
 def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PostgreSQL's way for a small table, and the one for a large table."""
+    """Use PostgreSQL's way for small tables, or the one for large tables."""
     if request.param == "large":
         monkeypatch.setattr(migrating, "_LARGE", 1)
 
 
 def test_up_and_down_with_rows(database: Database) -> None:
-    """Rows of the version before stay as they are, up and down; ledger rows get ids in the order of their
-    commits, which are never drawn again."""
+    """Rows of the earlier version stay unchanged, up and down; ledger rows get ids in commit order, and ids
+    are never reused."""
     up_and_down(database.engine())
 
 
 def test_up_and_down_beside_writers(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in the way for a large table."""
+    """Rows also stay unchanged in PostgreSQL's way for large tables."""
     monkeypatch.setattr(migrating, "_LARGE", 1)
     up_and_down(postgres.engine())
 
 
+@pytest.mark.parametrize(("revision", "features"), [("0001", None), ("head", ["inbox"])])
+def test_a_large_inbox_without_a_ledger(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch, revision: str, features: list[str] | None
+) -> None:
+    """A large inbox of the first revision, or one that was made without a ledger, gets one."""
+    monkeypatch.setattr(migrating, "_LARGE", 1)
+    engine = postgres.engine()
+    migration.migrate(engine, "base")
+    migration.migrate(engine, revision, features=features)
+    row = {"consumer": "a", "claim": b"x" * 16, "accepted_at": OLD}
+    with engine.begin() as connection:
+        connection.execute(insert(MESSAGE), [row | {"key": f"k{number:04}"} for number in range(1_000)])
+    migration.migrate(engine)
+    with engine.begin() as connection:
+        assert connection.execute(insert(LEDGER), partition("first")).inserted_primary_key == (1,)
+        assert Inbox("a").accept(connection, "k0000") is Verdict.DUPLICATE
+
+
 def up_and_down(engine: Engine) -> None:
-    """Migrate twice, from the revision before and back."""
+    """Migrate up from the previous revision and back, twice."""
     migration.migrate(engine, "0009")
     before = snapshot(engine)
     fill(engine)
@@ -85,7 +103,8 @@ def up_and_down(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("_size")
 def test_down_with_loads(postgres: Database) -> None:
-    """On the way back each row of a load gets the load's time; if the ledger has lost it, the present."""
+    """On a downgrade each row of a load gets the load's time, or the current time if the ledger no longer has
+    the load."""
     engine = postgres.engine()
     lean = {"consumer": "a", "accepted_at": None, "claim": None}
     with engine.begin() as connection:
@@ -104,8 +123,8 @@ def test_down_with_loads(postgres: Database) -> None:
 
 
 def test_writers_go_on_beside_it(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large table is changed while a transaction has rows in flight in it: only the last step waits, and
-    nobody behind it for longer than its limit."""
+    """A large table is migrated while a transaction has uncommitted rows in it: only the last step waits, and
+    no writer is blocked by it for longer than its limit."""
     monkeypatch.setattr(migrating, "_LARGE", 1)
     engine = postgres.engine()
     for revision in ("0009", "head"):
@@ -129,8 +148,8 @@ def test_writers_go_on_beside_it(postgres: Database, monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupted_migration_goes_on(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a migration has committed before it was interrupted is in nobody's way, not even an index that
-    was not finished: neither for the inbox, nor for the next migration."""
+    """What an interrupted migration has committed, even an unfinished index, disturbs neither the inbox nor
+    the next migration."""
     engine = postgres.engine()
     migration.migrate(engine, "0009")
     fill(engine)
@@ -151,13 +170,13 @@ def test_an_interrupted_migration_goes_on(postgres: Database, monkeypatch: pytes
 def test_a_migration_that_cannot_end_leaves_the_inbox_usable(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a later step fails, what was committed before does not disturb the inbox of the version before."""
+    """If a later step fails, what was committed before does not disturb the inbox of the earlier version."""
     monkeypatch.setattr(migrating, "_LARGE", 1)
     engine = postgres.engine()
     migration.migrate(engine, "0009")
     fill(engine)
     with engine.begin() as connection:
-        # The migration drops this index at its end, and here it cannot.
+        # The migration drops this index at its end, and fails because it is missing.
         connection.execute(text("DROP INDEX inbox_message_accepted_at"))
     with pytest.raises(DBAPIError, match="inbox_message_accepted_at"):
         migration.migrate(engine)

@@ -1,4 +1,4 @@
-"""Making and upgrading the tables: three ways, which may follow one another."""
+"""Creating and upgrading the tables in three ways, which can follow one another."""
 
 import re
 from datetime import UTC, datetime
@@ -29,12 +29,12 @@ INBOX_TABLES = set(metadata.tables)
 
 @pytest.fixture
 def in_environment(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database is where `alembic` in the repository looks for it."""
+    """Set the variable in which the repository's `alembic` looks for the database."""
     monkeypatch.setenv(migration.URL_VARIABLE, database.url.render_as_string(hide_password=False))
 
 
 def declared(database: Database) -> dict[str, object]:
-    """The snapshot of another database on the same server, made from the declarations."""
+    """The snapshot of another database on the same server, created from the declarations."""
     other = Database(database.server, database.server.new_database())
     try:
         metadata.create_all(other.engine())
@@ -44,7 +44,7 @@ def declared(database: Database) -> dict[str, object]:
 
 
 def revision(engine: Engine, schema: str | None = None) -> str | None:
-    """Where the tables are."""
+    """The revision of the tables."""
     with engine.connect() as connection:
         return migration.current(connection, schema)
 
@@ -56,14 +56,14 @@ def take(engine: Engine, *keys: str) -> list[Verdict]:
 
 
 def succeed(*arguments: str) -> str:
-    """Run an `alembic` command that must succeed; its output."""
+    """Run an `alembic` command that must succeed, and return its output."""
     done = alembic(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_migrate(database: Database) -> None:
-    """`migrate(engine)` makes the tables as they are declared; a second call changes nothing."""
+    """`migrate(engine)` creates the tables as they are declared; a second call changes nothing."""
     engine = database.engine()
     migration.migrate(engine)
     assert snapshot(engine) == declared(database)
@@ -74,7 +74,7 @@ def test_migrate(database: Database) -> None:
 
 
 def test_migrate_in_memory() -> None:
-    """An SQLite database in memory is migrated on the connection that it lives on."""
+    """An in-memory SQLite database is migrated on its single connection."""
     engine = create_engine("sqlite://")
     migration.migrate(engine)
     assert take(engine, "a", "a") == [Verdict.NEW, Verdict.DUPLICATE]
@@ -83,7 +83,8 @@ def test_migrate_in_memory() -> None:
 
 @pytest.mark.usefixtures("in_environment")
 def test_alembic_in_the_repository(database: Database) -> None:
-    """`alembic upgrade head` does the same, `alembic check` finds nothing, `downgrade base` takes it back."""
+    """`alembic upgrade head` creates the same tables, `alembic check` finds nothing, and `downgrade base`
+    removes them."""
     engine = database.engine()
     succeed("upgrade", "head")
     assert snapshot(engine) == declared(database)
@@ -95,7 +96,7 @@ def test_alembic_in_the_repository(database: Database) -> None:
 
 @pytest.mark.usefixtures("in_environment")
 def test_alembic_in_the_repository_prints(database: Database) -> None:
-    """`alembic upgrade head --sql` prints what makes the same tables."""
+    """`alembic upgrade head --sql` prints the SQL that creates the same tables."""
     run_script(database, succeed("upgrade", "head", "--sql"))
     assert snapshot(database.engine()) == declared(database)
 
@@ -112,7 +113,8 @@ def test_alembic_in_the_repository_without_a_url(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("in_environment")
 @pytest.mark.parametrize("arguments", [["upgrade", "head"], ["upgrade", "head", "--sql"], ["check"]])
 def test_alembic_in_the_repository_with_a_schema(database: Database, arguments: list[str]) -> None:
-    """`alembic -x schema=app` places the tables in that schema on PostgreSQL; elsewhere it is refused."""
+    """On PostgreSQL `alembic -x schema=app` puts the tables in that schema; on other databases it is
+    rejected."""
     if database.name != "postgresql":
         done = alembic("-x", "schema=app", *arguments)
         assert done.returncode != 0
@@ -130,8 +132,9 @@ def test_alembic_in_the_repository_with_a_schema(database: Database, arguments: 
 
 
 def test_in_an_application(database: Database, tmp_path: Path) -> None:
-    """A revision of the application's own makes the same tables, after which its `alembic check` is quiet;
-    down and up again works, and leaves its own tables alone."""
+    """A revision in the application's own history creates the same tables, and the application's `alembic
+    check` then finds nothing; a downgrade and another upgrade work, and do not touch the application's own
+    tables."""
     engine, application = database.engine(), Application(tmp_path / "app", database.url)
     application.upgrade()
     application.check()
@@ -146,8 +149,8 @@ def test_in_an_application(database: Database, tmp_path: Path) -> None:
 
 
 def test_in_an_application_that_prints(database: Database, tmp_path: Path) -> None:
-    """`alembic upgrade --sql` in the application prints what makes the same tables, and `downgrade --sql`
-    what removes them, although its environment does not ask for literal values."""
+    """In the application, `alembic upgrade --sql` prints the SQL that creates the same tables, and `downgrade
+    --sql` the SQL that removes them, although its environment does not ask for literal values."""
     engine, application = database.engine(), Application(tmp_path / "app", database.url)
     run_script(database, application.upgrade_sql())
     application.check()
@@ -159,7 +162,8 @@ def test_in_an_application_that_prints(database: Database, tmp_path: Path) -> No
 
 
 def test_in_a_schema_of_an_application(postgres: Database, tmp_path: Path) -> None:
-    """The application's revision may place the tables in a schema; `alembic check` is quiet then too."""
+    """The application's revision can put the tables in a schema; `alembic check` finds nothing then
+    either."""
     engine = postgres.engine()
     metadata.drop_all(engine)
     with engine.begin() as connection:
@@ -174,7 +178,7 @@ def test_in_a_schema_of_an_application(postgres: Database, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("in_environment")
 def test_the_ways_follow_one_another(database: Database, tmp_path: Path) -> None:
-    """Whoever comes second finds the tables made and changes nothing, whichever way the first one took."""
+    """The second of the ways finds the tables already created and changes nothing."""
     engine, application = database.engine(), Application(tmp_path / "app", database.url)
     application.upgrade()
     take(engine, "a")
@@ -187,7 +191,7 @@ def test_the_ways_follow_one_another(database: Database, tmp_path: Path) -> None
 
 
 def test_an_application_comes_second(database: Database, tmp_path: Path) -> None:
-    """An application that runs its revision on tables that `migrate` has made finds them made."""
+    """An application's revision that runs after `migrate` finds the tables already created."""
     engine, application = database.engine(), Application(tmp_path / "app", database.url)
     migration.migrate(engine)
     take(engine, "a")
@@ -197,7 +201,7 @@ def test_an_application_comes_second(database: Database, tmp_path: Path) -> None
 
 
 def test_after_create_all(database: Database) -> None:
-    """Tables made from the metadata are at the newest revision: `migrate` has nothing to do."""
+    """Tables created from the metadata are at the newest revision: `migrate` has nothing to do."""
     engine = database.engine()
     metadata.create_all(engine)
     assert revision(engine) == REVISION
@@ -209,7 +213,7 @@ def test_after_create_all(database: Database) -> None:
 
 @pytest.mark.parametrize("next_way", ["migrate", "create_all", "application"])
 def test_back_to_base_leaves_nothing(database: Database, tmp_path: Path, next_way: str) -> None:
-    """`migrate(engine, "base")` removes every table, so that each of the ways can make them again."""
+    """`migrate(engine, "base")` removes every table, so each of the ways can create them again."""
     engine = database.engine()
     migration.migrate(engine)
     migration.migrate(engine, "base")
@@ -227,7 +231,7 @@ def test_back_to_base_leaves_nothing(database: Database, tmp_path: Path, next_wa
 
 
 def test_an_empty_version_table_means_base(database: Database, tmp_path: Path) -> None:
-    """A version table without a version, as `alembic stamp base` leaves it, is in nobody's way."""
+    """An empty version table, as `alembic stamp base` leaves it, does not disturb an upgrade."""
     engine = database.engine()
     tables().version.create(engine)
     with engine.begin() as connection:
@@ -237,7 +241,7 @@ def test_an_empty_version_table_means_base(database: Database, tmp_path: Path) -
 
 
 def test_with_rows(database: Database) -> None:
-    """Every revision can be walked up, down and up again with rows in the tables."""
+    """All revisions can be upgraded, downgraded and upgraded again with rows in the tables."""
     engine = database.engine()
     names = [step.revision for step in revisions()]
     for name in names:
@@ -250,7 +254,7 @@ def test_with_rows(database: Database) -> None:
 
 
 def fill(engine: Engine) -> None:
-    """Rows with and without the columns that may be empty."""
+    """Insert rows with and without values in the nullable columns."""
     rows = [
         {"consumer": "billing", "key": f"{revision(engine)}-{number}", "claim": bytes(16)}
         | {"digest": bytes(16) if number else None, "result": "{}" if number else None}
@@ -271,7 +275,7 @@ def fill(engine: Engine) -> None:
 
 
 def test_new_tables_have_their_buckets(database: Database) -> None:
-    """Whichever way the tables were made, the buckets are there, none of them owned."""
+    """However the tables were created, the buckets exist and none is owned."""
     engine, bucket = database.engine(), tables().outbox.bucket
     expected = [(number, None, None, None, 1, None) for number in range(BUCKETS)]
     for make in (metadata.create_all, migration.migrate):
@@ -282,8 +286,7 @@ def test_new_tables_have_their_buckets(database: Database) -> None:
 
 
 def test_an_upgrade_keeps_what_the_inbox_has_taken(database: Database) -> None:
-    """Tables of the version before the outbox are upgraded in place: messages stay taken, and the outbox
-    works."""
+    """Tables from before the outbox are upgraded in place: messages stay taken, and the outbox works."""
     engine = database.engine()
     migration.migrate(engine, "0003")
     with engine.begin() as connection:
@@ -297,7 +300,7 @@ def test_an_upgrade_keeps_what_the_inbox_has_taken(database: Database) -> None:
 
 
 def revisions() -> list[Script]:
-    """All revisions, the oldest first."""
+    """All revisions, oldest first."""
     return list(ScriptDirectory(str(ROOT / "migrations")).walk_revisions())[::-1]
 
 
@@ -307,7 +310,8 @@ def test_the_declarations_are_at_the_newest_revision() -> None:
 
 
 def test_the_page_names_the_newest_revision() -> None:
-    """Whoever copies a revision of an own history from docs/tables.md gets all that the code needs."""
+    """docs/tables.md names the newest revision where it shows a revision to copy, and lists every
+    revision."""
     page = (ROOT / "docs" / "tables.md").read_text()
     assert set(re.findall(r'upgrade\(op, "(\d+)"', page)) == {REVISION}
     for step in revisions():
@@ -315,7 +319,7 @@ def test_the_page_names_the_newest_revision() -> None:
 
 
 def test_every_revision_has_a_way_back() -> None:
-    """Every revision says what it does, and has a downgrade that does something."""
+    """Every revision describes what it does, and has a downgrade that does something."""
     for step in revisions():
         assert step.doc
         assert step.module.downgrade.__code__.co_names, step.revision

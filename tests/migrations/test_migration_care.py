@@ -1,4 +1,4 @@
-"""Migrating in a schema, at the same time, and where it must be refused."""
+"""Migrating in a schema, at the same time as others, and cases that must be rejected."""
 
 import threading
 import warnings
@@ -30,8 +30,8 @@ ROUNDS = 3
 
 
 def test_a_schema(database: Database) -> None:
-    """On PostgreSQL the tables stand in the schema that was asked for, which is made, with the same contents;
-    the inbox works there; elsewhere one error says that there are no schemas."""
+    """On PostgreSQL the tables are created in the requested schema, which is created too, and the inbox works
+    there; other databases raise an error that says that only PostgreSQL has schemas."""
     engine = database.engine()
     if database.name != "postgresql":
         with pytest.raises(InvalidOption, match="schema='app': only PostgreSQL"):
@@ -51,7 +51,7 @@ def test_a_schema(database: Database) -> None:
 
 
 def test_schemas_are_apart(postgres: Database) -> None:
-    """Several schemas of one database have tables, and revisions, of their own; odd names are quoted."""
+    """Several schemas of one database have their own tables and revisions; unusual names are quoted."""
     engine = postgres.engine()
     for name in ('Äpp "x"', "b%s"):
         migration.migrate(engine, schema=name)
@@ -62,7 +62,7 @@ def test_schemas_are_apart(postgres: Database) -> None:
 
 
 def test_unknown_revisions_are_refused(database: Database) -> None:
-    """A revision that does not exist is refused by name, and nothing is done."""
+    """An unknown revision is rejected by name, and nothing is done."""
     engine = database.engine()
     with pytest.raises(
         InvalidOption,
@@ -75,7 +75,8 @@ def test_unknown_revisions_are_refused(database: Database) -> None:
 
 
 def test_tables_of_a_newer_version_are_left_alone(migrated: Database, tmp_path: Path) -> None:
-    """Tables at a revision that this version does not know are neither upgraded nor downgraded."""
+    """Tables at a revision that this version of the library does not know are neither upgraded nor
+    downgraded."""
     engine = migrated.engine()
     with engine.begin() as connection:
         connection.execute(update(tables().version).values(version_num="9999"))
@@ -88,7 +89,7 @@ def test_tables_of_a_newer_version_are_left_alone(migrated: Database, tmp_path: 
 
 
 def test_other_databases_are_refused() -> None:
-    """A dialect without revisions is refused by name."""
+    """A dialect without revisions is rejected by name."""
     with pytest.raises(UnsupportedDatabase, match="dialect='mssql'"):
         migration.script("mssql")
 
@@ -105,8 +106,8 @@ def test_the_application_s_version_is_untouched(database: Database) -> None:
             assert connection.exec_driver_sql("SELECT * FROM alembic_version").all() == [("theirs",)]
 
 
-def test_several_processes_at_once(database: Database) -> None:
-    """Four processes that migrate at the same time all succeed, up as well as down."""
+def test_several_processes_at_the_same_time(database: Database) -> None:
+    """Four processes that migrate at the same time all succeed, on the upgrade and on the downgrade."""
     url = database.url.render_as_string(hide_password=False)
     engine = database.engine()
     with workers(*[(_migrate_when_told, url)] * 4) as processes:
@@ -131,25 +132,25 @@ def _migrate_when_told(pipe: Connection, url: str) -> None:
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
 def test_at_every_isolation_level(database: Database, level: str) -> None:
-    """Whatever isolation level the engine has, several threads at once migrate it, and it keeps that
-    level."""
+    """At every isolation level, several threads can migrate an engine's database at the same time, and the
+    engine keeps its level."""
     if database.name == "sqlite" and level == "REPEATABLE READ":
         pytest.skip("SQLite has no such level")
     engine = database.engine(isolation_level=level)
     with engine.connect() as connection:
         before = connection.get_isolation_level()
-    _migrate_at_once([engine] * 3)
+    _migrate_together([engine] * 3)
     with engine.connect() as connection:
         assert migration.current(connection) == REVISION
         assert connection.get_isolation_level() == before
 
 
-def test_several_databases_at_once(server: Server) -> None:
-    """Threads of one process may migrate several databases at the same time."""
+def test_several_databases_at_the_same_time(server: Server) -> None:
+    """Threads of one process can migrate several databases at the same time."""
     databases = [Database(server, server.new_database()) for _ in range(3)]
     try:
         engines = [database.engine() for database in databases]
-        _migrate_at_once(engines)
+        _migrate_together(engines)
         for engine in engines:
             with engine.connect() as connection:
                 assert migration.current(connection) == REVISION
@@ -158,7 +159,7 @@ def test_several_databases_at_once(server: Server) -> None:
             database.close()
 
 
-def _migrate_at_once(engines: list[Engine]) -> None:
+def _migrate_together(engines: list[Engine]) -> None:
     start = threading.Barrier(len(engines))
 
     def one(engine: Engine) -> None:
@@ -170,7 +171,7 @@ def _migrate_at_once(engines: list[Engine]) -> None:
 
 
 def test_a_failure_leaves_no_trace(database: Database) -> None:
-    """Where the database can undo DDL, a migration that fails half-way leaves nothing behind."""
+    """Where the database can roll back DDL, a failed migration leaves nothing behind."""
     if database.name in ("mariadb", "mysql"):
         pytest.skip("DDL commits there")
     engine = database.engine()
@@ -182,9 +183,9 @@ def test_a_failure_leaves_no_trace(database: Database) -> None:
     assert inspect(engine).get_table_names() == ["inbox_message_accepted_at"]
 
 
-def test_whoever_waits_too_long_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On MySQL and MariaDB, whose locks end the wait without an error, a migration is not begun unless it is
-    this process's turn."""
+def test_a_migration_that_waits_too_long_says_so(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On MySQL and MariaDB, where GET_LOCK times out without an error, a migration that waits too long for
+    the lock raises an error that says so, and does nothing."""
     if database.name not in ("mariadb", "mysql"):
         pytest.skip("the database itself raises an error")
     monkeypatch.setattr(turns, "LOCK_WAIT", 1)
@@ -197,7 +198,7 @@ def test_whoever_waits_too_long_is_told(database: Database, monkeypatch: pytest.
 
 
 def test_the_turn_ends_with_the_migration(database: Database) -> None:
-    """A pooled connection does not go on holding the lock: another engine can migrate at once."""
+    """A pooled connection does not keep the lock: another engine can migrate immediately."""
     first, second = database.engine(pool_size=1), database.engine(pool_size=1)
     for engine, revision in ((first, "head"), (second, "base"), (first, "head")):
         migration.migrate(engine, revision)
@@ -238,7 +239,7 @@ DEAD_LETTER = LETTER | {"attempts": 1, "outcome": "refused", "error": "no"}
 
 
 def test_checks_refuse_half_states(migrated: Database) -> None:
-    """The database itself refuses an empty consumer and an empty key, and names the rule."""
+    """The database itself rejects an empty consumer and an empty key, and its error names the rule."""
     empty: list[tuple[str, dict[str, object]]] = [
         (f"{column}_not_empty", {column: ""}) for column in ("consumer", "key")
     ]
@@ -246,30 +247,30 @@ def test_checks_refuse_half_states(migrated: Database) -> None:
 
 
 def test_checks_refuse_half_states_of_a_message(migrated: Database) -> None:
-    """The same for what no message of status-table mode can be."""
+    """The database rejects impossible states of a message of status-table mode."""
     _refused(migrated.engine(), tables().status, STATUS_ROW, HALF_STATES)
 
 
 def test_checks_refuse_half_states_of_the_outbox(migrated: Database) -> None:
-    """The same for messages that wait for a relay."""
+    """The database rejects impossible states of a message that waits for a relay."""
     _refused(migrated.engine(), tables().outbox.message, LETTER, HALF_SENT)
 
 
 def test_checks_refuse_unknown_kinds_of_dead_letters(migrated: Database) -> None:
-    """A message is dead because it was refused, or because nobody knows what became of it."""
+    """A dead letter's outcome is refused or unknown; the database rejects any other."""
     _refused(migrated.engine(), tables().outbox.dead, DEAD_LETTER, [("known", {"outcome": "sent"})])
 
 
 def test_every_rule_is_broken() -> None:
-    """No rule of the tables goes untested."""
+    """Every CHECK rule of the tables is broken by one of these tests."""
     assert {*STATUS_RULES} <= {rule for rule, _ in HALF_STATES}
     assert {*MESSAGE_RULES} == {rule for rule, _ in HALF_SENT}
     assert {*DEAD_RULES} == {"known"}
 
 
 def test_numbers_never_come_again(database: Database) -> None:
-    """Neither a message's sequence nor a relay's epoch is drawn twice, also when the last one is gone: an old
-    relay could take a new message for its own. Tables made either way."""
+    """Message sequences and relay epochs are never reused, even if the last row was deleted: otherwise an old
+    relay could mistake a new message for its own. This holds for tables created in both ways."""
     for make in (metadata.create_all, migration.migrate):
         engine = database.engine()
         make(engine)

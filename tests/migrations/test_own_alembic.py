@@ -1,4 +1,4 @@
-"""Our tables beside an application's own Alembic history, by real `alembic` commands."""
+"""The library's tables beside an application's own Alembic history, with real `alembic` commands."""
 
 import threading
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ ALL = {VERSION_TABLE}.union(*FEATURES.values())
 
 
 def metadata_of(*features: str, schema: str | None = None) -> str:
-    """A line of `env.py` that names our metadata."""
+    """A line of `env.py` that names the library's metadata."""
     ours = f"inbox.schema.metadata_for(*{features!r}, schema={schema!r})"
     return f'settings |= {{"target_metadata": [own, {ours}], "include_schemas": {schema is not None}}}'
 
@@ -37,24 +37,25 @@ def there(engine: Engine, schema: str | None = None) -> set[str]:
 
 
 def expected(*features: str) -> set[str]:
-    """The tables of some features, with the one that says at which revision they are."""
+    """The tables of some features, with the version table."""
     return {VERSION_TABLE}.union(*(FEATURES[each] for each in features))
 
 
 def skip_mysql(database: Database) -> None:
-    """These run long, and MySQL has the same code and the same DDL as MariaDB."""
+    """Skip these long tests on MySQL, which has the same code and DDL as MariaDB."""
     only_on(database, "postgresql", "mariadb", "sqlite")
 
 
 def only_on(database: Database, *names: str) -> None:
-    """Skip what is the same on the other databases."""
+    """Skip the test on all but these databases; the others behave the same."""
     if database.name not in names:
         pytest.skip("as on another database")
 
 
 def test_autogenerate_leaves_our_tables_alone(postgres: Database, tmp_path: Path) -> None:
-    """With `include_name` in its `env.py`, an application whose tables came by `migrate` generates revisions
-    of its own tables only, in which nothing of ours is dropped; `alembic check` is quiet after that."""
+    """With `include_name` in its `env.py`, an application whose library tables were created by `migrate`
+    autogenerates revisions for its own tables only, which drop none of the library's; `alembic check` then
+    finds nothing."""
     engine = postgres.engine()
     migration.migrate(engine)
     migration.migrate(engine, schema="messaging")
@@ -71,8 +72,8 @@ def test_autogenerate_leaves_our_tables_alone(postgres: Database, tmp_path: Path
 
 
 def test_some_of_the_features(database: Database, tmp_path: Path) -> None:
-    """An application that uses the inbox alone has its tables alone, and `alembic check` is quiet; a later
-    revision adds the outbox, and its downgrade takes that away again."""
+    """An application that uses only the inbox gets only the inbox's tables, and `alembic check` finds
+    nothing; a later revision adds the outbox, and its downgrade removes it again."""
     only_on(database, "postgresql", "mariadb")
     engine = database.engine()
     application = Project(tmp_path / "inbox", database.url, metadata_of("inbox"))
@@ -106,8 +107,8 @@ def test_some_of_the_features(database: Database, tmp_path: Path) -> None:
 
 
 def test_a_naming_convention(database: Database, tmp_path: Path) -> None:
-    """An application's naming convention is for its own tables: ours are the same as those that `migrate`
-    makes, constraint by constraint, and so is the SQL that `alembic --sql` prints."""
+    """An application's naming convention applies only to its own tables: the library's tables are the same as
+    those that `migrate` creates, down to the constraints, and so is the SQL that `alembic --sql` prints."""
     only_on(database, "postgresql", "sqlite")
     convention = {"ck": "ck_%(table_name)s_%(constraint_name)s", "pk": "pk_%(table_name)s"}
     application = Project(tmp_path, database.url, f"own.naming_convention = {convention}")
@@ -125,8 +126,8 @@ def test_a_naming_convention(database: Database, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("features", [("inbox",), ("status", "outbox")])
 def test_the_features_are_the_same_whichever_way(database: Database, features: tuple[str, ...]) -> None:
-    """`migrate`, its SQL and `metadata_for` make the same tables of the same features; the features that were
-    left out can be added, and then all is as if it had been made at once."""
+    """`migrate`, its SQL and `metadata_for` create the same tables for the same features; features that were
+    left out can be added later, with the same result."""
     skip_mysql(database)
     engine = database.engine()
     others = [Database(database.server, database.server.new_database()) for _ in range(3)]
@@ -152,7 +153,7 @@ def test_the_features_are_the_same_whichever_way(database: Database, features: t
 
 
 def test_features_that_are_none(postgres: Database) -> None:
-    """A feature that does not exist is refused by name, before anything is done."""
+    """An unknown feature is rejected by name, before anything is done."""
     for wrong in (["mailbox"], [], "inbox"):
         with pytest.raises(InvalidOption, match=r"features=.*expected some of inbox, status, ledger, outbox"):
             migration.migrate(postgres.engine(), features=wrong)
@@ -164,7 +165,8 @@ def test_features_that_are_none(postgres: Database) -> None:
 
 
 def test_every_revision_names_its_features() -> None:
-    """Every revision says whose tables it makes or changes, and together they make all tables."""
+    """Every revision names the features whose tables it creates or changes, and together they create all
+    tables."""
     for step in revisions():
         assert set(step.module.features) <= set(FEATURES)
         assert step.module.features
@@ -177,8 +179,9 @@ def test_every_revision_names_its_features() -> None:
 
 
 def test_what_autogenerate_writes_of_our_tables_can_be_run(database: Database, tmp_path: Path) -> None:
-    """A revision that was generated from our metadata, without anything written by hand, runs up and down,
-    and `alembic check` is quiet; `migrate` then says what is missing, instead of making the tables again."""
+    """A revision autogenerated from the library's metadata runs up and down without edits, and `alembic
+    check` then finds nothing; `migrate` reports that no revision is recorded, instead of creating the tables
+    again."""
     skip_mysql(database)
     engine = database.engine()
     application = Project(tmp_path, database.url, metadata_of(*FEATURES))
@@ -199,8 +202,8 @@ def test_what_autogenerate_writes_of_our_tables_can_be_run(database: Database, t
 
 
 def test_a_schema_is_made(postgres: Database, tmp_path: Path) -> None:
-    """`upgrade(op, schema=...)` makes the schema, on a database as in SQL to be printed; a role that may not
-    make one can use one that is there."""
+    """`upgrade(op, schema=...)` creates the schema, on a database and in printed SQL; a role that cannot
+    create schemas can use an existing one."""
     engine = postgres.engine()
     application = Project(
         tmp_path,
@@ -223,7 +226,7 @@ def test_a_schema_is_made(postgres: Database, tmp_path: Path) -> None:
 
 @contextmanager
 def busy(engine: Engine) -> Iterator[Connection]:
-    """A transaction that has read from one of our tables; on SQLite that writes."""
+    """A transaction that has read one of the library's tables; on SQLite one that writes."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -235,8 +238,9 @@ def busy(engine: Engine) -> Iterator[Connection]:
 def test_a_locked_table_does_not_hold_a_migration_for_ever(
     migrated: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A migration that cannot have a table gives up with a transient error, at a revision from which the next
-    one goes on. On PostgreSQL others get at the table in between, although they come after the migration."""
+    """A migration that cannot lock a table gives up with a transient error, at a revision from which the next
+    one can continue. On PostgreSQL other sessions can use the table in between, even if they came after the
+    migration."""
     skip_mysql(migrated)
     monkeypatch.setattr(turns, "LOCK_WAIT", 3)
     monkeypatch.setattr(turns, "TABLE_WAIT", 1)
@@ -271,7 +275,7 @@ def test_a_locked_table_does_not_hold_a_migration_for_ever(
 def test_a_migration_goes_on_once_the_table_is_free(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table that is free again within the minute is postgres after all."""
+    """If the table is free again within the time limit, the migration succeeds."""
     monkeypatch.setattr(turns, "TABLE_WAIT", 1)
     with busy(postgres.engine()) as holder:
         free = threading.Timer(2, holder.rollback)
@@ -284,7 +288,7 @@ def test_a_migration_goes_on_once_the_table_is_free(
 def test_somebody_else_s_migration_is_waited_for_with_a_bound(
     postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On PostgreSQL a migration that hangs does not hang the next one as well."""
+    """On PostgreSQL a migration waits only a limited time for another one that hangs."""
     monkeypatch.setattr(turns, "LOCK_WAIT", 1)
     with (
         turns.turn(postgres.engine()),
@@ -294,8 +298,8 @@ def test_somebody_else_s_migration_is_waited_for_with_a_bound(
 
 
 def test_rows_are_not_deleted_without_a_question(postgres: Database) -> None:
-    """`migrate --to base` on tables with rows says how many there are of what, and changes nothing unless
-    `--yes` is given; so does an older revision, of the tables that it takes away."""
+    """`migrate --to base` on tables with rows reports the number of rows in each, and changes nothing without
+    `--yes`; so does a downgrade to an older revision, for the tables that it removes."""
     engine = postgres.engine()
     with engine.begin() as connection:
         for key in "abc":

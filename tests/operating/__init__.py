@@ -1,1 +1,1 @@
-"""What operators see and decide."""
+"""Tests of what operators see and decide."""

@@ -1,4 +1,4 @@
-"""The audit: what was committed, sent and taken, on every database."""
+"""The audit compares what was committed, sent and taken, on every database."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,38 +25,38 @@ def engine(migrated: Database) -> Engine:
 
 
 def sent(engine: Engine, *names: str, **outcomes: list[object]) -> list[str]:
-    """Publish messages, and let them leave with a record of them; their ids."""
+    """Publish messages, relay them with `keep_sent`, and return their ids."""
     made = publish(engine, *names)
     relay(engine, Recorder(outcomes), keep_sent=3_600)
     return made
 
 
 def take(engine: Engine, *keys: str) -> None:
-    """What a consumer does with messages of these keys on the exactly-once path."""
+    """Take messages with these keys on the exactly-once path."""
     with engine.begin() as connection:
         for key in keys:
             Inbox(CONSUMER).accept(connection, key)
 
 
 def consume(engine: Engine, key: str) -> None:
-    """What the consumer does with a message once it has moved to status-table mode."""
+    """Move the consumer to status-table mode and take a message."""
     set_policy(engine, CONSUMER, mode="status")
     with StatusInbox(CONSUMER, store=SqlStore(engine), lease=60).claim(key):
         pass
 
 
 def counts(found: Audit) -> dict[str, int]:
-    """How many messages there are of each kind, but for none."""
+    """The number of messages of each kind, without the zeros."""
     return {name: count for name in COUNTS if (count := getattr(found, name))}
 
 
 def audit(engine: Engine, **options: object) -> Audit:
-    """An audit of the topic at once."""
+    """Audit the topic, without a grace by default."""
     return outbox.audit(engine, "orders", CONSUMER, **({"grace": 0} | options))  # type: ignore[arg-type]
 
 
 def test_nothing_is_missing(engine: Engine) -> None:
-    """Where every message was taken the audit is complete; other topics and consumers do not matter."""
+    """If every message was taken, the audit is complete; other topics and consumers do not matter."""
     sent(engine, "a1", "b1")
     publish(engine, "c1", topic="mail")
     take(engine, "a", "b")
@@ -67,8 +67,8 @@ def test_nothing_is_missing(engine: Engine) -> None:
 
 
 def test_each_kind_of_missing_message_is_named(engine: Engine) -> None:
-    """Not sent, dead and not taken messages are counted and named, in whatever state they are; delayed ones
-    are not missing."""
+    """Messages that were not sent, are dead or were not taken are counted and named, whatever their state;
+    delayed ones are not missing."""
     made = sent(engine, "a1", "b1", "c1", "d1", b1=[Refused("no")], c1=[Unavailable("full", 3_600.0)])
     publish(engine, "e1", delay=3_600)
     take(engine, "a")
@@ -81,8 +81,8 @@ def test_each_kind_of_missing_message_is_named(engine: Engine) -> None:
 
 
 def test_what_is_on_its_way_is_not_missing(engine: Engine) -> None:
-    """Messages that were published or sent within the grace are left their time; a held one is missing at
-    once, as a dead one."""
+    """A message that was published or sent within the grace is not missing; a held one is missing
+    immediately, like a dead one."""
     sent(engine, "a1")
     publish(engine, "b1")
     publish(engine, "c1", topic="mail")
@@ -94,8 +94,8 @@ def test_what_is_on_its_way_is_not_missing(engine: Engine) -> None:
 
 
 def test_a_delayed_message_has_its_grace_from_its_due_time(engine: Engine) -> None:
-    """However long the delay was, a message is on its way when it is due, and missing once the grace is over
-    from there."""
+    """The grace of a delayed message starts when it is due, however long the delay was; when the grace is
+    over, the message is missing."""
     due = due_unsent(engine, "a1", hours=1.5, ago=0.5)
     assert counts(audit(engine, grace=timedelta(hours=1))) == {"on_the_way": 1}
     found = audit(engine, grace=timedelta(minutes=10))
@@ -104,7 +104,8 @@ def test_a_delayed_message_has_its_grace_from_its_due_time(engine: Engine) -> No
 
 
 def test_messages_of_status_table_mode(engine: Engine) -> None:
-    """What is consumed there was taken; of everything else the audit says how far it is."""
+    """In status-table mode a consumed message counts as taken; for every other message the audit shows its
+    status."""
     sent(engine, "a1", "b1", "c1")
     inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=60)
     with inbox.claim("a"):
@@ -117,8 +118,8 @@ def test_messages_of_status_table_mode(engine: Engine) -> None:
 
 
 def test_messages_that_are_taken_by_their_ids(engine: Engine) -> None:
-    """With key="id" two messages of one key are two; by its key, one that was taken stands for both. One
-    without a key is taken by its id in either case."""
+    """With key="id" two messages with one key count as two; by key, one taken message counts for both. A
+    message without a key is always taken by its id."""
     first, _, keyless = sent(engine, "a1", "a2", "-1")
     take(engine, first, keyless)
     assert counts(audit(engine, key="id")) == {"taken": 2, "not_taken": 1}
@@ -128,7 +129,7 @@ def test_messages_that_are_taken_by_their_ids(engine: Engine) -> None:
 
 
 def test_since(engine: Engine) -> None:
-    """What was published earlier is left out everywhere."""
+    """Messages published before `since` are left out of every count."""
     sent(engine, "a1", "b1", b1=[Refused("no")])
     publish(engine, "c1", delay=3_600)
     publish(engine, "w1")
@@ -138,7 +139,8 @@ def test_since(engine: Engine) -> None:
 
 
 def test_without_a_record_of_what_was_sent(engine: Engine) -> None:
-    """Where relays keep none the audit says so, and knows only what is still in the outbox."""
+    """If relays keep no record of sent messages, the audit says so and knows only what is still in the
+    outbox."""
     publish(engine, "a1")
     relay(engine, Recorder())
     found = audit(engine)
@@ -148,7 +150,7 @@ def test_without_a_record_of_what_was_sent(engine: Engine) -> None:
 
 
 def test_since_when_the_inbox_knows(engine: Engine) -> None:
-    """The audit says when the oldest message was taken that the inbox still knows."""
+    """`taken_since` is the time of the oldest message that the inbox still knows."""
     sent(engine, "a1")
     assert audit(engine).taken_since is None
     take(engine, "a")
@@ -159,7 +161,7 @@ def test_since_when_the_inbox_knows(engine: Engine) -> None:
 
 
 def test_only_some_are_named(engine: Engine) -> None:
-    """Of each kind as many are named as was asked for; all are counted."""
+    """Of each kind, up to `limit` messages are named; all are counted."""
     sent(engine, *(f"-{number}" for number in range(30)))
     publish(engine, *(f"-{number}" for number in range(40)))
     found = audit(engine, limit=7)
@@ -170,7 +172,7 @@ def test_only_some_are_named(engine: Engine) -> None:
 
 @pytest.fixture
 def elsewhere(migrated: Database) -> Iterator[Engine]:
-    """A database of its own for the inbox."""
+    """A separate database for the inbox."""
     from inbox.schema import metadata
 
     other = Database(migrated.server, migrated.server.new_database())
@@ -182,7 +184,7 @@ def elsewhere(migrated: Database) -> Iterator[Engine]:
 def test_an_inbox_in_another_database(
     engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is compared page by page, with the same result as where the two share one."""
+    """An inbox in another database is compared page by page, with the same result as in the same database."""
     monkeypatch.setattr("outbox._operating.audit_parts._PAGE", 3)
     made = sent(engine, *(f"{key}1" for key in "abcdefgh"), "-1", h1=[Refused("no")])
     for place in (engine, elsewhere):
@@ -203,8 +205,9 @@ def test_an_inbox_in_another_database(
 def test_what_was_taken_without_an_answer(
     engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message that was taken counts as taken, although its sends had no answer; it may be dead by now. What
-    was refused or never sent is missing, although another message of its key was taken."""
+    """A message that was taken counts as taken even if its sends got no answer, and even if it is dead
+    by now. A message that was refused or never sent is missing, even if another message with its key was
+    taken."""
     monkeypatch.setattr("outbox._operating.audit_parts._PAGE", 3)
     silent = Recorder(lambda message: Refused("no") if name_of(message) == "a2" else Unknown("silence"))
     sent(engine, "a1")
@@ -231,7 +234,7 @@ def test_what_was_taken_without_an_answer(
 
 
 def test_a_message_that_moves_meanwhile(engine: Engine, migrated: Database) -> None:
-    """A dead letter that is sent again while the audit looks is counted in one place or the other."""
+    """A dead letter that is retried during the audit is counted exactly once."""
     if migrated.name == "sqlite":
         pytest.skip("whoever reads keeps others from writing")
     (made,) = sent(engine, "a1", a1=[Refused("no")])
@@ -249,7 +252,7 @@ def test_a_message_that_moves_meanwhile(engine: Engine, migrated: Database) -> N
 
 
 def test_keys_compare_byte_for_byte(engine: Engine) -> None:
-    """A message is not taken because one with a similar key was."""
+    """A message does not count as taken because one with a similar key was."""
     sent(engine, "a1", "A1", "ä1")
     take(engine, "A", "a ", "ä")
     found = audit(engine)
@@ -266,12 +269,12 @@ def test_keys_compare_byte_for_byte(engine: Engine) -> None:
     ],
 )
 def test_wrong_options(options: dict[str, object], said: str) -> None:
-    """A wrong option is refused by name, before a database is asked."""
+    """An invalid option is rejected before the database is used; the error names it."""
     with pytest.raises(InvalidOption, match=said):
         audit(None, **options)  # type: ignore[arg-type]
 
 
 def test_without_tables(database: Database) -> None:
-    """The error says which command makes them."""
+    """If the tables are missing, the error names the command that creates them."""
     with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
         audit(database.engine())

@@ -1,4 +1,5 @@
-"""PostgreSQL: operators' functions do not read what has left, while relays search for messages below."""
+"""PostgreSQL: while relays search for messages below the marks, operators' functions do not read rows that
+were already sent."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,14 +25,14 @@ LOW = {"bucket": 0, "sequence": 7, "id": "low", "payload": b"", "topic": "orders
 
 @pytest.fixture(autouse=True)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays of this process store every mark that has moved, and look around all the time."""
+    """Relays of this process store every mark that has moved, and check for chores all the time."""
     monkeypatch.setattr(stored, "FAR", 1)
     monkeypatch.setattr(Settings, "tend_every", 0)
 
 
 @contextmanager
 def relaying(engine: Engine) -> Iterator[Recorder]:
-    """A relay is running, many messages have left, and its marks say so. Those of key "a" wait."""
+    """A relay is running, has sent many messages and stored its marks. Messages with key "a" wait."""
     publisher = Recorder(lambda each: Unavailable("away", 3_600) if each.key == "a" else ACCEPTED)
     relay = Relay(engine, publisher, poll=0.02)
     task = Task(relay.run)
@@ -45,7 +46,7 @@ def relaying(engine: Engine) -> Iterator[Recorder]:
 
 
 def reads_of(engine: Engine) -> list[Any]:
-    """The parameters of statements on this engine that read messages, from now on, but for those of buckets
+    """The parameters of each following statement on this engine that reads messages, except those for buckets
     that do not exist."""
     reads: list[Any] = []
 
@@ -59,7 +60,7 @@ def reads_of(engine: Engine) -> list[Any]:
 
 
 def test_what_has_left_is_not_read(postgres: Database) -> None:
-    """The state, whether all has left, and the next messages: each is right, and read from the marks on."""
+    """`status`, `is_drained` and `peek` are correct, and read only from the marks on."""
     engine = postgres.engine()
     with relaying(engine) as publisher:
         operators = postgres.engine()
@@ -78,7 +79,7 @@ def test_what_has_left_is_not_read(postgres: Database) -> None:
 
 
 def test_messages_in_buckets_that_do_not_exist(postgres: Database) -> None:
-    """They are counted as before."""
+    """Messages in buckets that do not exist are still counted."""
     engine = postgres.engine()
     with relaying(engine):
         with engine.begin() as connection:
@@ -88,7 +89,7 @@ def test_messages_in_buckets_that_do_not_exist(postgres: Database) -> None:
 
 
 def test_without_a_relay(postgres: Database) -> None:
-    """Nobody searches for messages below the marks: everything is read."""
+    """Without a relay no process searches for messages below the marks, so everything is read."""
     engine = postgres.engine()
     with relaying(engine):
         pass
@@ -101,7 +102,7 @@ def test_without_a_relay(postgres: Database) -> None:
 
 
 def test_a_role_that_may_only_read(postgres: Database) -> None:
-    """Without rights to the sequence the functions work, too."""
+    """The functions also work for a role that cannot use the sequence."""
     engine = postgres.engine()
     with role(postgres) as reader:
         for table in metadata_for("outbox").tables:

@@ -1,4 +1,4 @@
-"""What operators decide about messages, on every database."""
+"""Operators' decisions about messages, on every database."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -30,18 +30,18 @@ def engine(migrated: Database) -> Engine:
 
 
 def refused(engine: Engine, *names: str, **options: object) -> None:
-    """Let these messages be refused, and the others leave."""
+    """Let these messages be refused, and send the others."""
     relay(engine, Recorder({name: [Refused("no")] for name in names}), **options)
 
 
 def id_of(engine: Engine, name: str) -> str:
-    """The id of a message that is in the outbox."""
+    """The id of a message in the outbox."""
     return str((waiting(engine) | dead(engine))[name].id)
 
 
 def test_pause_and_resume(engine: Engine) -> None:
-    """Messages of a paused topic wait, others leave; resumed, they leave in their order. Both say whether
-    they have changed anything."""
+    """Messages of a paused topic wait while others are sent; after `resume` they are sent in order. Both
+    functions return whether they changed anything."""
     publish(engine, "a1", "a2", topic="mail")
     publish(engine, "a3")
     assert (outbox.pause(engine, "mail"), outbox.pause(engine, "mail")) == (True, False)
@@ -54,7 +54,8 @@ def test_pause_and_resume(engine: Engine) -> None:
 
 
 def test_pause_all(engine: Engine) -> None:
-    """Without a topic all messages wait; the end of that leaves topics paused that are so by their name."""
+    """Without a topic, `pause` stops all messages; `resume` without a topic leaves topics paused that were
+    paused by name."""
     outbox.pause(engine)
     outbox.pause(engine, "mail")
     publish(engine, "a1")
@@ -67,8 +68,8 @@ def test_pause_all(engine: Engine) -> None:
 
 
 def test_retry_a_dead_letter(engine: Engine) -> None:
-    """It is sent again with the same id, content and time, behind what its key has published since, and its
-    attempts are counted anew."""
+    """A retried dead letter is sent with the same id, content and time, after later messages of its key, and
+    its attempts start at 1 again."""
     publish(engine, "a1", "a2", headers={"h": "1"})
     refused(engine, "a1")
     before = dead(engine)["a1"]
@@ -84,7 +85,8 @@ def test_retry_a_dead_letter(engine: Engine) -> None:
 
 
 def test_retry_a_held_message(engine: Engine) -> None:
-    """It is sent in its place, before the others of its key, and its attempts are counted anew."""
+    """A retried held message is sent in its place, before the other messages of its key, and its attempts
+    start at 1 again."""
     publish(engine, "a1", "a2")
     refused(engine, "a1", after_dead="hold")
     publish(engine, "a3")
@@ -96,7 +98,7 @@ def test_retry_a_held_message(engine: Engine) -> None:
 
 
 def test_retry_after_all_attempts(engine: Engine) -> None:
-    """A message that was held because nobody ever answered is sent again, and has all its attempts anew."""
+    """A message that is held because no send was ever answered can be retried with all its attempts."""
     publish(engine, "a1")
     publisher = Recorder(lambda _: Unknown("silence"))
     for _ in range(3):
@@ -115,7 +117,7 @@ def test_retry_after_all_attempts(engine: Engine) -> None:
     ("outcome", "state"), [(Unavailable("full", 3_600.0), "waiting"), (Unknown("silence"), "unknown")]
 )
 def test_retry_before_the_backoff_is_over(engine: Engine, outcome: Outcome, state: str) -> None:
-    """A message that waits to be sent again is sent at once; its attempts go on being counted."""
+    """A message that waits for its backoff is sent immediately; its attempts continue to count."""
     publish(engine, "a1", "a2")
     relay(engine, Recorder({"a1": [outcome]}))
     later = datetime.now(UTC) + timedelta(hours=1)
@@ -129,7 +131,7 @@ def test_retry_before_the_backoff_is_over(engine: Engine, outcome: Outcome, stat
 
 
 def test_retry_of_what_needs_none(engine: Engine) -> None:
-    """A pending or a delayed message is refused, and so is one that has left; nothing changes."""
+    """A pending, delayed or already sent message is rejected, and nothing changes."""
     (pending,) = publish(engine, "a1")
     (delayed,) = publish(engine, "b1", delay=3_600)
     with pytest.raises(WrongState, match=f"id='{pending}': it is pending, expected dead, held"):
@@ -142,8 +144,8 @@ def test_retry_of_what_needs_none(engine: Engine) -> None:
 
 
 def test_retry_all_dead_letters(engine: Engine) -> None:
-    """Dead letters go back in the order in which their keys' messages were published, however many; by topic
-    and key if that is asked."""
+    """Any number of dead letters go back in the order in which each key's messages were published, optionally
+    only those of a topic or key."""
     names = [f"{key}{number}" for number in range(30) for key in "ab"]
     publish(engine, *names, "c1")
     publish(engine, "a-mail", topic="mail")
@@ -160,7 +162,7 @@ def test_retry_all_dead_letters(engine: Engine) -> None:
 
 @pytest.mark.parametrize("state", ["held", "waiting", "unknown"])
 def test_retry_all_that_wait(engine: Engine, state: str) -> None:
-    """All messages in one state go on, and no others; by topic and key if that is asked."""
+    """All messages in one state are retried, and no others, optionally only those of a topic and key."""
     say: dict[str, Outcome] = {
         "held": Refused("no"),
         "waiting": Unavailable("x", 3_600.0),
@@ -185,13 +187,14 @@ def test_retry_all_that_wait(engine: Engine, state: str) -> None:
 
 @pytest.mark.parametrize("state", ["pending", "delayed", "lost"])
 def test_states_that_cannot_be_retried(engine: Engine, state: str) -> None:
-    """They are refused by name."""
+    """States that cannot be retried are rejected; the error names them."""
     with pytest.raises(InvalidOption, match=f"state='{state}': expected"):
         outbox.retry_all(engine, state)
 
 
 def test_drop(engine: Engine) -> None:
-    """A message is deleted in whatever state it is, and `drop` says which; the others of its key go on."""
+    """A message can be dropped in any state, and `drop` returns the state; the other messages of its key are
+    sent."""
     publish(engine, "x1")
     refused(engine, "x1")
     publish(engine, "h1", "h2", "w1", "w2")
@@ -212,7 +215,8 @@ def test_drop(engine: Engine) -> None:
 
 
 def test_a_message_that_is_being_sent_is_not_dropped(engine: Engine) -> None:
-    """`drop` names the relay that is sending it, and the message leaves; one that is only behind it goes."""
+    """While a relay sends a batch, `drop` refuses to delete its messages and names the relay; the messages
+    are sent."""
     first, second = publish(engine, "a1", "b1")
 
     def answer(message: Envelope) -> Outcome:
@@ -226,7 +230,8 @@ def test_a_message_that_is_being_sent_is_not_dropped(engine: Engine) -> None:
 
 
 def test_what_a_lost_relay_was_sending_can_be_dropped(engine: Engine) -> None:
-    """A relay that is lost does not keep a message: nobody knows whether it was sent."""
+    """A relay whose lease has expired does not protect a message from `drop`: whether it was sent is
+    unknown."""
     (lost,) = publish(engine, "a1")
 
     def answer(message: Envelope) -> Outcome:
@@ -239,8 +244,8 @@ def test_what_a_lost_relay_was_sending_can_be_dropped(engine: Engine) -> None:
 
 
 def test_purge_dead(engine: Engine) -> None:
-    """Dead letters that are old enough are deleted, more of them than one transaction takes; by topic if that
-    is asked."""
+    """Dead letters that are old enough are deleted, even if there are more than one transaction deletes,
+    optionally only those of a topic."""
     publish(engine, *(f"-{number}" for number in range(700)))
     publish(engine, "b1", topic="mail")
     relay(engine, Recorder(lambda _: Refused("never")))
@@ -251,7 +256,7 @@ def test_purge_dead(engine: Engine) -> None:
 
 
 def test_without_tables(database: Database) -> None:
-    """The error says which command makes them."""
+    """If the tables are missing, the error names the command that creates them."""
     engine = database.engine()
     for decide in (
         lambda: outbox.pause(engine),
@@ -266,7 +271,8 @@ def test_without_tables(database: Database) -> None:
 
 
 def test_wrong_options() -> None:
-    """A wrong option is refused by name, before the database is asked, and is an `OutboxError`."""
+    """An invalid option is rejected before the database is used; the error names it and is an
+    `OutboxError`."""
     engine: Engine = None  # type: ignore[assignment]
     for decide, said in (
         (lambda: outbox.pause(engine, ""), "topic=''"),

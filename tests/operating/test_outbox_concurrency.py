@@ -1,4 +1,4 @@
-"""What operators decide beside running relays and other operators."""
+"""Operators' decisions at the same time as running relays and other operators."""
 
 import random
 import threading
@@ -32,8 +32,9 @@ def engine(migrated: Database) -> Engine:
     return migrated.engine()
 
 
-def at_once(act: Callable[[], object]) -> list[object]:
-    """Do something in several threads that begin together; what it returned, or how it was refused."""
+def at_the_same_time(act: Callable[[], object]) -> list[object]:
+    """Call a function in several threads at the same time, and return the results or the types of the
+    errors."""
     barrier = threading.Barrier(OPERATORS)
 
     def one(_: int) -> object:
@@ -52,12 +53,12 @@ def at_once(act: Callable[[], object]) -> list[object]:
 def test_of_several_operators_one_wins(
     engine: Engine, decide: Callable[..., MessageState], after_dead: str
 ) -> None:
-    """A dead or held message is sent again, or dropped, by one of those that want it; the others are told
-    that it is not there any more, or not so."""
+    """If several operators retry or drop a dead or held message, one succeeds; the others get an error that
+    says that the message is gone, or in another state."""
     for _ in range(3):
         (made,) = publish(engine, "a1")
         relay(engine, Recorder(lambda _: Refused("no")), after_dead=after_dead)
-        answers = at_once(lambda: decide(engine, made))  # noqa: B023
+        answers = at_the_same_time(lambda: decide(engine, made))  # noqa: B023
         assert sum(isinstance(answer, MessageState) for answer in answers) == 1, answers
         assert len(waiting(engine)) == (1 if decide is outbox.retry else 0)
         assert relay(engine, Recorder()) == (1 if decide is outbox.retry else 0)
@@ -68,7 +69,7 @@ def test_several_operators_share_all_dead_letters(engine: Engine) -> None:
     """Each dead letter is sent again once, however many operators retry all of them."""
     made = publish(engine, *(f"-{number}" for number in range(200)))
     relay(engine, Recorder(lambda _: Refused("no")))
-    answers = at_once(lambda: outbox.retry_all(engine, "dead"))
+    answers = at_the_same_time(lambda: outbox.retry_all(engine, "dead"))
     assert sum(answer for answer in answers if isinstance(answer, int)) == 200
     publisher = Recorder()
     assert relay(engine, publisher) == 200
@@ -77,8 +78,8 @@ def test_several_operators_share_all_dead_letters(engine: Engine) -> None:
 
 @pytest.mark.quick("postgresql")
 def test_beside_running_relays_nothing_gets_lost(engine: Engine) -> None:
-    """While two relays run against a broker that refuses, fails and keeps silent, an operator retries, drops
-    and pauses at random: in the end every message was either taken or dropped."""
+    """While two relays run against a broker that refuses, fails and does not answer, an operator retries,
+    drops and pauses at random: in the end every message was accepted or dropped."""
     chance = random.Random(1)
     answers = (ACCEPTED, ACCEPTED, Refused("no"), Unavailable("full", 0.01), Unknown("silence"))
     publisher = Recorder(lambda _: chance.choice(answers))
@@ -109,7 +110,7 @@ def test_beside_running_relays_nothing_gets_lost(engine: Engine) -> None:
 
 
 def _decide(engine: Engine, chance: random.Random, published: set[str], dropped: set[str]) -> None:
-    """One decision about some message, or about all."""
+    """Make one decision about a message, or about all."""
     some = chance.choice(outbox.peek(engine, 50) or [None])
     act = chance.randrange(6)
     if act == 0 and some is not None:

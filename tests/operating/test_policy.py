@@ -1,4 +1,4 @@
-"""Each consumer's mode and retention are kept with its data, and a purge keeps what they ask for."""
+"""Each consumer's mode and retention are stored with its data, and a purge respects them."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ HINT = "table inbox_consumer is not in this database; create it with `inbox-outb
 
 
 def take(engine: Engine, billing: Inbox, *keys: str) -> list[Verdict]:
-    """Take messages in a transaction of the caller's."""
+    """Take messages in the caller's own transaction."""
     with engine.begin() as connection:
         return [billing.accept(connection, key) for key in keys]
 
@@ -54,19 +54,19 @@ def claim(engine: Engine, key: str = "a", **options: Any) -> Verdict:
 
 
 def policies(engine: Engine) -> dict[str, tuple[str, timedelta, timedelta | None]]:
-    """What is stored: mode, retention and dead retention of each consumer."""
+    """The stored mode, retention and dead retention of each consumer."""
     stored = [each.policy for each in inbox.status(engine) if each.policy]
     return {each.consumer: (each.mode, each.retention, each.dead_retention) for each in stored}
 
 
 def count(engine: Engine, name: str = "consumer") -> int:
-    """Rows of one of the tables."""
+    """The number of rows in one of the tables."""
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(getattr(TABLES, name))).scalar_one()
 
 
 def grow_old(engine: Engine, age: timedelta) -> None:
-    """Let everything have been taken so much earlier."""
+    """Make every row this much older."""
     then = datetime.now(UTC) - age
     with engine.begin() as connection:
         connection.execute(update(TABLES.message).values(accepted_at=then))
@@ -74,8 +74,8 @@ def grow_old(engine: Engine, age: timedelta) -> None:
 
 
 def test_a_purge_keeps_what_was_asked_for(migrated: Database) -> None:
-    """Whatever retention a consumer asked for, a purge with its defaults keeps its keys that long; the
-    others' keys go after theirs."""
+    """A purge with its defaults keeps each consumer's keys for the retention that the consumer asked for,
+    whether longer or shorter than the default."""
     engine = migrated.engine()
     long, short = Inbox("long", retention=MONTH), Inbox("short", retention=DAY)
     take(engine, long, "a")
@@ -105,8 +105,8 @@ def test_dead_messages_are_kept_as_long_as_asked_for(postgres: Database) -> None
 
 
 def test_a_shorter_time_has_to_be_said_deliberately(postgres: Database) -> None:
-    """A purge that would keep less than a consumer has asked for deletes nothing, and says whose retention it
-    is and what it was given; `override` does it all the same. A longer one is just done."""
+    """A purge with less retention than a consumer asked for deletes nothing, and the error names the consumer
+    and both times; `override` does it anyway. A longer retention needs no override."""
     engine = postgres.engine()
     take(engine, Inbox("billing", retention=Retention(WEEK, producer=3_600)), "a")
     grow_old(engine, 3 * DAY)
@@ -124,7 +124,7 @@ def test_a_shorter_time_has_to_be_said_deliberately(postgres: Database) -> None:
 
 
 def test_the_oldest_message_counts_with_the_stored_margin(postgres: Database) -> None:
-    """With `oldest_unconsumed`, what the producer and the network may take is kept besides."""
+    """With `oldest_unconsumed`, a purge also keeps the stored margin for producer and network."""
     engine = postgres.engine()
     take(engine, Inbox("billing", retention=Retention(WEEK, producer=7_200)), "a")
     grow_old(engine, timedelta(hours=2))
@@ -135,7 +135,7 @@ def test_the_oldest_message_counts_with_the_stored_margin(postgres: Database) ->
 
 
 def test_the_ledger_is_kept_as_long(postgres: Database) -> None:
-    """What the ledger says of a consumer's partitions goes with that consumer's retention."""
+    """A consumer's ledger rows are purged with that consumer's retention."""
     engine = postgres.engine()
     counts = dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
     row = {"run": "r", "batch": 0, "part": 0, "parts": 0, "fingerprint": bytes(16)} | counts
@@ -149,7 +149,7 @@ def test_the_ledger_is_kept_as_long(postgres: Database) -> None:
 
 
 def test_rows_from_before_there_was_a_policy(postgres: Database) -> None:
-    """A consumer of which nothing is stored keeps the default, 7 days, and the purge names it."""
+    """A consumer without a stored policy gets the default of 7 days, and the purge reports its name."""
     engine = postgres.engine()
     row = {"key": "a", "claim": bytes(16), "accepted_at": datetime.now(UTC) - 8 * DAY}
     with engine.begin() as connection:
@@ -161,7 +161,8 @@ def test_rows_from_before_there_was_a_policy(postgres: Database) -> None:
 
 
 def test_a_duplicate_declares_nothing(migrated: Database) -> None:
-    """The policy is stored with the first message that is new, in its transaction: it goes with it, too."""
+    """The policy is stored with the first new message, in the same transaction, and is rolled back with it; a
+    duplicate stores none."""
     engine = migrated.engine()
     billing = Inbox("billing", retention=MONTH)
     with engine.connect() as connection:
@@ -181,7 +182,7 @@ def test_a_duplicate_declares_nothing(migrated: Database) -> None:
 
 
 def conflicts(engine: Engine, billing: Inbox) -> list[Callable[[], Any]]:
-    """Every way to take a message, each in a transaction that then commits whatever was raised."""
+    """Every way to take a message, each in a transaction that commits even after an error."""
 
     def commits(work: Callable[[Connection], Any]) -> None:
         with engine.connect() as connection:
@@ -203,8 +204,9 @@ def conflicts(engine: Engine, billing: Inbox) -> list[Callable[[], Any]]:
 
 
 def test_a_shorter_retention_is_a_conflict(migrated: Database) -> None:
-    """An inbox that asks for less than what is stored takes nothing, and its error names both values, however
-    the message comes; once `set_policy` has changed what is stored, it works."""
+    """An inbox that asks for a shorter retention than the stored one takes nothing, however it takes
+    messages, and the error names both values; once `set_policy` has changed the stored one, the inbox
+    works."""
     engine = migrated.engine()
     take(engine, Inbox("billing", retention=MONTH), "a")
     billing = Inbox("billing", retention=WEEK)
@@ -222,7 +224,8 @@ def test_a_shorter_retention_is_a_conflict(migrated: Database) -> None:
 
 
 def test_a_longer_retention_is_taken_over(postgres: Database) -> None:
-    """A deploy may lengthen a retention: the first new message stores it, and the older process goes on."""
+    """A deployment can lengthen a retention: the first new message stores it, and the older process goes
+    on."""
     engine = postgres.engine()
     before, after = Inbox("billing", retention=WEEK), Inbox("billing", retention=MONTH)
     take(engine, before, "a")
@@ -238,7 +241,7 @@ def test_a_longer_retention_is_taken_over(postgres: Database) -> None:
 
 
 def test_without_a_retention_the_stored_one_counts(postgres: Database) -> None:
-    """An inbox that asks for none judges messages by what is stored, longer or shorter than 7 days."""
+    """An inbox without a retention uses the stored one, whether longer or shorter than 7 days."""
     engine = postgres.engine()
     now = datetime.now(UTC)
     for retention in (MONTH, 3 * DAY):
@@ -256,7 +259,8 @@ def test_without_a_retention_the_stored_one_counts(postgres: Database) -> None:
 
 
 def test_one_mode_for_each_consumer(migrated: Database) -> None:
-    """A consumer of one mode is refused in the other, whichever was first; `set_policy` decides otherwise."""
+    """A consumer's mode is fixed by its first message, and the other mode is rejected; `set_policy` can
+    change it."""
     engine = migrated.engine()
     take(engine, Inbox("billing"), "a")
     with pytest.raises(
@@ -272,7 +276,7 @@ def test_one_mode_for_each_consumer(migrated: Database) -> None:
 
 
 def test_both_modes_at_the_same_time(migrated: Database) -> None:
-    """If both begin before either can see the other, both are told at their next message."""
+    """If both modes begin before either sees the other, both get an error at their next message."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has one writer: one of them is first")
     engine, other = migrated.engine(), migrated.engine()
@@ -291,8 +295,8 @@ def test_both_modes_at_the_same_time(migrated: Database) -> None:
 
 
 def test_first_users_do_not_wait_for_each_other(migrated: Database) -> None:
-    """However many transactions are a consumer's first at the same time, and however long they take, none
-    waits for another; at the end the policy is one row."""
+    """However many transactions take a consumer's first messages at the same time, and however long they run,
+    none waits for another; in the end the policy is one row."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has one writer: there is nobody else to wait for")
     engines = [migrated.engine() for _ in range(4)]
@@ -310,7 +314,7 @@ def test_first_users_do_not_wait_for_each_other(migrated: Database) -> None:
 
 
 def with_timeout(connection: Connection) -> None:
-    """A wait for a lock would be an error, if there was one."""
+    """Limit the wait for locks, so that a wait becomes an error."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET lock_timeout = '1s'")
     else:
@@ -318,8 +322,9 @@ def with_timeout(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("level", [None, "SERIALIZABLE"])
-def test_first_users_at_once(migrated: Database, level: str | None) -> None:
-    """Threads of several engines that all take a consumer's first messages take each once, in both modes."""
+def test_first_users_at_the_same_time(migrated: Database, level: str | None) -> None:
+    """If threads with their own engines take a consumer's first messages at the same time, each message is
+    taken once, in both modes."""
     options: dict[str, Any] = {} if level is None else {"isolation_level": level}
     if migrated.name == "sqlite":
         options = {"connect_args": {"timeout": 30}}
@@ -342,8 +347,8 @@ def test_first_users_at_once(migrated: Database, level: str | None) -> None:
 
 @pytest.mark.parametrize("is_undone", [True, False])
 def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) -> None:
-    """The policy is there if a message is, although the savepoint of the first message was rolled back, and
-    with it the policy; and although the transaction was rolled back after a savepoint that was not."""
+    """The policy is stored whenever a message is, even if the first message's savepoint was rolled back
+    together with the policy, or the transaction was rolled back after a released savepoint."""
     if migrated.name == "sqlite":
         pytest.skip("its driver begins no transaction before a savepoint")
     engine, billing = migrated.engine(), Inbox("billing", retention=MONTH)
@@ -365,8 +370,8 @@ def test_a_savepoint_that_is_rolled_back(migrated: Database, is_undone: bool) ->
 
 
 def test_a_process_asks_once(migrated: Database) -> None:
-    """After its first messages an inbox sends one statement for a new message, as if there were no policy; so
-    do other inboxes of the same consumer. Other tables are asked once more."""
+    """After its first messages an inbox sends one statement for each new message, as if there were no policy;
+    so do other inboxes of the same consumer. For tables in another schema it asks once more."""
     engine = migrated.engine()
     for key in "ab":
         take(engine, Inbox("billing", retention=MONTH), key)
@@ -389,7 +394,7 @@ def claim_orders(engine: Engine, key: str) -> None:
 
 
 def test_a_pool_of_one(migrated: Database) -> None:
-    """The first message needs no connection besides the caller's own, of an engine or of a Session."""
+    """The first message needs no connection other than the caller's, on an engine or in a Session."""
     engine = migrated.engine(pool_size=1, max_overflow=0, pool_timeout=1)
     with engine.begin() as connection:
         assert Inbox("a").accept(connection, "k") is Verdict.NEW
@@ -401,7 +406,7 @@ def test_a_pool_of_one(migrated: Database) -> None:
 
 
 def test_tables_of_an_older_revision(database: Database) -> None:
-    """Where the table is not there yet, nothing is taken, and the error says what creates it."""
+    """If the policy table does not exist yet, nothing is taken, and the error says what creates it."""
     migration.migrate(database.engine(), "0004")
     engine = database.engine()
     for attempt in conflicts(engine, Inbox("billing")):
@@ -414,7 +419,7 @@ def test_tables_of_an_older_revision(database: Database) -> None:
 
 
 def test_a_read_only_database(migrated: Database) -> None:
-    """Where nothing can be written the error is the database's own, as it was."""
+    """On a read-only database the error is the database's own."""
     take(migrated.engine(), Inbox("billing"), "a")
     engine = migrated.engine()
     with engine.connect() as connection:
@@ -432,7 +437,8 @@ def test_a_read_only_database(migrated: Database) -> None:
 
 
 def test_a_conflict_is_not_the_message_s_fault(postgres: Database) -> None:
-    """A listener delivers the message again, however often, instead of putting it away."""
+    """After a policy conflict a listener redelivers the message, however often, and never makes it a dead
+    letter."""
     engine = postgres.engine()
     take(engine, Inbox("billing", retention=MONTH), "a")
     billing = Inbox("billing", retention=WEEK)
@@ -442,7 +448,7 @@ def test_a_conflict_is_not_the_message_s_fault(postgres: Database) -> None:
 
 
 def test_asynchronously(migrated: Database) -> None:
-    """The asynchronous inboxes declare and compare in the same way."""
+    """The asynchronous inboxes store and compare policies in the same way."""
 
     async def run() -> None:
         engine = create_async_engine(migrated.async_url)
@@ -467,7 +473,7 @@ def test_asynchronously(migrated: Database) -> None:
 
 
 def test_redis_needs_no_policy(place: Place) -> None:
-    """In Redis each record carries its own retention, so that two inboxes may ask for different ones."""
+    """In Redis each record has its own retention, so two inboxes of a consumer can ask for different ones."""
     if place.name != "redis":
         pytest.skip("the other stores are purged")
     with place.open() as store:
@@ -477,7 +483,8 @@ def test_redis_needs_no_policy(place: Place) -> None:
 
 
 def test_changing_a_policy(postgres: Database) -> None:
-    """`set_policy` changes what it is given and leaves the rest; it refuses what makes no sense, by name."""
+    """`set_policy` changes what it is given and keeps the rest; an invalid value is rejected with an error
+    that names it."""
     engine = postgres.engine()
     with pytest.raises(
         InvalidOption, match="mode=None: inbox_consumer says nothing about 'billing'; expected"
@@ -500,7 +507,7 @@ def test_changing_a_policy(postgres: Database) -> None:
 
 
 def test_a_digest_format_of_another_version(postgres: Database) -> None:
-    """Tables in which a version has written that digests payloads in another way are left alone."""
+    """Tables are not used if another version has recorded a different digest format in them."""
     engine = postgres.engine()
     set_policy(engine, "billing", mode="exactly-once")
     with engine.begin() as connection:
@@ -510,7 +517,7 @@ def test_a_digest_format_of_another_version(postgres: Database) -> None:
 
 
 def test_an_inbox_in_memory() -> None:
-    """On a database in memory, which has one connection for all, the first message works as any."""
+    """In an in-memory database, which has a single connection, the first message works like any other."""
     engine = create_engine("sqlite://")
     migration.migrate(engine)
     with engine.begin() as connection:
@@ -520,8 +527,8 @@ def test_an_inbox_in_memory() -> None:
     engine.dispose()
 
 
-def test_a_purge_tells_what_it_deletes(postgres: Database) -> None:
-    """`on_event` gets an event for each batch, once it has committed; a hook that fails hurts nothing."""
+def test_a_purge_reports_what_it_deletes(postgres: Database) -> None:
+    """`on_event` gets an event for each batch after its commit; a failing hook does no harm."""
     engine = postgres.engine()
     now = datetime.now(UTC)
     row = {"claim": bytes(16), "accepted_at": now - 8 * DAY}

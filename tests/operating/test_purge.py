@@ -1,4 +1,4 @@
-"""Purging beside live traffic, on every database."""
+"""Purging during live traffic, on every database."""
 
 import threading
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ DAY = timedelta(days=1)
 
 
 def fill(engine: Engine, ages: Sequence[timedelta], consumer: str = "billing") -> list[str]:
-    """One row for each age; the keys."""
+    """Insert one row for each age, and return the keys."""
     now = datetime.now(UTC)
     keys = [f"{consumer}-{number:05}" for number in range(len(ages))]
     rows = [
@@ -35,14 +35,15 @@ def fill(engine: Engine, ages: Sequence[timedelta], consumer: str = "billing") -
 
 
 def left(engine: Engine, consumer: str = "billing") -> list[str]:
-    """The keys that are still there."""
+    """The keys that still exist."""
     with engine.connect() as connection:
         found = select(MESSAGE.c.key).where(MESSAGE.c.consumer == consumer).order_by(MESSAGE.c.key)
         return list(connection.execute(found).scalars())
 
 
 def test_only_what_is_old_enough_goes(migrated: Database) -> None:
-    """Rows older than the retention and its margin go, the others stay, to the second."""
+    """Rows that exceed the retention and its margin by 30 seconds are deleted; rows that fall short of it by
+    30 seconds are kept."""
     engine, second = migrated.engine(), timedelta(seconds=1)
     margin = timedelta(minutes=1)
     ages = [WEEK + margin + 30 * second, WEEK + margin - 30 * second, WEEK, 2 * WEEK, DAY]
@@ -54,7 +55,8 @@ def test_only_what_is_old_enough_goes(migrated: Database) -> None:
 
 
 def test_batches_oldest_first(migrated: Database) -> None:
-    """No transaction deletes more than `batch` rows; the oldest go first; progress tells after each."""
+    """No transaction deletes more than `batch` rows; the oldest are deleted first; `progress` is called after
+    each batch."""
     engine = migrated.engine()
     keys = fill(engine, [WEEK + timedelta(hours=25 - hour) for hour in range(25)])
     seen: list[Purged] = []
@@ -72,14 +74,14 @@ def test_batches_oldest_first(migrated: Database) -> None:
 
 
 def test_rows_of_the_same_instant(migrated: Database) -> None:
-    """Rows that were accepted at the very same time are all found, whatever the batch."""
+    """Rows accepted at exactly the same time are all found, whatever the batch size."""
     engine = migrated.engine()
     fill(engine, [2 * WEEK] * 37)
     assert purge(engine, batch=5).rows == 37
 
 
 def test_one_consumer_or_all(migrated: Database) -> None:
-    """A purge of one consumer leaves the others alone; by default everybody's rows are purged."""
+    """A purge of one consumer does not touch the others; by default every consumer is purged."""
     engine = migrated.engine()
     for consumer in ("a", "b", "c"):
         fill(engine, [2 * WEEK, DAY], consumer)
@@ -91,7 +93,8 @@ def test_one_consumer_or_all(migrated: Database) -> None:
 
 
 def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
-    """When the broker can tell its oldest message, what is older may go although the retention is longer."""
+    """If the broker reports its oldest unconsumed message, older rows are deleted even if the retention is
+    longer."""
     engine = migrated.engine()
     fill(engine, [DAY, timedelta(hours=3), timedelta(hours=1)])
     oldest = datetime.now(UTC) - timedelta(hours=2)
@@ -99,28 +102,52 @@ def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
     assert purge(engine, retention=kept, oldest_unconsumed=oldest).rows == 2
 
 
-def test_a_budget_ends_it(migrated: Database) -> None:
-    """When the time is up the purge stops between two batches, and says that it has not finished."""
+class Clock:
+    """The purge's clock: it stands still, except while the purge deletes a batch or sleeps."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.rests: list[float] = []
+        monkeypatch.setattr("inbox._operating.purge.time", self)
+        event.listen(engine, "commit", self._work)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        self.now += seconds
+
+    def _work(self, _: Connection) -> None:
+        self.now += 3
+
+
+def test_a_budget_ends_it(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the budget is used up, the purge stops between two batches and reports that it has not
+    finished."""
     engine = migrated.engine()
-    fill(engine, [2 * WEEK] * 20)
+    keys = fill(engine, [2 * WEEK] * 20)
     assert purge(engine, budget=0).finished is False
-    clock = iter(range(1_000))
-    stopped = purge(engine, batch=5, budget=10, progress=lambda _: None, sleep=lambda _: next(clock))
-    assert stopped.finished
+    assert left(engine) == keys
+    clock = Clock(engine, monkeypatch)
+    stopped = purge(engine, batch=5, budget=15, sleep=clock.sleep)
+    assert not stopped.finished
+    assert 0 < stopped.rows == 20 - len(left(engine)) < 20
+    assert purge(engine, batch=5, budget=1_000, sleep=clock.sleep).finished
     assert left(engine) == []
 
 
-def test_it_rests_as_long_as_it_works(migrated: Database) -> None:
-    """After each full batch the purge gives the database as much time as it took."""
-    engine, rests = migrated.engine(), list[float]()
+def test_it_rests_as_long_as_it_works(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each full batch the purge sleeps for as long as the batch took."""
+    engine = migrated.engine()
     fill(engine, [2 * WEEK] * 20)
-    purge(engine, batch=5, sleep=rests.append)
-    assert len(rests) == 4
-    assert all(rest > 0 for rest in rests)
+    clock = Clock(engine, monkeypatch)
+    purge(engine, batch=5, sleep=clock.sleep)
+    assert clock.rests == [3] * 4
 
 
 def test_several_purgers_share_the_work(migrated: Database) -> None:
-    """Four purgers at once delete each row once between them, and none fails."""
+    """Four purgers at the same time delete each row once between them, and none fails."""
     engine = migrated.engine()
     fill(engine, [2 * WEEK] * 2_000)
     start = threading.Barrier(4)
@@ -135,7 +162,7 @@ def test_several_purgers_share_the_work(migrated: Database) -> None:
 
 
 def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
-    """A row locked by a transaction that does not end neither blocks nor fails a purge."""
+    """A row locked by an open transaction neither blocks a purge nor makes it fail."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has no row locks: a purge waits for the one writer")
     engine = migrated.engine()
@@ -149,7 +176,7 @@ def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
 
 
 def test_live_traffic_goes_through(migrated: Database) -> None:
-    """While four purgers delete, workers accept new, recent and purged keys: nobody fails, and every key
+    """While four purgers delete, workers accept new, recent and purged keys: no worker fails, and every key
     within the retention is still known."""
     engine = migrated.engine(pool_size=12)
     old = fill(engine, [2 * WEEK] * 1_500)
@@ -185,7 +212,7 @@ def test_live_traffic_goes_through(migrated: Database) -> None:
 
 
 async def asynchronously(database: Database) -> Purged:
-    """The same purge through an asynchronous engine."""
+    """Run the same purge through an asynchronous engine."""
     from sqlalchemy.ext.asyncio import create_async_engine
 
     engine = create_async_engine(database.async_url)
@@ -196,7 +223,7 @@ async def asynchronously(database: Database) -> Purged:
 
 
 def test_asynchronously(migrated: Database) -> None:
-    """`AsyncInbox.purge` does the same."""
+    """`AsyncInbox.purge` deletes the same rows."""
     import asyncio
 
     fill(migrated.engine(), [2 * WEEK] * 12 + [DAY])
@@ -204,13 +231,14 @@ def test_asynchronously(migrated: Database) -> None:
 
 
 def test_without_tables(database: Database) -> None:
-    """Where there are no tables the error says which command makes them."""
+    """If the tables are missing, the error names the command that creates them."""
     with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
         purge(database.engine())
 
 
 def test_a_purge_that_hangs_lets_go(postgres: Database) -> None:
-    """On PostgreSQL a purge bounds how long its own transaction may stand still with rows deleted in it."""
+    """On PostgreSQL a purge sets a limit on how long its own transaction can be idle with deleted rows
+    in it."""
     engine, limits = postgres.engine(), list[str]()
     fill(engine, [2 * WEEK] * 3)
 
@@ -223,8 +251,8 @@ def test_a_purge_that_hangs_lets_go(postgres: Database) -> None:
 
 
 def test_each_batch_reads_only_its_own_rows(postgres: Database) -> None:
-    """On PostgreSQL every batch is found by the index, begins where the last one ended, and is deleted by
-    its place in the table: the plan has no sequential scan and no sort."""
+    """On PostgreSQL every batch is found by the index, begins where the last one ended, and is deleted by row
+    address: the plan has no sequential scan and no sort."""
     engine = postgres.engine()
     fill(engine, [2 * WEEK] * 3_000)
     fill(engine, [DAY] * 3_000, "other")
@@ -245,7 +273,7 @@ def test_each_batch_reads_only_its_own_rows(postgres: Database) -> None:
 
 
 def test_keys_are_looked_up_by_the_primary_key(postgres: Database) -> None:
-    """Looking for one key or for many reads the primary key's index, however large the table is."""
+    """Looking up one key or many uses the index of the primary key, however large the table is."""
     inbox, engine = Inbox("billing"), postgres.engine()
     keys = fill(engine, [DAY] * 3_000)
     statements: list[tuple[str, Any]] = []
@@ -263,7 +291,7 @@ def test_keys_are_looked_up_by_the_primary_key(postgres: Database) -> None:
 
 
 def test_the_ledger_goes_too(migrated: Database) -> None:
-    """What the ledger says of partitions goes with the retention as well; of one consumer, or of all."""
+    """Ledger rows are purged after the retention too, for one consumer or for all."""
     engine, ledger = migrated.engine(), tables().ledger
     counts = dict.fromkeys(("rows_read", "rows_new", "rows_duplicate", "rows_repeated", "rows_dropped"), 0)
     rows = [

@@ -29,7 +29,8 @@ def fill(
     consumer: str = "orders",
     lease_ages: tuple[timedelta, ...] = (),
 ) -> list[str]:
-    """A message in this status for each age, and its key; a lease is as old unless told otherwise."""
+    """Insert a message with this status for each age, and return the keys. A lease is as old as its message
+    unless given."""
     now = datetime.now(UTC)
     keys = [f"{consumer}-{status}-{number:05}" for number in range(len(ages))]
     rows = [
@@ -56,13 +57,13 @@ def fill(
 
 
 def left(engine: Engine) -> list[str]:
-    """The keys that are still there, of every consumer."""
+    """The keys of every consumer that still exist."""
     with engine.connect() as connection:
         return list(connection.execute(select(STATUS.c.key).order_by(STATUS.c.key)).scalars())
 
 
 def grow_old(engine: Engine, age: timedelta) -> None:
-    """Let everything have happened so much earlier."""
+    """Make every row and lease this much older."""
     then = datetime.now(UTC) - age
     with engine.begin() as connection:
         changed = update(STATUS).values(updated_at=then)
@@ -72,8 +73,8 @@ def grow_old(engine: Engine, age: timedelta) -> None:
 
 @pytest.mark.parametrize("status", Status)
 def test_only_what_is_old_enough_goes(migrated: Database, status: Status) -> None:
-    """Dead and halted messages go after their own retention, the others after the common one; none goes
-    before its margin of a minute."""
+    """Dead and halted messages are deleted after their own retention, the others after the common one, each
+    with a margin of a minute."""
     engine, second = migrated.engine(), timedelta(seconds=1)
     kept = MONTH if status in (Status.DEAD, Status.HALTED) else WEEK
     keys = fill(engine, status, kept + MARGIN + 30 * second, kept + MARGIN - 30 * second, kept, DAY)
@@ -95,7 +96,7 @@ def test_retentions_of_ones_own(migrated: Database) -> None:
 
 
 def test_a_message_with_a_lease_stays(migrated: Database) -> None:
-    """However long ago a message was claimed, it stays as long as its lease is renewed, and for the retention
+    """However long ago a message was claimed, it is kept while its lease is renewed, and for the retention
     after that."""
     engine = migrated.engine()
     keys = fill(
@@ -106,8 +107,8 @@ def test_a_message_with_a_lease_stays(migrated: Database) -> None:
 
 
 def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
-    """When the broker can tell its oldest message, older ones may go although the retention is longer; dead
-    and halted ones stay for theirs."""
+    """If the broker reports its oldest unconsumed message, older rows are deleted even if the retention is
+    longer; dead and halted ones keep their own retention."""
     engine = migrated.engine()
     for status in Status:
         fill(engine, status, timedelta(hours=3), timedelta(hours=1))
@@ -116,8 +117,8 @@ def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
 
 
 def test_one_consumer_or_all(migrated: Database) -> None:
-    """A purge of one consumer leaves the others alone, whichever mode they use; by default all are purged,
-    and counted together."""
+    """A purge of one consumer does not touch the others, in both modes; by default all are purged and counted
+    together."""
     engine = migrated.engine()
     for consumer in ("a", "b"):
         fill(engine, Status.CONSUMED, 2 * WEEK, DAY, consumer=consumer)
@@ -133,7 +134,8 @@ def test_one_consumer_or_all(migrated: Database) -> None:
 
 
 def test_batches_oldest_first(migrated: Database) -> None:
-    """No transaction deletes more than `batch` rows; the oldest go first, and a budget stops between two."""
+    """No transaction deletes more than `batch` rows; the oldest are deleted first, and a purge with no budget
+    deletes nothing."""
     engine = migrated.engine()
     keys = fill(engine, Status.FAILED, *(WEEK + timedelta(hours=25 - hour) for hour in range(25)))
     remaining: list[list[str]] = []
@@ -149,7 +151,8 @@ def test_batches_oldest_first(migrated: Database) -> None:
 
 
 def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
-    """A message whose step is in a transaction neither blocks nor fails a purge, however old its lease is."""
+    """A message whose step is in a transaction neither blocks a purge nor makes it fail, however old its
+    lease is."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has no row locks: a purge waits for the one writer")
     engine = migrated.engine()
@@ -168,8 +171,8 @@ def test_rows_that_somebody_holds_are_passed_over(migrated: Database) -> None:
 
 
 def test_a_zombie_whose_record_was_purged(migrated: Database) -> None:
-    """A handler that goes on although its record was purged is refused whatever it writes, also when the
-    message was claimed anew since: a token comes never again. Its successor's record stays untouched."""
+    """If a handler goes on after its record was purged, all its writes are rejected, even if the message has
+    been claimed again since: a token is never reused. The successor's record is unchanged."""
     engine = migrated.engine()
     orders = StatusInbox("orders", store=SqlStore(engine), heartbeat=False)
 
@@ -197,7 +200,7 @@ def test_a_zombie_whose_record_was_purged(migrated: Database) -> None:
 
 @pytest.mark.parametrize("end", [lambda: None, lambda: 1 / 0], ids=["completes", "fails"])
 def test_a_zombie_does_not_bring_its_record_back(migrated: Database, end: Callable[[], Any]) -> None:
-    """However such a handler ends, nothing is written of it."""
+    """However the handler of a purged record ends, it writes nothing."""
     engine = migrated.engine()
 
     def handler() -> None:
@@ -212,8 +215,8 @@ def test_a_zombie_does_not_bring_its_record_back(migrated: Database, end: Callab
 
 
 def test_live_traffic_goes_through(migrated: Database) -> None:
-    """While two purgers delete old failed messages, workers claim the very same: nobody fails, each runs
-    once, and none of what they have recorded is purged."""
+    """While two purgers delete old failed messages, workers claim the same ones: no worker fails, each
+    message runs once, and no new record is purged."""
     engine = migrated.engine(pool_size=12)
     keys = fill(engine, Status.FAILED, *[2 * WEEK] * 200)
     stop = threading.Event()
@@ -243,7 +246,7 @@ def test_live_traffic_goes_through(migrated: Database) -> None:
 
 
 def test_tables_of_an_older_revision(database: Database) -> None:
-    """Where a table has not been made yet, the error names it, and nothing has been purged."""
+    """If a table does not exist yet, the error names it, and nothing is purged."""
     engine = database.engine()
     migration.migrate(engine, "0002")
     row = {"consumer": "billing", "key": "1", "claim": bytes(16), "accepted_at": datetime.now(UTC) - 2 * WEEK}
@@ -258,8 +261,8 @@ def test_tables_of_an_older_revision(database: Database) -> None:
 
 
 def test_each_batch_reads_only_its_own_rows(postgres: Database) -> None:
-    """On PostgreSQL every batch of every status is found by the index and deleted by its place in the table,
-    without a sequential scan; in the index's order, where no lease has to be looked at as well."""
+    """On PostgreSQL every batch of every status is found by the index and deleted by row address, without a
+    sequential scan, and without a sort unless leases are compared."""
     engine = postgres.engine()
     for status in Status:
         age = 2 * MONTH if status in (Status.DEAD, Status.HALTED) else 2 * WEEK

@@ -1,4 +1,4 @@
-"""What an operator decides about messages of status-table mode, on every store."""
+"""Operators' decisions about messages of status-table mode, on every store."""
 
 import json
 import time
@@ -32,8 +32,8 @@ from tests.support.status_stores import CONSUMER, stored
 
 
 def test_list_and_show(store: Store) -> None:
-    """Messages are listed by consumer and status, those that were changed longest ago first, up to a limit;
-    one is shown by its key, as text or as a tuple."""
+    """Messages are listed by consumer and status, the longest unchanged first, up to a limit; one message is
+    shown by its key, given as text or as a tuple."""
     for number in range(3):
         has_ended(store, Status.DEAD, f"dead-{number}")
     has_ended(store, Status.HALTED)
@@ -62,8 +62,8 @@ def test_list_and_show(store: Store) -> None:
 
 @pytest.mark.parametrize("status", [Status.DEAD, Status.FAILED])
 def test_retry(store: Store, status: Status) -> None:
-    """A dead or a failed message runs with its next delivery, its attempts counted from 1; its history, its
-    payload and its finished steps are kept."""
+    """A dead or failed message runs at its next delivery, with attempts counted from 1; its history, payload
+    and finished steps are kept."""
     calls: list[int] = []
 
     def locks_and_fails(claim: Claim) -> None:
@@ -98,8 +98,8 @@ def test_retry(store: Store, status: Status) -> None:
 
 
 def test_retry_after_steps_were_undone(store: Store) -> None:
-    """What was undone when the message died is done once more, with another idempotency key each time; what
-    was not undone is not."""
+    """After a retry, steps that were undone run again, with a new idempotency key each time; other finished
+    steps do not."""
     calls: list[str] = []
 
     def handler(claim: Claim) -> None:
@@ -124,8 +124,8 @@ def test_retry_after_steps_were_undone(store: Store) -> None:
     assert len(set(calls[1::2])) == 4
 
 
-def test_what_runs_anew_is_undone_in_its_order(store: Store) -> None:
-    """After a retry, undos run in the reverse of the order in which the steps now ran."""
+def test_steps_that_run_again_are_undone_in_their_order(store: Store) -> None:
+    """After a retry, undos run in the reverse order of the steps of the new run."""
     undone: list[str] = []
 
     def handler(claim: Claim, names: str) -> None:
@@ -142,8 +142,8 @@ def test_what_runs_anew_is_undone_in_its_order(store: Store) -> None:
 
 @pytest.mark.parametrize("status", [Status.DEAD, Status.HALTED, Status.FAILED])
 def test_discard(store: Store, status: Status) -> None:
-    """A message that was discarded never runs: every later delivery is a duplicate without a result. The
-    record says who has done it."""
+    """A discarded message never runs: every later delivery is a duplicate without a result. The record says
+    who discarded it."""
     has_ended(store, status)
     discard(store, CONSUMER, KEY, by="ann")
     record = stored(store, KEY)
@@ -156,8 +156,8 @@ def test_discard(store: Store, status: Status) -> None:
 
 
 def test_release(store: Store) -> None:
-    """A message that is taken away runs at once elsewhere, under the same attempt's number; whoever had it is
-    refused whatever it writes, and does not touch its successor's record."""
+    """A released message can be claimed immediately, with the same attempt number; all writes of the former
+    handler are rejected, and the successor's record is unchanged."""
     with pytest.raises(LeaseLost), inbox_of(store).claim(KEY) as zombie:
         is_taken_over(store, zombie)
     record = stored(store, KEY)
@@ -180,7 +180,7 @@ def is_taken_over(store: Store, zombie: Claim) -> None:
 
 
 def test_a_heartbeat_tells_a_released_handler(store: Store) -> None:
-    """A handler that is waiting for something learns from its heartbeat that its message was taken away."""
+    """The heartbeat of a waiting handler finds out that its message was released."""
     events: list[EventKind] = []
 
     def waits(claim: Claim) -> None:
@@ -200,8 +200,8 @@ def test_a_heartbeat_tells_a_released_handler(store: Store) -> None:
 def test_a_released_handler_cannot_end_it(
     store: Store, decided: tuple[Callable[..., None], ...], error: BaseException | None
 ) -> None:
-    """However the handler ends, and whatever the operator did next, its end is refused: nobody takes the
-    operator's write for its own."""
+    """However the handler ends, and whatever the operator did after the release, its end is rejected: it
+    never mistakes the operator's write for its own."""
     left: list[Record] = []
 
     def handler(claim: Claim) -> None:
@@ -218,7 +218,8 @@ def test_a_released_handler_cannot_end_it(
 
 
 def test_a_message_that_was_released_and_discarded_stays_so(store: Store) -> None:
-    """One row of that table on every store: the handler that had the message completes, and is refused."""
+    """On every store, if an operator releases, retries and discards a message, the handler's completion is
+    rejected."""
 
     def handler(claim: Claim) -> None:
         for decide in (release, retry, discard):
@@ -232,8 +233,8 @@ def test_a_message_that_was_released_and_discarded_stays_so(store: Store) -> Non
 
 
 def test_a_released_message_without_attempts_left(store: Store) -> None:
-    """A message that was given back, and that a worker with fewer attempts to give meets next, is dead, and
-    says why although its last attempt left no error."""
+    """If a message was given back, and the next worker allows fewer attempts, it is dead; the record gives a
+    reason although the last attempt left no error."""
 
     def is_interrupted(claim: Claim) -> None:
         raise KeyboardInterrupt
@@ -247,7 +248,8 @@ def test_a_released_message_without_attempts_left(store: Store) -> None:
 
 
 def test_release_within_a_step_that_may_not_be_repeated(store: Store) -> None:
-    """If nobody can know whether the step has happened, the message is halted instead."""
+    """A release inside a step with `on_unknown="halt"` halts the message, because the step's outcome is
+    unknown."""
 
     def released() -> None:
         release(store, CONSUMER, KEY)
@@ -263,8 +265,8 @@ def test_release_within_a_step_that_may_not_be_repeated(store: Store) -> None:
 
 @pytest.mark.parametrize("max_attempts", [16, 1])
 def test_resolve_a_step_as_done(store: Store, max_attempts: int) -> None:
-    """A step that was done is not called; the attempt gets the result that the operator has named, even if no
-    attempt was left."""
+    """A step resolved as done is not called; the attempt gets the operator's result, even if no attempt was
+    left."""
     with pytest.raises(TimeoutError):
         deliver(store, halts, max_attempts=max_attempts)
     resolve_step(store, CONSUMER, KEY, "charge", "done", result={"id": 7}, by="ann")
@@ -276,7 +278,7 @@ def test_resolve_a_step_as_done(store: Store, max_attempts: int) -> None:
 
 
 def test_resolve_a_step_as_not_done(store: Store) -> None:
-    """A step that was not done is called by the next attempt."""
+    """A step resolved as not done is called by the next attempt."""
     has_ended(store, Status.HALTED)
     resolve_step(store, CONSUMER, KEY, "charge", "not_done")
     assert deliver(store, lambda claim: claim.step("charge", lambda: 8, on_unknown="halt")) is Verdict.NEW
@@ -284,7 +286,7 @@ def test_resolve_a_step_as_not_done(store: Store) -> None:
 
 
 def test_a_step_that_was_resolved_is_undone(store: Store) -> None:
-    """A step that was done, as the operator says, is undone like any other when the handler gives up."""
+    """A step resolved as done is undone like any other when the handler gives up."""
     undone: list[Any] = []
 
     def handler(claim: Claim) -> None:
@@ -302,8 +304,8 @@ def test_a_step_that_was_resolved_is_undone(store: Store) -> None:
 
 
 def test_lists_are_found_by_the_index(postgres: Database) -> None:
-    """On PostgreSQL the messages of one consumer in one status are read in the index's order, however many
-    there are of others."""
+    """On PostgreSQL the messages of one consumer and status are read in the order of the index, however many
+    others there are."""
     store = SqlStore(postgres.engine())
     has_ended(store, Status.DEAD)
     same = "consumer, status, token, claim, owner, attempts_started, attempts_finished, error"

@@ -1,4 +1,4 @@
-"""What an operator cannot do to messages of status-table mode, on every store."""
+"""Decisions that operators cannot make about messages of status-table mode, on every store."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +23,8 @@ DECISIONS: dict[str, tuple[Callable[[Store], None], set[Status]]] = {
 
 @pytest.mark.parametrize("status", [Status.DEAD, Status.FAILED, Status.HALTED])
 def test_the_wrong_status(store: Store, status: Status) -> None:
-    """What does not fit the message's status is refused, and changes nothing; the error says what it is, and
-    what it should be."""
+    """A decision that does not fit the message's status is rejected and changes nothing; the error names the
+    status and the expected one."""
     before = has_ended(store, status)
     for name, (decide, fitting) in DECISIONS.items():
         if status not in fitting:
@@ -35,7 +35,7 @@ def test_the_wrong_status(store: Store, status: Status) -> None:
 
 
 def test_consuming_and_consumed_are_left_alone(store: Store) -> None:
-    """A message that is being consumed, or was, is neither run again, nor discarded, nor changed."""
+    """A message that is consuming or consumed cannot be retried, discarded or resolved."""
     with inbox_of(store).claim(KEY):
         for name in ("retry", "discard", "resolve_step"):
             with case(name), pytest.raises(WrongStatus, match="it is consuming"):
@@ -47,7 +47,7 @@ def test_consuming_and_consumed_are_left_alone(store: Store) -> None:
 
 
 def test_no_such_message(store: Store) -> None:
-    """A message that the store does not know is an error that is a LookupError, too."""
+    """An unknown message raises `MessageNotFound`, which is also a LookupError."""
     said = f"consumer '{CONSUMER}' has no message '{KEY}'"
     for name, (decide, _) in DECISIONS.items():
         with case(name), pytest.raises(LookupError, match=said) as raised:
@@ -56,7 +56,7 @@ def test_no_such_message(store: Store) -> None:
 
 
 def test_another_step_is_not_resolved(store: Store) -> None:
-    """An outcome counts for the step that it is about only."""
+    """Only the step that halted the message can be resolved."""
     before = has_ended(store, Status.HALTED)
     with pytest.raises(WrongStatus, match="it is halted for step 'charge', not 'ship'"):
         resolve_step(store, CONSUMER, KEY, "ship", "done")
@@ -64,8 +64,9 @@ def test_another_step_is_not_resolved(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [("discard", Status.DEAD), ("resolve_step", Status.HALTED)])
-def test_of_many_at_once_one_wins(store: Store, name: str, status: Status) -> None:
-    """Of eight operators who have looked at the same record one decides; the others are told so."""
+def test_of_many_at_the_same_time_one_wins(store: Store, name: str, status: Status) -> None:
+    """If eight operators decide about the same record at the same time, one succeeds; the others get
+    `WrongStatus`."""
     has_ended(store, status)
     start = Barrier(8)
 
@@ -83,7 +84,7 @@ def test_of_many_at_once_one_wins(store: Store, name: str, status: Status) -> No
 
 
 def test_a_worker_claims_first(store: Store) -> None:
-    """If a worker claims the message between the operator's look and decision, the decision is refused."""
+    """If a worker claims the message between the operator's look and decision, the decision is rejected."""
     has_ended(store, Status.FAILED)
     with pytest.raises(WrongStatus, match="it has just been changed"):
         retry(overtaken(store, lambda: store.claim(request(KEY))), CONSUMER, KEY)
@@ -99,8 +100,8 @@ def test_a_handler_ends_first(store: Store) -> None:
 
 
 def test_a_step_begins_first(store: Store) -> None:
-    """If the handler begins a step that may not be repeated between the operator's look and decision, nobody
-    runs it again: the message is halted."""
+    """If the handler begins a step with `on_unknown="halt"` between the operator's look and the release, the
+    message is halted and the step is not run again."""
     claimed = store.claim(request(KEY))
     begun = change(steps='{"charge":{"state":"begun"}}', pending_step="charge")
     release(overtaken(store, lambda: store.write(held(claimed), begun)), CONSUMER, KEY)
@@ -113,8 +114,8 @@ def test_a_step_begins_first(store: Store) -> None:
 
 
 def test_a_step_ends_first(store: Store) -> None:
-    """If the handler ends such a step between the operator's look and decision, there is nothing to halt
-    for: the message is failed, and the step is not called again."""
+    """If the handler ends a step with `on_unknown="halt"` between the operator's look and the release, the
+    message is failed, not halted, and the step is not called again."""
     claimed = store.claim(request(KEY))
     begun = change(steps='{"charge":{"state":"begun"}}', pending_step="charge")
     ended = change(steps='{"charge":{"state":"done","result":7}}', pending_step="")
@@ -126,7 +127,7 @@ def test_a_step_ends_first(store: Store) -> None:
 
 
 def overtaken(store: Store, meanwhile: Callable[[], object]) -> Store:
-    """The same store, on which something happens right after the first look."""
+    """The same store, with a call that runs right after the first look."""
     to_come = [meanwhile]
 
     class Overtaken(type(store)):  # type: ignore[misc]
@@ -160,7 +161,7 @@ BAD: list[tuple[Callable[[Store], object], type[Exception], str]] = [
 
 
 def test_bad_input(store: Store) -> None:
-    """What cannot be used is refused before anything is changed, by an error that names it."""
+    """Invalid input is rejected before anything is changed, with an error that names it."""
     before = has_ended(store, Status.HALTED)
     for call, error, said in BAD:
         with case(said), pytest.raises(error, match=said.replace("(", "\\(")):

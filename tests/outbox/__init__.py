@@ -1,1 +1,1 @@
-"""Messages written in the caller's transaction."""
+"""Tests of messages that are written in the caller's transaction."""

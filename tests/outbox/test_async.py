@@ -1,4 +1,4 @@
-"""Publishing in asynchronous code: the same core, awaited."""
+"""Publishing in asynchronous code uses the same core, awaited."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -65,7 +65,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 
 
 def run(database: Database, work: Work, **options: Any) -> None:
-    """Run something in a loop of its own, with an engine that is disposed of."""
+    """Run `work` in a new event loop, with an engine that is disposed of afterwards."""
 
     async def main() -> None:
         engine = create_async_engine(database.async_url, **options)
@@ -80,14 +80,14 @@ def run(database: Database, work: Work, **options: Any) -> None:
 
 @pytest.fixture
 def shop(migrated: Database) -> Database:
-    """A database with an account beside the outbox."""
+    """A database with an outbox and a business table."""
     accounts.make(migrated.engine())
     return migrated
 
 
 @every_way
 def test_what_commits_leaves(shop: Database, way: Way) -> None:
-    """Messages leave once the transaction has committed, each once, in their order."""
+    """Messages are sent after the transaction has committed, each once, in order."""
 
     async def work(engine: AsyncEngine) -> None:
         async with way(engine) as handle:
@@ -105,7 +105,7 @@ def test_what_commits_leaves(shop: Database, way: Way) -> None:
 
 @every_way
 def test_what_rolls_back_never_leaves(shop: Database, way: Way) -> None:
-    """An exception takes the messages away with the business rows."""
+    """An exception rolls back the messages together with the business rows."""
 
     async def fail(engine: AsyncEngine) -> None:
         async with way(engine) as handle:
@@ -126,7 +126,7 @@ def test_what_rolls_back_never_leaves(shop: Database, way: Way) -> None:
 
 @every_way
 def test_a_cancelled_task_leaves_nothing(shop: Database, way: Way) -> None:
-    """A task that is cancelled in its transaction has published nothing."""
+    """A task that is cancelled during its transaction publishes nothing."""
 
     async def hang(engine: AsyncEngine, begun: asyncio.Event) -> None:
         async with way(engine) as handle:
@@ -147,8 +147,8 @@ def test_a_cancelled_task_leaves_nothing(shop: Database, way: Way) -> None:
 
 
 def test_a_session_goes_on(shop: Database) -> None:
-    """After a commit, a rollback and a close, an AsyncSession has the messages of its transaction alone; a
-    savepoint that is rolled back takes its own away."""
+    """After a commit, a rollback or a close, an AsyncSession writes only the messages of its new transaction;
+    rolling back a savepoint discards its messages."""
 
     async def work(engine: AsyncEngine) -> None:
         async with AsyncSession(engine) as session:
@@ -171,7 +171,7 @@ def test_a_session_goes_on(shop: Database) -> None:
 
 
 def test_messages_are_written_after_the_business_rows(shop: Database) -> None:
-    """What an AsyncSession publishes first is written last, when its business rows are there."""
+    """A message that an AsyncSession publishes first is written last, after the business rows."""
 
     async def work(engine: AsyncEngine) -> None:
         async with AsyncSession(engine) as session:
@@ -188,7 +188,7 @@ def test_messages_are_written_after_the_business_rows(shop: Database) -> None:
 
 
 def test_a_scoped_session_is_the_session_of_its_scope(shop: Database) -> None:
-    """It may be passed as it is; the scope is the task."""
+    """`publish` accepts an async_scoped_session and uses the session of the current task."""
 
     async def work(engine: AsyncEngine) -> None:
         session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
@@ -203,7 +203,8 @@ def test_a_scoped_session_is_the_session_of_its_scope(shop: Database) -> None:
 
 
 def test_inside_an_asynchronous_inbox(shop: Database) -> None:
-    """A handler of `AsyncInbox` publishes in its transaction; a duplicate's message is not sent again."""
+    """A handler of `AsyncInbox` publishes in its own transaction; for a duplicate nothing is published
+    again."""
 
     async def work(engine: AsyncEngine) -> None:
         for source in (engine, async_sessionmaker(engine)):
@@ -223,7 +224,7 @@ def test_inside_an_asynchronous_inbox(shop: Database) -> None:
 
 
 def test_autocommit_is_refused(shop: Database) -> None:
-    """There is no transaction that a message could join."""
+    """AUTOCOMMIT is rejected: there is no transaction that a message could join."""
 
     async def work(engine: AsyncEngine) -> None:
         for way in WAYS:
@@ -236,7 +237,7 @@ def test_autocommit_is_refused(shop: Database) -> None:
 
 
 def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
-    """`TablesMissing`, with the command."""
+    """Missing tables raise `TablesMissing`, which names the command that creates them."""
 
     def publish(way: Way) -> None:
         async def work(engine: AsyncEngine) -> None:
@@ -251,7 +252,8 @@ def test_missing_tables_name_the_command_that_makes_them(database: Database) -> 
 
 
 def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:
-    """What breaks a limit is told where it is published, even where the await is forgotten."""
+    """A message that exceeds a limit raises an error when `publish` is called, even if the await is
+    forgotten."""
 
     async def work(engine: AsyncEngine) -> None:
         async with engine.begin() as connection:
@@ -264,7 +266,8 @@ def test_a_bad_message_is_refused_before_it_is_awaited(shop: Database) -> None:
 
 
 def test_the_wake_up_leaves_nothing_behind(shop: Database) -> None:
-    """The loop may end, and the engine be disposed of, right after a commit: nothing complains later."""
+    """The loop can end, and the engine be disposed of, right after a commit, without a later error or
+    warning."""
 
     async def work(engine: AsyncEngine) -> None:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What cannot be published is refused before anything is written, with an error that names it."""
+"""Invalid messages and options are rejected before anything is written, with an error that names them."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -35,7 +35,7 @@ every_way = pytest.mark.parametrize("way", [WAYS[name] for name in ways], ids=wa
 
 @pytest.fixture
 def connection(postgres: Database) -> Iterator[Connection]:
-    """A transaction in which a message is published afterwards, so that it has to be whole."""
+    """A transaction in which a message is published afterwards, which shows that it is still usable."""
     with postgres.engine().begin() as connection:
         yield connection
         OUTBOX.publish(connection, TOPIC, "a")
@@ -94,8 +94,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ("given", "told"), BAD, ids=lambda each: "-".join(each) if isinstance(each, dict) else ""
 )
 def test_what_breaks_a_limit_is_refused(connection: Connection, given: dict[str, Any], told: str) -> None:
-    """The error names the argument and its value, from `publish` and from `publish_many`, and the
-    transaction goes on as if nothing had been said."""
+    """`publish` and `publish_many` raise an error that names the argument and its value, and the transaction
+    stays usable."""
     message: dict[str, Any] = {"topic": TOPIC, "payload": "never"} | given
     for publish in (
         lambda: OUTBOX.publish(connection, **message),
@@ -110,7 +110,7 @@ def test_what_breaks_a_limit_is_refused(connection: Connection, given: dict[str,
 
 
 def fitting(total: int, names: list[str]) -> dict[str, str]:
-    """Headers that are so many bytes of JSON in all."""
+    """Headers whose JSON has this many bytes in total."""
     overhead = 2 + len(names) * len('"n":"",') - 1
     share, rest = divmod(total - overhead, len(names))
     return {name: "v" * (share + (rest if name == names[0] else 0)) for name in names}
@@ -118,7 +118,7 @@ def fitting(total: int, names: list[str]) -> dict[str, str]:
 
 @every_way
 def test_the_limits_themselves_are_taken(migrated: Database, way: Way) -> None:
-    """As large as a limit says is not too large, on every database, and comes through as it was."""
+    """A message at exactly the limits is accepted on every database, and is stored unchanged."""
     engine = migrated.engine()
     largest: dict[str, Any] = {
         "topic": "t" * 249,
@@ -146,7 +146,7 @@ def test_the_limits_themselves_are_taken(migrated: Database, way: Way) -> None:
 
 
 def test_a_larger_limit_is_the_database_s(migrated: Database) -> None:
-    """With a larger `largest_payload` more is taken."""
+    """A larger `largest_payload` allows larger payloads."""
     engine = migrated.engine()
     with engine.begin() as connection:
         Outbox(largest_payload=5_000_000).publish(connection, TOPIC, b"p" * 5_000_000)
@@ -155,7 +155,7 @@ def test_a_larger_limit_is_the_database_s(migrated: Database) -> None:
 
 @pytest.mark.parametrize("given", [("orders", "a"), {"topic": "orders"}, "orders", None], ids=repr)
 def test_what_is_no_message_is_refused(connection: Connection, given: Any) -> None:
-    """`publish_many` takes instances of `Message`."""
+    """`publish_many` rejects anything that is not an instance of `Message`."""
     with pytest.raises(InvalidMessage, match=r"^messages: .*: expected a Message"):
         OUTBOX.publish_many(connection, [Message(TOPIC, "never"), given])
 
@@ -188,7 +188,7 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("given", WRONG_OPTIONS, ids=str)
 def test_an_option_that_cannot_be_used(given: dict[str, Any]) -> None:
-    """The error names the option and the value, when the outbox is made."""
+    """The constructor of `Outbox` raises an error that names the option and the value."""
     *_, (name, value) = given.items()
     with pytest.raises(InvalidOption, match=rf"^{name}=") as caught:
         Outbox(**given)
@@ -196,8 +196,8 @@ def test_an_option_that_cannot_be_used(given: dict[str, Any]) -> None:
 
 
 def test_what_is_no_connection_is_refused() -> None:
-    """An Engine, an address and other things have no transaction of the caller: the error says what is
-    expected, without a password."""
+    """An Engine, a URL and other objects without a transaction of the caller are rejected: the error says
+    what is expected, and contains no password."""
     engine = create_engine(ADDRESS)
     handles = [engine, ADDRESS, engine.url, sessionmaker(engine), None, create_async_engine(ADDRESS)]
     for handle in handles:
@@ -214,7 +214,7 @@ def test_what_is_no_connection_is_refused() -> None:
 
 
 def test_a_closed_connection_is_refused(migrated: Database) -> None:
-    """`UnusableConnection`, which is an `InvalidRequestError` as SQLAlchemy raises it."""
+    """A closed connection raises `UnusableConnection`, which is also SQLAlchemy's `InvalidRequestError`."""
     connection = migrated.engine().connect()
     connection.close()
     with pytest.raises(UnusableConnection, match="closed") as caught:
@@ -232,7 +232,8 @@ def _by_execution_option(database: Database) -> Engine:
 
 @pytest.mark.parametrize("make", [_by_engine_option, _by_execution_option])
 def test_autocommit_is_refused(migrated: Database, make: Callable[[Database], Engine]) -> None:
-    """There is no transaction that a message could join: refused when it is published, not at the end."""
+    """AUTOCOMMIT is rejected by `publish` itself, not only at the end of the block: there is no transaction
+    that a message could join."""
     for name in ways:
         refused = pytest.raises(UnusableConnection, match=r"AUTOCOMMIT.*outbox row")
         with case(name), WAYS[name](make(migrated)) as handle, refused:
@@ -241,8 +242,9 @@ def test_autocommit_is_refused(migrated: Database, make: Callable[[Database], En
 
 
 def test_a_savepoint_that_would_commit_by_itself(migrated: Database) -> None:
-    """Python's SQLite driver commits at the end of its outermost savepoint: there a message is refused that
-    could not be taken back; elsewhere it is taken, and rolled back with the transaction."""
+    """Python's SQLite driver commits at the end of its outermost savepoint: a message there could not be
+    rolled back, so it is rejected. On other databases it is accepted, and rolled back with the
+    transaction."""
     engine = migrated.engine()
     with engine.connect() as connection:
         with connection.begin_nested():
@@ -261,7 +263,8 @@ def test_a_savepoint_that_would_commit_by_itself(migrated: Database) -> None:
 
 
 def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
-    """An empty database is `TablesMissing`, with the command; nothing is made."""
+    """On an empty database `publish` raises `TablesMissing`, which names the command to run; no table is
+    created."""
 
     def publish(way: Way, engine: Engine) -> None:
         with way(engine) as handle:
@@ -278,13 +281,13 @@ def test_missing_tables_name_the_command_that_makes_them(database: Database) -> 
 
 
 def test_missing_tables_in_a_schema(postgres: Database) -> None:
-    """The same for a schema that is not there; the tables elsewhere do not count."""
+    """The same for a schema that does not exist; tables in other schemas do not count."""
     with postgres.engine().connect() as connection, pytest.raises(TablesMissing, match=r"nowhere\.outbox_"):
         Outbox(schema="nowhere").publish(connection, TOPIC, "never")
 
 
 def test_a_schema_where_there_are_none(migrated: Database) -> None:
-    """Only PostgreSQL has schemas inside a database: elsewhere the option is refused, by whoever takes it."""
+    """Only PostgreSQL has schemas inside a database: on others every function rejects the option."""
     if migrated.name == "postgresql":
         pytest.skip("it has schemas")
     engine = migrated.engine()
@@ -300,7 +303,8 @@ def test_a_schema_where_there_are_none(migrated: Database) -> None:
 
 
 def test_a_missing_business_table_is_the_callers_error(migrated: Database) -> None:
-    """Only our own tables are explained: what the flush runs into comes through as it is."""
+    """Only errors about the outbox's own tables are replaced: an error about a business table reaches the
+    caller unchanged."""
     with Session(migrated.engine()) as session:
         OUTBOX.publish(session, TOPIC, "never")
         with pytest.raises(Exception, match="no_such_table") as caught:
@@ -310,8 +314,9 @@ def test_a_missing_business_table_is_the_callers_error(migrated: Database) -> No
 
 @every_way
 def test_another_number_of_buckets_is_refused(migrated: Database, way: Way) -> None:
-    """Whoever expects another number than the database has would send keys out of order: refused when it is
-    published, before anything is written; the right number, and none, are taken."""
+    """A program that expects another number of buckets than the database has would break the order of keys:
+    `publish` rejects it before anything is written. The right number is accepted, and so is an `Outbox` that
+    expects none."""
     engine = migrated.engine()
     tables = schema.tables()
     with way(engine) as handle:
@@ -333,7 +338,7 @@ def test_another_number_of_buckets_is_refused(migrated: Database, way: Way) -> N
 
 
 def test_the_buckets_are_counted_once(migrated: Database) -> None:
-    """An `Outbox` asks an engine's database once how many buckets it has, and then no more."""
+    """An `Outbox` queries the number of buckets once for each engine."""
     engine, outbox, asked = migrated.engine(), Outbox(), []
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -347,7 +352,7 @@ def test_the_buckets_are_counted_once(migrated: Database) -> None:
 
 
 def test_an_unknown_dialect_is_refused() -> None:
-    """The error names the dialect and those that are proven."""
+    """The error names the dialect and the supported ones."""
     engine = create_engine("other://")
     with engine.connect() as connection, pytest.raises(UnsupportedDatabase, match=r"dialect='other'.*sqlite"):
         OUTBOX.publish(connection, TOPIC, "never")

@@ -1,4 +1,5 @@
-"""Sessions with several databases: messages go where the session writes, or nothing is committed."""
+"""Sessions with several databases: messages go to the database that the session writes to, or nothing is
+committed."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,8 +27,8 @@ POOL_OF_ONE = {"pool_size": 1, "max_overflow": 0}
 
 
 def test_a_session_that_reads_from_replicas(migrated: Database, replica: Database) -> None:
-    """With SQLAlchemy's recipe the message is written to the leader, in the transaction of what is flushed;
-    what the session reads from replicas does not matter."""
+    """With SQLAlchemy's recipe for replicas, the message is written to the leader, in the transaction of the
+    flush; what the session reads from replicas does not matter."""
     leader, followers = migrated.engine(), [replica.engine(), replica.engine()]
     with recipe(leader, followers)() as session:
         assert session.scalar(select(Account.total)) == 0
@@ -44,18 +45,18 @@ Steps = Callable[[Session], object]
 
 
 def publish(session: Session) -> None:
-    """To the first database."""
+    """Write to the first database."""
     OUTBOX.publish(session, TOPIC, "never")
 
 
 def flush(session: Session) -> None:
-    """To the second one."""
+    """Write to the second database."""
     session.add(Account(name="new", total=1))
     session.flush()
 
 
 def add_only(session: Session) -> None:
-    """To the second one, as late as in the commit."""
+    """Write to the second database, but only during the commit."""
     session.add(Account(name="new", total=1))
 
 
@@ -63,8 +64,8 @@ def add_only(session: Session) -> None:
 def test_a_session_that_writes_to_two_databases(
     migrated: Database, other: Database, steps: tuple[Steps, ...]
 ) -> None:
-    """Its commit raises before anything is committed, and nothing is left for the next to borrow one of the
-    connections."""
+    """If a session publishes in one database and writes to another, its commit raises an error before
+    anything is committed, and the next user of either connection finds nothing left over."""
     first, second = migrated.engine(**POOL_OF_ONE), other.engine(**POOL_OF_ONE)
     with Session(first, binds={Account: second}) as session:
         for step in steps:
@@ -79,7 +80,7 @@ def test_a_session_that_writes_to_two_databases(
 
 
 def test_a_session_is_refused_for_its_messages_only(migrated: Database, other: Database) -> None:
-    """A transaction of several databases in which nothing is published is the application's own affair."""
+    """A transaction on several databases is rejected only if it publishes something."""
     with Session(migrated.engine(), binds={Account: other.engine()}) as session:
         for is_refused in (False, True, False):
             session.execute(text("UPDATE account SET total = total + 1"))
@@ -96,7 +97,7 @@ def test_a_session_is_refused_for_its_messages_only(migrated: Database, other: D
 
 
 def test_two_phases(migrated: Database, other: Database) -> None:
-    """In two phases a session may write to two databases."""
+    """With a two-phase commit, a session can write to two databases."""
     if migrated.url.get_backend_name() != "mysql":
         pytest.skip("test_outbox_session has PostgreSQL's two-phase commit, and SQLite has none")
     with Session(migrated.engine(), binds={Account: other.engine()}, twophase=True) as session:
@@ -108,7 +109,8 @@ def test_two_phases(migrated: Database, other: Database) -> None:
 
 
 def test_a_swallowed_error_on_the_second_database(migrated: Database, other: Database) -> None:
-    """Where an error has ended what was written to the second database, the first is not committed either."""
+    """If the application swallows an error that aborted its writes to the second database, the first database
+    is not committed either."""
     with Session(migrated.engine(), binds={Account: other.engine()}) as session:
         publish(session)
         accounts.add(session)
@@ -129,7 +131,7 @@ ARGUMENTS: list[Callable[[Engine], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=["bind", "mapper", "clause"])
 def test_the_bind_can_be_named(migrated: Database, other: Database, arguments: Any) -> None:
-    """`bind_arguments` says in whose database the outbox is, as for `Session.execute`."""
+    """`bind_arguments` chooses the outbox's database, as for `Session.execute`."""
     engine = migrated.engine()
     given = arguments(engine)
     with Session(other.engine(), binds={Account: engine}) as session:
@@ -142,7 +144,8 @@ def test_the_bind_can_be_named(migrated: Database, other: Database, arguments: A
 
 
 def test_the_outbox_has_a_bind_of_its_own(migrated: Database, other: Database) -> None:
-    """A session that has a bind for the outbox's table uses that; one without any bind for it says so."""
+    """If the session has a bind for the outbox's table, that bind is used; a session without any bind for it
+    raises an error."""
     engine = migrated.engine()
     with Session(other.engine(), binds={schema.tables().message: engine, Account: engine}) as session:
         accounts.add(session)
@@ -154,7 +157,7 @@ def test_the_outbox_has_a_bind_of_its_own(migrated: Database, other: Database) -
 
 
 def test_bad_bind_arguments(migrated: Database) -> None:
-    """They are a mapping, and for sessions."""
+    """`bind_arguments` has to be a mapping with valid values, and is rejected on a Connection."""
     engine = migrated.engine()
     with Session(engine) as session, pytest.raises(InvalidOption, match="bind_arguments='x'"):
         OUTBOX.publish(session, TOPIC, "never", bind_arguments="x")  # type: ignore[call-overload]
@@ -166,7 +169,7 @@ def test_bad_bind_arguments(migrated: Database) -> None:
 
 
 def test_async_sessions(migrated: Database, other: Database) -> None:
-    """The same with an AsyncSession: routed, or refused."""
+    """An AsyncSession is routed, or rejected, in the same way."""
     if migrated.url.get_backend_name() == "mysql":
         pytest.skip("it cannot tell that nothing was written")
 

@@ -1,4 +1,4 @@
-"""Producers and servers that die: a message leaves if and only if its business row is there."""
+"""Producers and servers crash: a message is sent if and only if its business row is there."""
 
 import random
 import signal
@@ -24,8 +24,8 @@ OUTBOX = Outbox()
 @pytest.mark.parametrize("source", ["connection", "session"])
 @pytest.mark.parametrize("point", [point for point in POINTS if point != "never"])
 def test_a_killed_producer_says_all_or_nothing(migrated: Database, source: str, point: str) -> None:
-    """A producer is killed with kill -9 in its transaction, or right after it: its messages leave if its
-    business row is there, all of them in their order, and none does if it is not."""
+    """A producer is killed with kill -9 during its transaction, or right after it. If its business row is
+    there, all its messages are sent in order; otherwise none is."""
     engine = migrated.engine()
     accounts.make(engine)
     code, printed, errors = run_producer(migrated, source, point)
@@ -34,14 +34,15 @@ def test_a_killed_producer_says_all_or_nothing(migrated: Database, source: str, 
     assert accounts.total(engine) == committed
     assert texts(engine) == ["1", "2", "3"] * committed
     with engine.begin() as connection:
-        accounts.add(connection)  # once the server has seen that the producer is gone
+        accounts.add(connection)  # waits until the server has noticed that the producer is gone
         OUTBOX.publish(connection, TOPIC, "4", key="k")
     assert texts(engine) == ["4"]
 
 
 @pytest.mark.parametrize("source", ["connection", "session"])
 def test_a_producer_that_lives_says_it_once(migrated: Database, source: str) -> None:
-    """The same producer, not killed, publishes: the kill is what the other test sees."""
+    """The same producer publishes if it is not killed, which shows that the other test sees the effect of the
+    kill."""
     engine = migrated.engine()
     accounts.make(engine)
     for _ in range(2):
@@ -52,13 +53,13 @@ def test_a_producer_that_lives_says_it_once(migrated: Database, source: str) -> 
 
 
 def run_producer(database: Database, source: str, point: str) -> tuple[int, str, str]:
-    """Run a producer to its end, whichever that is: its exit code, and what it printed."""
+    """Run a producer until it ends; return its exit code and what it printed."""
     url = database.url.render_as_string(hide_password=False)
     return run_forked(outbox_producer.main, ["outbox_producer", url, source, point])
 
 
 def test_a_server_that_crashes_loses_and_invents_nothing(private_postgres: EmbeddedPostgres) -> None:
-    """PostgreSQL crashes and comes back while 4 producers are at work: afterwards there is a message for each
+    """PostgreSQL crashes and restarts while 4 producers are running: afterwards there is a message for each
     business row, and a business row for each message."""
     engine = create_engine(private_postgres.url, pool_size=4)
     names = [f"{thread}-{number}" for thread in range(4) for number in range(100)]
@@ -89,7 +90,7 @@ def test_a_server_that_crashes_loses_and_invents_nothing(private_postgres: Embed
 
 
 def tell(engine: Engine, name: str) -> None:
-    """A business row and a message about it."""
+    """Write a business row and publish a message about it."""
     with Session(engine) as session, session.begin():
         OUTBOX.publish(session, TOPIC, name, key=name)
         accounts.add(session, name)

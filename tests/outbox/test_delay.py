@@ -1,4 +1,4 @@
-"""Messages that may leave later: by the database's clock, and then in their place."""
+"""Delayed messages are due by the database's clock, and are then sent in order."""
 
 import time
 from collections.abc import Callable
@@ -29,21 +29,21 @@ def engine(migrated: Database) -> Engine:
 
 
 def clock(engine: Engine) -> datetime:
-    """The database's."""
+    """The time by the database's clock."""
     with engine.connect() as connection:
         now: datetime = connection.execute(select(utcnow())).scalar_one()
         return now
 
 
 def due(engine: Engine) -> dict[str, datetime]:
-    """When each delayed message may leave."""
+    """When each delayed message is due."""
     with engine.connect() as connection:
         rows = connection.execute(select(DELAYED.c.payload, DELAYED.c.available_at))
         return {row.payload.decode(): row.available_at for row in rows}
 
 
 def eventually(engine: Engine, many: int) -> list[str]:
-    """So many messages, as soon as a relay finds them."""
+    """Wait until relays have found this many messages; return them."""
     found: list[str] = []
     deadline = time.monotonic() + 30
     while len(found) < many and time.monotonic() < deadline:
@@ -53,7 +53,7 @@ def eventually(engine: Engine, many: int) -> list[str]:
 
 @every_way
 def test_a_delay_is_counted_by_the_database(engine: Engine, way: Way) -> None:
-    """The time is that of the database's clock when the row is written, plus the delay."""
+    """A message is due at the time of the database's clock when the row is written, plus the delay."""
     delays: dict[str, Any] = {
         "3600": 3600,
         "0.5": 0.5,
@@ -74,7 +74,8 @@ def test_a_delay_is_counted_by_the_database(engine: Engine, way: Way) -> None:
 
 @every_way
 def test_a_message_leaves_once_it_is_due(engine: Engine, way: Way) -> None:
-    """Until then it waits, and others of its key go on; then it leaves once, with the id that it had."""
+    """A delayed message waits while others of its key are sent; when it is due, it is sent once, with the id
+    that `publish` returned."""
     with way(engine) as handle:
         late = OUTBOX.publish(handle, TOPIC, "late", key="k", delay=60)
         OUTBOX.publish(handle, TOPIC, "at once", key="k")
@@ -91,7 +92,7 @@ def test_a_message_leaves_once_it_is_due(engine: Engine, way: Way) -> None:
 
 @every_way
 def test_a_point_in_time_has_a_zone(engine: Engine, way: Way) -> None:
-    """The same moment in any zone is the same moment."""
+    """One moment given in different time zones is stored as the same due time."""
     moment = datetime(2124, 2, 29, 23, 59, 59, 123456, tzinfo=UTC)
     with way(engine) as handle:
         for zone in (UTC, EAST, WEST):
@@ -100,8 +101,8 @@ def test_a_point_in_time_has_a_zone(engine: Engine, way: Way) -> None:
 
 
 @every_way
-def test_a_time_that_has_passed_is_at_once(engine: Engine, way: Way) -> None:
-    """A delay of nothing, and a time in the past, long ago or a moment, leave with the next round."""
+def test_a_time_that_has_passed_is_due(engine: Engine, way: Way) -> None:
+    """A message with a delay of zero, or with a due time in the past, is sent in the next round."""
     past: dict[str, datetime] = {
         "a moment": clock(engine) - timedelta(milliseconds=10),
         "years": datetime(1999, 12, 31, 23, 59, tzinfo=EAST),
@@ -116,8 +117,8 @@ def test_a_time_that_has_passed_is_at_once(engine: Engine, way: Way) -> None:
 
 
 def test_a_delayed_message_comes_behind_those_before_it(engine: Engine) -> None:
-    """Its place among the messages of its key is that of when it was due; several have the order of their
-    times."""
+    """A delayed message comes after the messages of its key that were published before it became due; several
+    delayed ones are sent in the order of their due times."""
     now = clock(engine)
     with engine.begin() as connection:
         for name, seconds in (("3", 0.3), ("1", 0.1), ("2", 0.2)):
@@ -126,8 +127,8 @@ def test_a_delayed_message_comes_behind_those_before_it(engine: Engine) -> None:
     assert eventually(engine, 4) == ["0", "1", "2", "3"]
 
 
-def test_many_at_once_with_and_without(engine: Engine) -> None:
-    """`publish_many` takes messages of all kinds, and returns their ids in its order."""
+def test_many_with_and_without_a_delay(engine: Engine) -> None:
+    """`publish_many` accepts messages with and without a delay, and returns their ids in the given order."""
     messages = [
         Message(TOPIC, "0"),
         Message(TOPIC, "1", delay=60),
@@ -145,7 +146,7 @@ def test_many_at_once_with_and_without(engine: Engine) -> None:
 
 @pytest.mark.parametrize("end", [Session.rollback, Session.close])
 def test_a_delayed_message_rolls_back(engine: Engine, end: Callable[[Session], None]) -> None:
-    """It is written in the same transaction as everything else."""
+    """A delayed message is written in the caller's transaction, and rolled back with it."""
     with Session(engine) as session:
         OUTBOX.publish(session, TOPIC, "never", delay=0.001)
         end(session)
@@ -154,7 +155,7 @@ def test_a_delayed_message_rolls_back(engine: Engine, end: Callable[[Session], N
 
 
 def test_the_ends_of_the_calendar(migrated: Database) -> None:
-    """The latest time that there is can be stored, and stays away."""
+    """The latest time that Python has can be stored, and the message is not sent."""
     engine = migrated.engine()
     with engine.begin() as connection:
         OUTBOX.publish(connection, TOPIC, "last", available_at=datetime.max.replace(tzinfo=UTC))

@@ -1,4 +1,4 @@
-"""An outbox and an inbox in one database, and no broker: each message takes effect once."""
+"""An outbox and an inbox in one database, without a broker: each message takes effect once."""
 
 import threading
 from collections import Counter
@@ -32,7 +32,7 @@ NEW = InboxOutcome(Verdict.NEW)
 
 
 class Fault(Exception):
-    """The handler's own error."""
+    """An error of the handler itself."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def engine(migrated: Database) -> Engine:
 
 
 def chain(engine: Engine, disturb: Callable[[Envelope], object] = name_of) -> dict[str, Any]:
-    """A handler for each step: it adds to the step's account, and publishes the next message."""
+    """A handler for each step, which adds to the step's account and publishes the next message."""
     return {step: _step(engine, step, disturb) for step in CHAIN}
 
 
@@ -61,8 +61,8 @@ def _step(engine: Engine, step: str, disturb: Callable[[Envelope], object]) -> A
 
 
 def test_a_chain_of_handlers(engine: Engine) -> None:
-    """Each handler publishes the next message in its own transaction: every order goes through every step
-    once, and one `run_once` takes it to the end."""
+    """Each handler publishes the next message in its own transaction: every order passes through every step
+    once, within one call of `run_once`."""
     publish(engine, *ORDERS, topic="order")
     delivery = DirectDelivery(chain(engine))
     assert relay(engine, delivery) == len(ORDERS) * len(CHAIN)
@@ -72,7 +72,7 @@ def test_a_chain_of_handlers(engine: Engine) -> None:
 
 
 def test_handlers_made_for_a_broker(engine: Engine) -> None:
-    """A handler that is annotated with a broker's `Delivery` is accepted as it is, by type checkers, too."""
+    """A handler that is annotated with a broker's `Delivery` is accepted unchanged, also by type checkers."""
 
     @Inbox("order").handler(engine, key=message_key)
     def handle(connection: Connection, message: Delivery) -> None:
@@ -85,7 +85,7 @@ def test_handlers_made_for_a_broker(engine: Engine) -> None:
 
 
 def test_a_producer_that_resends(engine: Engine) -> None:
-    """The same order under another message id changes nothing, and nothing is published for it."""
+    """The same order with another message id changes nothing, and nothing more is published for it."""
     publish(engine, *ORDERS, topic="order")
     delivery = DirectDelivery(chain(engine))
     relay(engine, delivery)
@@ -95,7 +95,7 @@ def test_a_producer_that_resends(engine: Engine) -> None:
 
 
 def test_several_messages_of_a_key(engine: Engine) -> None:
-    """Keyed by their ids, each of them takes effect, in the order of publishing."""
+    """If the inbox key is the message id, each message of a key takes effect, in the order of publishing."""
     seen: list[str] = []
 
     @Inbox("order").handler(engine, key=message_id)
@@ -110,7 +110,8 @@ def test_several_messages_of_a_key(engine: Engine) -> None:
 
 
 def test_a_handler_that_fails_now_and_then(engine: Engine) -> None:
-    """What it had written and published is rolled back; the message comes again, and the end is exact."""
+    """When a handler fails, its writes and messages are rolled back; the message is delivered again, and the
+    result is exact."""
     failures: Counter[tuple[str, str]] = Counter()
 
     def disturb(message: Envelope) -> None:
@@ -131,7 +132,7 @@ def test_a_handler_that_fails_now_and_then(engine: Engine) -> None:
 
 
 def test_a_handler_that_always_fails(engine: Engine) -> None:
-    """After `max_attempts` the message is a dead letter that says why, and has had no effect."""
+    """After `max_attempts` failures the message is a dead letter with the reason, and has had no effect."""
     publish(engine, "a1", topic="order")
 
     def fail(_: Envelope) -> None:
@@ -149,8 +150,8 @@ def test_a_handler_that_always_fails(engine: Engine) -> None:
 
 
 def test_an_error_that_is_not_the_message_s_fault(engine: Engine) -> None:
-    """A transient error is tried again however often it comes, and leaves the message as many failures of its
-    own as without."""
+    """A transient error is retried however often it occurs, and does not count as a failure of the
+    message."""
     publish(engine, "a1", topic="order")
     errors = [*(StoreUnreachable("away") for _ in range(4)), Fault("once")]
 
@@ -168,8 +169,8 @@ def test_an_error_that_is_not_the_message_s_fault(engine: Engine) -> None:
 
 
 def test_a_topic_that_fails_stops_no_other(engine: Engine) -> None:
-    """Hundreds of messages whose handler raises come before one of another topic: it leaves in the same
-    `run_once`, and each of the others has been tried once."""
+    """Hundreds of messages whose handler raises stand before a message of another topic: that one is
+    delivered in the same call of `run_once`, and each of the others has been tried once."""
     tried: list[str] = []
 
     def fail(message: Envelope) -> InboxOutcome:
@@ -186,7 +187,7 @@ def test_a_topic_that_fails_stops_no_other(engine: Engine) -> None:
 
 
 def test_another_payload_is_a_dead_letter(engine: Engine) -> None:
-    """The same key with other contents is refused, and says so."""
+    """A message with the same key and another payload is refused, and its dead letter says so."""
 
     @Inbox("order").handler(engine, key=message_key, payload=lambda message: message.payload)
     def handle(connection: Connection, message: Envelope) -> None:
@@ -199,7 +200,8 @@ def test_another_payload_is_a_dead_letter(engine: Engine) -> None:
 
 
 def test_a_topic_that_nobody_handles(engine: Engine) -> None:
-    """Its messages are dead letters; those of others in the same batch are handled."""
+    """Messages of a topic without a handler become dead letters; other messages in the same batch are
+    handled."""
     publish(engine, "a1", topic="nobody's")
     publish(engine, "b1", topic="ship")
     publish(engine, "c1", topic="nobody's")
@@ -209,8 +211,8 @@ def test_a_topic_that_nobody_handles(engine: Engine) -> None:
     assert accounts.total(engine, "ship") == 1
 
 
-def test_so_many_run_at_once(engine: Engine) -> None:
-    """As many handlers as `concurrency` says, of different keys."""
+def test_handlers_run_at_the_same_time(engine: Engine) -> None:
+    """`concurrency` handlers run at the same time, for different keys."""
     barrier, threads = threading.Barrier(4), set[int]()
 
     def handle(message: Envelope) -> InboxOutcome:
@@ -223,8 +225,9 @@ def test_so_many_run_at_once(engine: Engine) -> None:
     assert len(threads) >= 4
 
 
-def test_a_chain_with_many_at_once(engine: Engine) -> None:
-    """Several threads change the same rows, several relays take turns: every order is exact."""
+def test_a_chain_with_several_threads(engine: Engine) -> None:
+    """Several threads change the same rows while several relays take turns: every order is processed exactly
+    once."""
     publish(engine, *ORDERS, *(f"-{number}" for number in range(20)), topic="order")
     delivery = DirectDelivery(chain(engine), concurrency=4)
     for _ in range(50):
@@ -238,7 +241,7 @@ def test_a_chain_with_many_at_once(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", [DirectDelivery, AsyncDirectDelivery])
 def test_options_that_cannot_be_used(kind: Any) -> None:
-    """The error names the option."""
+    """An invalid option raises an error that names it."""
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (None, {}, "handlers=None"),
         ({}, {}, "handlers={}"),
@@ -260,7 +263,8 @@ def handle_nothing(_: Envelope) -> InboxOutcome:
 
 
 def test_a_relay_that_runs(engine: Engine) -> None:
-    """The wake-up chain: each handler's commit brings the next message, without waiting for the next look."""
+    """Each handler's commit wakes the relay for the next message, so that the chain does not wait for
+    polling."""
     publish(engine, *ORDERS, topic="order")
     done = threading.Event()
 
@@ -279,8 +283,8 @@ def test_a_relay_that_runs(engine: Engine) -> None:
 
 
 def test_a_relay_that_is_stopped(engine: Engine) -> None:
-    """The handlers that run end, and no other one begins; their messages leave with the next relay, at
-    once."""
+    """After a stop, running handlers finish and no other one begins; the other messages are delivered by the
+    next relay immediately."""
     publish(engine, *ORDERS)
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""An outbox and an inbox in one database, and no broker, for asynchronous handlers."""
+"""An outbox and an inbox in one database, without a broker, for asynchronous handlers."""
 
 import asyncio
 from collections import Counter
@@ -21,7 +21,7 @@ ORDERS = [f"{key}1" for key in "abcdefgh"]
 
 
 class Fault(Exception):
-    """The handler's own error."""
+    """An error of the handler itself."""
 
 
 @pytest.fixture
@@ -44,7 +44,8 @@ def in_loop(database: Database, scenario: Callable[[AsyncEngine], Awaitable[Any]
 
 
 def test_a_chain_of_tasks(migrated: Database, engine: Engine) -> None:
-    """The same with asynchronous handlers, of which one fails at first and one topic has none."""
+    """A chain of asynchronous handlers works in the same way; each one fails the first time, and one topic
+    has no handler."""
     publish(engine, *ORDERS, topic="order")
     failed: Counter[str] = Counter()
 
@@ -76,7 +77,7 @@ def test_a_chain_of_tasks(migrated: Database, engine: Engine) -> None:
 
 
 def test_status_table_mode_of_tasks(migrated: Database, engine: Engine) -> None:
-    """An asynchronous handler with steps; the one that gives up is a dead letter."""
+    """An asynchronous handler runs steps; a message whose handler gives up becomes a dead letter."""
     publish(engine, "a1", "b1", topic="order")
     publish(engine, "c1", topic="nobody's")
 
@@ -102,8 +103,8 @@ def _add(engine: Engine) -> None:
 
 
 def test_a_relay_of_tasks_that_is_stopped(migrated: Database, engine: Engine) -> None:
-    """The handlers that run end, and no other one begins; their messages leave with the next relay, at
-    once."""
+    """After a stop, running handlers finish and no other one begins; the other messages are delivered by the
+    next relay immediately."""
     publish(engine, *ORDERS)
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""An outbox and an inbox in one database, and no broker, for handlers of status-table mode."""
+"""An outbox and an inbox in one database, without a broker, for handlers in status-table mode."""
 
 from collections import Counter
 
@@ -23,8 +23,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def test_a_handler_with_steps(engine: Engine) -> None:
-    """A handler with steps: its finished steps are not repeated, the next message is published with one, and
-    one that gives up is a dead letter."""
+    """A handler's finished steps are not repeated, the next message is published in one of them, and a
+    message whose handler gives up becomes a dead letter."""
     calls: Counter[str] = Counter()
     inbox = StatusInbox("order", store=SqlStore(engine), lease=60, backoff=Backoff(0))
 
@@ -54,8 +54,8 @@ def test_a_handler_with_steps(engine: Engine) -> None:
 
 
 def test_the_inbox_counts_for_itself(engine: Engine) -> None:
-    """However few attempts the delivery allows, the message is refused when its inbox gives it up: its steps
-    are undone by then."""
+    """However few attempts the delivery allows, the message is refused only when its inbox gives it up, after
+    its steps have been undone."""
     calls: list[str] = []
     inbox = StatusInbox("order", store=SqlStore(engine), lease=60, backoff=Backoff(0), max_attempts=4)
 
@@ -73,7 +73,8 @@ def test_the_inbox_counts_for_itself(engine: Engine) -> None:
 
 
 def test_a_message_without_a_key(engine: Engine) -> None:
-    """Its inbox cannot claim it, so the delivery counts: it is refused in the end, and stops no other."""
+    """The inbox cannot claim a message without a key, so the delivery counts its attempts: it is refused in
+    the end, and stops no other message."""
     inbox = StatusInbox("order", store=SqlStore(engine), lease=60)
     taken: list[str] = []
 

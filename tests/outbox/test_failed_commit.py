@@ -1,4 +1,4 @@
-"""A commit that fails leaves nothing behind, also when its session is closed without a rollback."""
+"""A failed commit leaves nothing behind, even if its session is closed without a rollback."""
 
 import asyncio
 import contextlib
@@ -32,22 +32,22 @@ SOON: dict[str, dict[str, Any]] = {
     "mysql": {"init_command": "SET SESSION innodb_lock_wait_timeout = 1"},
     "sqlite": {"timeout": 0.1},
 }
-"""How to connect so that a lock is waited for no longer than a second."""
+"""Connection options with which a wait for a lock takes at most a second."""
 
 
 class Spoilt(Exception):
-    """What goes wrong in these tests."""
+    """The error raised in these tests."""
 
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with an account beside the outbox, and a pool of one connection."""
+    """A database with a business table and an outbox, and a pool of one connection."""
     accounts.make(migrated.engine())
     return migrated.engine(**POOL_OF_ONE)
 
 
 def spoil_insert(engine: Engine, error: type[BaseException] = Spoilt) -> None:
-    """Let the messages' INSERT fail."""
+    """Make the INSERT of messages fail."""
 
     @event.listens_for(engine, "before_cursor_execute")
     def fail(_: object, __: object, statement: str, *___: object) -> None:
@@ -56,13 +56,13 @@ def spoil_insert(engine: Engine, error: type[BaseException] = Spoilt) -> None:
 
 
 def work(session: Session) -> None:
-    """A business row and its message."""
+    """Write a business row and publish its message."""
     accounts.add(session)
     OUTBOX.publish(session, TOPIC, "never", key="k")
 
 
 def check_nothing_is_left(engine: Engine, observer: Engine) -> None:
-    """The next to borrow the connection is not affected, and commits nothing but its own."""
+    """Check that the next user of the connection is not affected, and commits only its own changes."""
     with engine.begin() as connection:
         assert connection.scalar(select(Account.total)) == 0
         accounts.add(connection, amount=100)
@@ -80,7 +80,7 @@ def in_sessionmaker(engine: Engine) -> AbstractContextManager[Session]:
 
 @contextmanager
 def as_a_dependency(engine: Engine) -> Iterator[Session]:
-    """As FastAPI's documentation has it: closed at the end, whatever happens."""
+    """A session closed at the end in any case, as in FastAPI's documentation."""
     session = Session(engine)
     try:
         yield session
@@ -90,7 +90,7 @@ def as_a_dependency(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def rolling_back(engine: Engine) -> Iterator[Session]:
-    """Rolled back by hand, and used again."""
+    """A session that is rolled back explicitly and used again."""
     with Session(engine) as session:
         try:
             yield session
@@ -104,7 +104,7 @@ Open = Callable[[Engine], AbstractContextManager[Session]]
 
 
 def commit_in(open_session: Open, engine: Engine) -> None:
-    """A business row and its message, committed in a session of its own."""
+    """Write a business row and its message, and commit them in a new session."""
     with open_session(engine) as session:
         work(session)
         session.commit()
@@ -123,7 +123,8 @@ def commit_in(open_session: Open, engine: Engine) -> None:
 def test_messages_cannot_be_written(
     migrated: Database, engine: Engine, open_session: Open, error: type[BaseException]
 ) -> None:
-    """If the messages cannot be written, the business rows are never committed, by whomever."""
+    """If the messages cannot be written, the business rows are not committed, neither now nor by the next
+    user of the connection."""
     spoil_insert(engine, error)
     with pytest.raises(error):
         commit_in(open_session, engine)
@@ -132,7 +133,7 @@ def test_messages_cannot_be_written(
 
 @pytest.mark.parametrize("moment", ["first", "last"])
 def test_a_listener_of_the_application_fails(migrated: Database, engine: Engine, moment: str) -> None:
-    """The same if a listener of somebody else's raises, before the messages are written or after that."""
+    """The same if a listener of the application raises, before or after the messages are written."""
     calls = iter([True])
 
     def fail(_: Connection) -> None:
@@ -149,7 +150,7 @@ def test_a_listener_of_the_application_fails(migrated: Database, engine: Engine,
 
 @contextmanager
 def locked(migrated: Database) -> Iterator[None]:
-    """A COMMIT of messages cannot get through: the table is locked, or on SQLite somebody reads."""
+    """A COMMIT of messages has to wait: the table is locked, or on SQLite another transaction is reading."""
     kind = migrated.url.get_backend_name()
     with migrated.engine().connect() as connection:
         if kind == "postgresql":
@@ -163,7 +164,7 @@ def locked(migrated: Database) -> Iterator[None]:
 
 
 def test_a_lock_is_not_had_in_time(migrated: Database) -> None:
-    """The same when the database gives up waiting for a lock: in the INSERT, or on SQLite in the COMMIT."""
+    """The same if the wait for a lock times out: in the INSERT, or on SQLite in the COMMIT."""
     accounts.make(migrated.engine())
     soon = migrated.engine(connect_args=SOON[migrated.url.get_backend_name()], **POOL_OF_ONE)
     with locked(migrated), pytest.raises(OperationalError):
@@ -172,7 +173,7 @@ def test_a_lock_is_not_had_in_time(migrated: Database) -> None:
 
 
 def test_a_pool_that_was_renewed(migrated: Database, engine: Engine) -> None:
-    """The same after the engine was disposed of, with its new pool."""
+    """The same with the new pool of an engine that was disposed of."""
     with Session(engine) as session:
         OUTBOX.publish(session, TOPIC, "first")
         session.rollback()
@@ -181,7 +182,8 @@ def test_a_pool_that_was_renewed(migrated: Database, engine: Engine) -> None:
 
 
 def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit does not fail because relays cannot be woken, as when the process may begin no thread."""
+    """A commit does not fail if relays cannot be woken, for example because the process cannot start a
+    thread."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -195,7 +197,7 @@ def test_the_wake_up_fails(migrated: Database, engine: Engine, monkeypatch: pyte
 
 
 def test_a_wake_up_that_is_interrupted(migrated: Database, engine: Engine) -> None:
-    """Ctrl-C while relays are woken rolls back."""
+    """Ctrl-C while relays are being woken rolls the transaction back."""
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
@@ -206,7 +208,7 @@ def test_a_wake_up_that_is_interrupted(migrated: Database, engine: Engine) -> No
 
 
 def publish(engine: Engine) -> None:
-    """Something that has to leave."""
+    """Commit a message that has to be sent."""
     with Session(engine) as session:
         OUTBOX.publish(session, TOPIC, "told")
         session.commit()
@@ -214,7 +216,7 @@ def publish(engine: Engine) -> None:
 
 @contextmanager
 def relay_woken_by(engine: Engine, wake: in_process.Wake) -> Iterator[None]:
-    """A relay of this process is woken by each commit."""
+    """Register a relay of this process that each commit wakes."""
     in_process.register((engine.url, None), wake)
     try:
         yield
@@ -225,13 +227,13 @@ def relay_woken_by(engine: Engine, wake: in_process.Wake) -> Iterator[None]:
 @pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "committed"])
 @pytest.mark.parametrize("error", [Spoilt, KeyboardInterrupt])
 def test_two_phases(migrated: Database, engine: Engine, error: type[BaseException], prepares: bool) -> None:
-    """The same with a two-phase commit, in which messages are written before it is prepared."""
+    """The same with a two-phase commit, where messages are written before the transaction is prepared."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has no two-phase commit")
     if migrated.name != "postgresql":
         _fail_in_two_phases(engine, migrated.engine(), prepares)
         return
-    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # 0 unless it is asked for
+    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # the default is 0
         observer, engine = create_engine(server.url), create_engine(server.url, **POOL_OF_ONE)
         metadata.create_all(observer)
         accounts.make(observer)
@@ -253,7 +255,7 @@ def _fail_in_two_phases(engine: Engine, observer: Engine, prepares: bool) -> Non
 
 
 def run_async(database: Database, failing: Callable[[AsyncEngine], Any], **options: Any) -> None:
-    """Let something fail, and see what is left."""
+    """Run something that fails, and check what is left."""
     accounts.make(database.engine())
 
     async def main() -> None:
@@ -273,7 +275,7 @@ def run_async(database: Database, failing: Callable[[AsyncEngine], Any], **optio
 
 
 async def commit_async(engine: AsyncEngine) -> None:
-    """A business row and its message, committed in an AsyncSession of its own."""
+    """Write a business row and its message, and commit them in a new AsyncSession."""
     async with AsyncSession(engine) as session:
         await accounts.add_async(session)
         await OUTBOX.publish(session, TOPIC, "never", key="k")
@@ -282,7 +284,7 @@ async def commit_async(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("error", [Spoilt, asyncio.CancelledError])
 def test_messages_cannot_be_written_async(migrated: Database, error: type[BaseException]) -> None:
-    """The same in an AsyncSession."""
+    """If an AsyncSession cannot write its messages, the business rows are not committed either."""
 
     async def fail(engine: AsyncEngine) -> None:
         spoil_insert(engine.sync_engine, error)
@@ -293,7 +295,7 @@ def test_messages_cannot_be_written_async(migrated: Database, error: type[BaseEx
 
 
 def test_a_lock_is_not_had_in_time_async(migrated: Database) -> None:
-    """The same in an AsyncSession, with errors of the database."""
+    """The same in an AsyncSession if the wait for a lock times out."""
 
     async def fail(engine: AsyncEngine) -> None:
         with locked(migrated), pytest.raises(OperationalError):
@@ -303,7 +305,7 @@ def test_a_lock_is_not_had_in_time_async(migrated: Database) -> None:
 
 
 def test_a_task_is_cancelled_while_it_commits(migrated: Database) -> None:
-    """The same when the task is cancelled while the database works on the message's INSERT."""
+    """The same if the task is cancelled while the database executes the INSERT of the message."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite does not wait in the INSERT")
 

@@ -1,4 +1,4 @@
-"""Headers, trace context and CloudEvents names: what a message says about where it comes from."""
+"""Headers, trace context and CloudEvents attributes: what a message says about its origin."""
 
 import json
 import sys
@@ -29,12 +29,12 @@ def engine(postgres: Database) -> Engine:
 
 @pytest.fixture
 def telling() -> Outbox:
-    """An outbox whose messages carry CloudEvents' attributes."""
+    """An outbox that adds the attributes of CloudEvents to its messages."""
     return Outbox(cloudevents="/shop")
 
 
 def sent(engine: Engine, outbox: Outbox, **given: Any) -> Envelope:
-    """One message on its way through the database."""
+    """Publish one message and return it as it is sent."""
     with engine.begin() as connection:
         outbox.publish(connection, TOPIC, "a", **given)
     (found,) = relayed(engine)
@@ -42,7 +42,7 @@ def sent(engine: Engine, outbox: Outbox, **given: Any) -> Envelope:
 
 
 def test_headers_come_through(migrated: Database) -> None:
-    """Names and values are text of any kind, and come back as they were, in any number."""
+    """Header names and values can be any text, in any number, and are sent unchanged."""
     headers = {
         "a": "",
         "Ä": "🙂",
@@ -55,7 +55,8 @@ def test_headers_come_through(migrated: Database) -> None:
 
 
 def test_headers_may_change_afterwards(engine: Engine) -> None:
-    """What leaves is what the headers were when it was published, also on a Session."""
+    """The headers are those at the time of publishing, even if the caller changes the mapping before its
+    Session commits."""
     headers = {"a": "1"}
     with Session(engine) as session:
         Outbox().publish(session, TOPIC, "a", headers=headers)
@@ -67,8 +68,8 @@ def test_headers_may_change_afterwards(engine: Engine) -> None:
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_span_at_publish_is_the_one_that_is_told(engine: Engine, way: Way) -> None:
-    """`traceparent` names the span that was current when the message was published, not that of the commit;
-    messages of `publish_many` carry it, too."""
+    """`traceparent` names the span that was current when the message was published, not when it was
+    committed; messages of `publish_many` have it, too."""
     outbox = Outbox()
     with TRACER.start_as_current_span("commits"), way(engine) as handle:
         with TRACER.start_as_current_span("publishes") as span:
@@ -81,13 +82,13 @@ def test_the_span_at_publish_is_the_one_that_is_told(engine: Engine, way: Way) -
 
 
 def traceparent(span: trace.Span) -> str:
-    """The header of the W3C's recommendation."""
+    """The `traceparent` header of the W3C recommendation."""
     found = span.get_span_context()
     return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
 
 
 def test_the_trace_state_is_told(engine: Engine) -> None:
-    """`tracestate` and the flag of sampling go on, too."""
+    """`tracestate` and the sampling flag are sent, too."""
     parent = SpanContext(
         7, 8, is_remote=True, trace_flags=TraceFlags(0), trace_state=TraceState([("a", "b")])
     )
@@ -97,14 +98,15 @@ def test_the_trace_state_is_told(engine: Engine) -> None:
 
 
 def test_without_a_span_there_is_none(engine: Engine) -> None:
-    """A message that is published outside any span, or by an outbox that was told so, carries no trace."""
+    """A message that is published outside any span, or by an outbox with `trace=False`, has no trace
+    headers."""
     assert sent(engine, Outbox()).headers == {}
     with TRACER.start_as_current_span("publishes"):
         assert sent(engine, Outbox(trace=False)).headers == {}
 
 
 def test_a_header_of_one_s_own_comes_first(engine: Engine, telling: Outbox) -> None:
-    """A `traceparent` or a CloudEvents attribute that the message brings is the one that is sent."""
+    """A `traceparent` header or CloudEvents attribute in the message itself overrides the generated one."""
     given = {"traceparent": "mine", "ce_type": "order.placed", "ce_dataschema": "/schema"}
     with TRACER.start_as_current_span("publishes"):
         headers = sent(engine, telling, headers=given).headers
@@ -112,7 +114,7 @@ def test_a_header_of_one_s_own_comes_first(engine: Engine, telling: Outbox) -> N
 
 
 def test_baggage_is_told(engine: Engine) -> None:
-    """What OpenTelemetry's propagators of this process say goes along: by default baggage as well."""
+    """The headers of this process's OpenTelemetry propagators are sent, which by default includes baggage."""
     token = context.attach(baggage.set_baggage("tenant", "ä"))
     try:
         message = sent(engine, Outbox())
@@ -123,7 +125,8 @@ def test_baggage_is_told(engine: Engine) -> None:
 
 @pytest.mark.parametrize("key", ["order-42", None])
 def test_cloud_events(engine: Engine, telling: Outbox, key: str | None) -> None:
-    """The attributes of CloudEvents 1.0: id, source, type, time, and the key in two places."""
+    """Messages have the attributes of CloudEvents 1.0: id, source, type and time, and the key as both subject
+    and partition key."""
     message = sent(engine, telling, key=key)
     headers = dict(message.headers)
     told_at = datetime.fromisoformat(headers.pop("ce_time"))
@@ -139,7 +142,7 @@ def test_cloud_events(engine: Engine, telling: Outbox, key: str | None) -> None:
 
 
 def test_the_type_of_an_event(engine: Engine) -> None:
-    """It is the message's own, else the outbox's, else the topic."""
+    """The event's type is the message's own, otherwise the outbox's, otherwise the topic."""
     plain, typed = Outbox(cloudevents="/shop"), Outbox(cloudevents="/shop", event_type="shop.order")
     with engine.begin() as connection:
         typed.publish(connection, "a", "1", event_type="order.paid")
@@ -163,8 +166,8 @@ DATA: dict[str, tuple[Any, dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize(("payload", "expected", "serializer"), DATA.values(), ids=DATA)
 def test_structured_mode(engine: Engine, payload: Any, expected: dict[str, Any], serializer: Any) -> None:
-    """The attributes stand around the payload, with those that the message brings itself; other headers stay
-    headers."""
+    """In structured mode the payload is an event that contains the attributes, including those in the
+    message's headers; other headers stay headers."""
     outbox = Outbox(cloudevents="/shop", event_mode="structured", serializer=serializer)
     with engine.begin() as connection:
         given = {"ce_dataschema": "/schema", "colour": "blue"}
@@ -187,7 +190,7 @@ def test_structured_mode(engine: Engine, payload: Any, expected: dict[str, Any],
 
 
 def test_a_tombstone_in_structured_mode(engine: Engine) -> None:
-    """It has no payload all the same, and its attributes are headers."""
+    """A tombstone has no payload in structured mode either; its attributes are headers."""
     with engine.begin() as connection:
         Outbox(cloudevents="/shop", event_mode="structured").publish(connection, TOPIC, None, "k")
     (message,) = relayed(engine)
@@ -196,7 +199,7 @@ def test_a_tombstone_in_structured_mode(engine: Engine) -> None:
 
 
 def test_the_limit_is_that_of_what_is_sent(engine: Engine) -> None:
-    """What stands around a payload in structured mode counts."""
+    """In structured mode the attributes around the payload count towards `largest_payload`."""
     outbox = Outbox(cloudevents="/shop", event_mode="structured", largest_payload=200)
     with engine.begin() as connection, pytest.raises(InvalidMessage, match="largest_payload=200"):
         outbox.publish(connection, TOPIC, "x" * 150)
@@ -217,7 +220,7 @@ def test_the_limit_is_that_of_what_is_sent(engine: Engine) -> None:
     ],
 )
 def test_sources_of_events(source: str) -> None:
-    """A source is a URI, or a part of one."""
+    """A source can be a URI or a URI reference."""
     Outbox(cloudevents=source)
 
 
@@ -231,7 +234,7 @@ def test_every_cloud_event_has_its_own_id(engine: Engine, telling: Outbox) -> No
 
 
 def test_without_opentelemetry() -> None:
-    """Where OpenTelemetry is not installed, messages carry no trace, and nothing complains."""
+    """Without OpenTelemetry installed, messages have no trace headers, and there is no error or warning."""
     code = """
 import json
 import sys

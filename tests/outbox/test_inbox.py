@@ -1,4 +1,5 @@
-"""Inbox meets outbox: what a handler publishes leaves once, however often its message comes."""
+"""Inbox and outbox together: what a handler publishes is sent once, however often its message is
+delivered."""
 
 import threading
 from collections import Counter
@@ -31,18 +32,18 @@ def engine(migrated: Database) -> Engine:
 
 
 def handle_of(work: Work[Connection, Session], make: Any) -> Handle:
-    """What the transaction is on."""
+    """The Session or Connection of the transaction."""
     return work.session if make is sessionmaker else work.connection
 
 
 def told(number: int) -> str:
-    """What a handler says about a message."""
+    """The message that a handler publishes."""
     return f"booked {number}"
 
 
 @every_source
 def test_a_duplicate_s_message_is_not_sent_again(engine: Engine, make: Any) -> None:
-    """In `inbox.transaction` a handler publishes in the same transaction: a duplicate publishes nothing."""
+    """A handler publishes in the transaction of `inbox.transaction`: a duplicate publishes nothing."""
     for _ in range(3):
         with INBOX.transaction(make(engine), "transfer-1") as work:
             if work.is_new:
@@ -55,7 +56,8 @@ def test_a_duplicate_s_message_is_not_sent_again(engine: Engine, make: Any) -> N
 
 @every_source
 def test_a_handler_that_raises_publishes_nothing(engine: Engine, make: Any) -> None:
-    """The message comes again, and what is published then leaves once."""
+    """When a handler raises, nothing is sent; the message is delivered again, and what it publishes then is
+    sent once."""
     failures = [ZeroDivisionError()]
 
     @INBOX.handler(make(engine), key=str)
@@ -77,8 +79,8 @@ def test_a_handler_that_raises_publishes_nothing(engine: Engine, make: Any) -> N
 def test_a_swallowed_error_of_the_database_publishes_nothing(
     migrated: Database, engine: Engine, make: Any
 ) -> None:
-    """Where an error has aborted the transaction and the handler has swallowed it, nothing is written, and
-    that is said."""
+    """If the handler swallows an error that has aborted the transaction, nothing is written, and
+    `TransactionAborted` is raised."""
     if migrated.name != "postgresql":
         pytest.skip("an error undoes one statement there")
 
@@ -95,8 +97,8 @@ def test_a_swallowed_error_of_the_database_publishes_nothing(
 
 @every_source
 def test_handlers_that_deadlock_publish_once(migrated: Database, engine: Engine, make: Any) -> None:
-    """Two transactions that end in a deadlock: the one that has to give way is tried again by `handler`, and
-    what it publishes leaves once."""
+    """When two transactions deadlock, `handler` retries the one that was aborted, and its message is sent
+    once."""
     if migrated.name == "sqlite":
         pytest.skip("one writer has nobody to deadlock with")
     both_hold_one = threading.Barrier(2, timeout=30)
@@ -120,8 +122,8 @@ def test_handlers_that_deadlock_publish_once(migrated: Database, engine: Engine,
 
 @every_source
 def test_steps_of_status_table_mode_publish_once(engine: Engine, make: Any) -> None:
-    """A step with `transact` publishes in its own transaction: a retry of the handler does not repeat it, and
-    a step that fails has published nothing."""
+    """A `transact` step publishes in its own transaction: a retry of the handler does not repeat it, and a
+    step that fails publishes nothing."""
     inbox = StatusInbox("orders", store=SqlStore(engine))
     failures = [ZeroDivisionError("in the step"), ZeroDivisionError("after the step")]
 

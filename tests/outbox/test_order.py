@@ -1,4 +1,4 @@
-"""The order of messages, and commits in another order than that of their sequence."""
+"""The order of messages, and commits in another order than that of their sequences."""
 
 import threading
 
@@ -26,8 +26,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def test_messages_have_the_order_of_the_changes(migrated: Database, engine: Engine) -> None:
-    """Two sessions publish about a row, and change it in the opposite order: the messages leave in the order
-    of the changes."""
+    """Two sessions publish about one row and change it in the opposite order: the messages are sent in the
+    order of the changes."""
     if migrated.name == "sqlite":
         pytest.skip("one writer has no second one beside it")
     with Session(engine) as first, Session(engine) as second:
@@ -43,14 +43,14 @@ def test_messages_have_the_order_of_the_changes(migrated: Database, engine: Engi
 
 
 def add_and_commit(session: Session) -> None:
-    """Change the row as soon as nobody else holds it."""
+    """Change the row as soon as its lock is free."""
     accounts.add(session)
     session.commit()
 
 
 def test_many_sessions_on_one_row(engine: Engine) -> None:
-    """Sessions in several threads publish first and count a row up then: the messages leave in the order in
-    which the row was changed."""
+    """Sessions in several threads publish first and then increment a row: the messages are sent in the order
+    in which the row was changed."""
     changes: dict[str, int] = {}
 
     def count_up(thread: int) -> None:
@@ -68,8 +68,8 @@ def test_many_sessions_on_one_row(engine: Engine) -> None:
 
 
 def test_commits_in_the_opposite_order_lose_nothing(migrated: Database, engine: Engine) -> None:
-    """A transaction that drew a lower sequence and commits after one with a higher one: both leave, also
-    when a relay has looked in between."""
+    """If a transaction with a lower sequence commits after one with a higher sequence, both messages are
+    sent, even if a relay has looked in between."""
     if migrated.name == "sqlite":
         pytest.skip("one writer has no second one beside it")
     with engine.connect() as slow, engine.connect() as quick:
@@ -82,8 +82,8 @@ def test_commits_in_the_opposite_order_lose_nothing(migrated: Database, engine: 
 
 
 def test_a_relay_at_work_finds_what_commits_late(migrated: Database, engine: Engine) -> None:
-    """The same for one relay that goes on all the time, while many later messages come and go: what it has
-    learnt about the sequences does not let it skip a transaction that is still open."""
+    """The same for a relay that keeps running while many later messages are published and sent: what it has
+    learned about the sequences does not make it skip an open transaction."""
     if migrated.name == "sqlite":
         pytest.skip("one writer has no second one beside it")
     recorder = Recorder()
@@ -99,7 +99,7 @@ def test_a_relay_at_work_finds_what_commits_late(migrated: Database, engine: Eng
                     for key in keys:
                         OUTBOX.publish(quick, TOPIC, f"quick {round_} {key}", key=key)
                 until_sent(recorder, 20 * (round_ + 1))
-                threading.Event().wait(0.4)  # the relay looks at who is writing about every half second
+                threading.Event().wait(0.4)  # every half second the relay checks which transactions write
             slow.commit()
         until_sent(recorder, 20 * 9)
     finally:
@@ -111,7 +111,7 @@ def test_a_relay_at_work_finds_what_commits_late(migrated: Database, engine: Eng
 
 
 def until_sent(recorder: Recorder, many: int) -> None:
-    """Wait for a relay to have sent so many messages."""
+    """Wait until a relay has sent this many messages."""
     end = threading.Event()
     for _ in range(600):
         if len(recorder.accepted) >= many:

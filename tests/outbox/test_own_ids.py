@@ -1,4 +1,4 @@
-"""Messages with ids of the producer's own: publishing one again adds nothing while the outbox knows it."""
+"""Messages with ids chosen by the producer: publishing an id again adds nothing while the outbox knows it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -44,25 +44,26 @@ every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database on which savepoints may be used."""
+    """A database on which savepoints can be used."""
     return beginning_early(migrated)
 
 
 def publish(engine: Engine, text: str, id: str = "order-1", **options: Any) -> str:  # noqa: A002
-    """In a transaction of its own."""
+    """Publish in a new transaction."""
     with engine.begin() as connection:
         return OUTBOX.publish(connection, TOPIC, text, id=id, **options)
 
 
 def refuse(engine: Engine, **options: Any) -> None:
-    """Let what waits die."""
+    """Make the waiting messages dead letters."""
     recorder = Recorder(lambda _: Refused("no"))
     Relay(engine, recorder, **options).run_once()
 
 
 @every_way
 def test_publishing_again_adds_nothing(engine: Engine, way: Way) -> None:
-    """In the same transaction, in the same batch, and in a later one; the first is the one that leaves."""
+    """An id that is published again in the same batch, the same transaction or a later one adds nothing; only
+    the first message is sent."""
     with way(engine) as handle:
         assert OUTBOX.publish(handle, TOPIC, "1", id="a") == "a"
         assert OUTBOX.publish(handle, TOPIC, "never", id="a") == "a"
@@ -104,7 +105,7 @@ def be_sent(engine: Engine) -> None:
 
 @pytest.mark.parametrize("be", [be_delayed, be_dead, be_held, be_revived, be_sent])
 def test_wherever_the_message_is(engine: Engine, be: Callable[[Engine], None]) -> None:
-    """The id is in use while its message is delayed, dead, held, retried, or kept as sent."""
+    """An id is in use while its message is delayed, dead, held, retried, or recorded as sent."""
     be(engine)
     before = [*peek(engine), *peek(engine, state="dead"), *peek(engine, state="delayed")]
     assert publish(engine, "never") == "order-1"
@@ -141,7 +142,7 @@ def be_purged(engine: Engine) -> None:
 
 @pytest.mark.parametrize("go", [leave, leave_the_record, be_dropped, be_dropped_when_dead, be_purged])
 def test_when_the_message_is_gone(engine: Engine, go: Callable[[Engine], None]) -> None:
-    """The id may be used again once the outbox does not know it any more."""
+    """An id can be used again once the outbox no longer knows it."""
     publish(engine, "first")
     go(engine)
     publish(engine, "second")
@@ -151,7 +152,7 @@ def test_when_the_message_is_gone(engine: Engine, go: Callable[[Engine], None]) 
 
 @every_way
 def test_what_is_rolled_back_uses_no_id(engine: Engine, way: Way) -> None:
-    """A transaction or a savepoint that is rolled back takes the use of the id with it."""
+    """Rolling back a transaction or a savepoint frees the ids that it used."""
     with pytest.raises(ZeroDivisionError):
         break_off(way, engine, lambda handle: OUTBOX.publish(handle, TOPIC, "never", id="a"))
     with way(engine) as handle:
@@ -166,7 +167,8 @@ def test_what_is_rolled_back_uses_no_id(engine: Engine, way: Way) -> None:
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("kind", ["connection", "session"])
 def test_two_at_the_same_time(migrated: Database, end: str, kind: str) -> None:
-    """The second waits for the first: it adds nothing if that commits, and its own message if not."""
+    """The second producer of an id waits for the first one: it adds nothing if that one commits, and adds its
+    own message if that one rolls back."""
 
     def second() -> None:
         handle: Any = migrated.engine().connect() if kind == "connection" else Session(migrated.engine())
@@ -184,7 +186,7 @@ def test_two_at_the_same_time(migrated: Database, end: str, kind: str) -> None:
 
 
 def has_published(engine: Engine, messages: list[Message]) -> bool:
-    """In one transaction; False if it has to be tried again."""
+    """Publish in one transaction; return False if it has to be retried."""
     try:
         with Session(engine) as session, session.begin():
             OUTBOX.publish_many(session, messages)
@@ -196,8 +198,8 @@ def has_published(engine: Engine, messages: list[Message]) -> bool:
 
 
 def test_many_at_the_same_time(migrated: Database) -> None:
-    """Of all who publish the same ids in batches of any order, exactly one adds each. (InnoDB may see a
-    deadlock, which is transient.)"""
+    """When several producers publish the same ids in batches of any order, each id is added exactly once.
+    (InnoDB may detect a deadlock, which is transient.)"""
     ids = [f"order-{number}" for number in range(30)]
 
     def work(number: int) -> None:
@@ -215,7 +217,7 @@ def test_many_at_the_same_time(migrated: Database) -> None:
 @pytest.mark.parametrize("size", [1, 20])
 @pytest.mark.parametrize("keep_sent", [None, 0.001])
 def test_ids_of_any_characters(engine: Engine, size: int, keep_sent: float | None) -> None:
-    """Ids compare byte for byte, and what a broker has taken is deleted, whatever is in them."""
+    """Ids compare byte for byte, and accepted messages are deleted, whatever characters are in their ids."""
     for rounds in range(2):
         with engine.begin() as connection:
             for start in range(0, len(STRANGE), size):
@@ -228,7 +230,7 @@ def test_ids_of_any_characters(engine: Engine, size: int, keep_sent: float | Non
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "Ä", "a\nb", "a\0", "\x7f", 7, b"a", ("a",)], ids=repr)
 def test_bad_ids(postgres: Database, given: Any) -> None:
-    """They are refused by name, before anything is written."""
+    """An invalid id raises an error that names it, before anything is written."""
     with postgres.engine().begin() as connection:
         with pytest.raises(InvalidMessage, match=r"^id="):
             OUTBOX.publish(connection, TOPIC, "never", id=given)
@@ -238,7 +240,7 @@ def test_bad_ids(postgres: Database, given: Any) -> None:
 
 
 def test_messages_without_an_id_of_their_own_cost_nothing(engine: Engine) -> None:
-    """Neither the producer nor the relay looks for the ids of other messages."""
+    """For messages without a chosen id, neither the producer nor the relay queries the table of ids."""
     seen: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -255,8 +257,8 @@ def test_messages_without_an_id_of_their_own_cost_nothing(engine: Engine) -> Non
 
 
 def test_open_transactions_do_not_hold_up_the_relay(migrated: Database) -> None:
-    """One that has published another id, and one that has published the same id again, stay open while the
-    relay sends the message and lets its id go."""
+    """The relay sends a message and frees its id although two transactions are open: one has published
+    another id, one the same id again."""
     if migrated.name == "sqlite":
         pytest.skip("one writer at a time")
     engine = migrated.engine()
@@ -272,7 +274,7 @@ def test_open_transactions_do_not_hold_up_the_relay(migrated: Database) -> None:
 
 
 def test_async(migrated: Database) -> None:
-    """The same with asynchronous connections and sessions."""
+    """Asynchronous connections and sessions behave in the same way."""
     accounts.make(migrated.engine())
 
     async def work(engine: AsyncEngine) -> None:
@@ -289,7 +291,7 @@ def test_async(migrated: Database) -> None:
 
 
 def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> None:
-    """Do something right after the first statement of the engine that begins like this."""
+    """Call a function right after the engine's first statement that begins like this."""
     calls = iter([act])
 
     @event.listens_for(engine, "after_cursor_execute")
@@ -300,7 +302,7 @@ def in_between(engine: Engine, statement: str, act: Callable[[], object]) -> Non
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
 def test_what_is_sent_again_while_it_is_purged(migrated: Database) -> None:
-    """A dead letter that an operator sends again at the same moment keeps its id: nobody else may use it."""
+    """A dead letter that an operator retries during a purge keeps its id: no other message can use it."""
     purging, engine = migrated.engine(), migrated.engine()
     publish(engine, "1")
     refuse(engine)
@@ -312,7 +314,8 @@ def test_what_is_sent_again_while_it_is_purged(migrated: Database) -> None:
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
 def test_two_relays_forget_the_same_record(migrated: Database) -> None:
-    """The slower one frees no id that has been used again since the quicker one has freed it."""
+    """When two relays forget the same record, the slower one does not free an id that was used again in the
+    meantime."""
     engine = migrated.engine()
     slow, quick = (migrated.engine(isolation_level="READ COMMITTED") for _ in range(2))
     database = relaying(engine.dialect.name, TABLES)
@@ -332,8 +335,8 @@ def test_two_relays_forget_the_same_record(migrated: Database) -> None:
 
 
 def test_an_id_of_a_message_that_was_dropped_while_it_was_sent(engine: Engine) -> None:
-    """The relay's lease was over, so the message could be dropped, and its id used again: what the relay
-    writes about its late send does not free that id."""
+    """The relay's lease had expired, so its message could be dropped and the id used again: when the relay
+    records its late send, it does not free that id."""
 
     def answer(message: Envelope) -> Outcome:
         late.stop()
@@ -351,7 +354,7 @@ def test_an_id_of_a_message_that_was_dropped_while_it_was_sent(engine: Engine) -
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session")
 def test_a_purge_whose_first_letters_others_have_taken(migrated: Database) -> None:
-    """It goes on with those that are left."""
+    """If other callers remove the first dead letters of a purge, it continues with the remaining ones."""
     purging, engine = migrated.engine(), migrated.engine()
     publish(engine, "1")
     refuse(engine)

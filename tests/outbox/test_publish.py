@@ -1,4 +1,4 @@
-"""Messages are written in the caller's transaction: they leave if and only if it commits."""
+"""Messages are written in the caller's transaction: they are sent if and only if it commits."""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -55,7 +55,7 @@ every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with an account beside the outbox, on which savepoints may be used."""
+    """A database with a business table and an outbox, on which savepoints can be used."""
     engine = beginning_early(migrated)
     accounts.make(engine)
     return engine
@@ -63,7 +63,7 @@ def engine(migrated: Database) -> Engine:
 
 @every_way
 def test_what_commits_leaves(engine: Engine, way: Way) -> None:
-    """Messages leave once their transaction has committed: not before, each once, in their order."""
+    """Messages are sent after their transaction has committed, each once, in order."""
     with way(engine) as handle:
         accounts.add(handle)
         ids = [OUTBOX.publish(handle, TOPIC, text, key="k") for text in ("1", "2")]
@@ -78,8 +78,8 @@ def test_what_commits_leaves(engine: Engine, way: Way) -> None:
 
 @every_way
 def test_what_rolls_back_never_leaves(engine: Engine, way: Way) -> None:
-    """An exception in the block takes the messages away with the business rows; what is published and
-    committed afterwards leaves alone."""
+    """An exception in the block rolls back the messages together with the business rows; later only what is
+    published and committed afterwards is sent."""
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             break_off(way, engine, add_and_publish)
@@ -91,7 +91,7 @@ def test_what_rolls_back_never_leaves(engine: Engine, way: Way) -> None:
 
 
 def add_and_publish(handle: Handle) -> None:
-    """A business row, a message, and a delayed one."""
+    """Write a business row, and publish a message and a delayed one."""
     accounts.add(handle)
     OUTBOX.publish(handle, TOPIC, "never", key="k")
     OUTBOX.publish(handle, TOPIC, "never", delay=0.001)
@@ -110,7 +110,8 @@ def test_nothing_leaves_before_the_commit(migrated: Database, engine: Engine, wa
 
 @every_way
 def test_savepoints_take_their_messages_with_them(engine: Engine, way: Way) -> None:
-    """A savepoint that is rolled back has no messages, one that is released has; in any depth."""
+    """Messages of a savepoint that is rolled back are discarded, those of a released one are kept, at any
+    depth."""
     with way(engine) as handle:
         OUTBOX.publish(handle, TOPIC, "1", key="k")
         with handle.begin_nested():
@@ -126,8 +127,9 @@ def test_savepoints_take_their_messages_with_them(engine: Engine, way: Way) -> N
 
 
 @every_way
-def test_many_at_once(engine: Engine, way: Way) -> None:
-    """`publish_many` writes none, one or thousands in their order, and returns their ids in that order."""
+def test_many_in_one_call(engine: Engine, way: Way) -> None:
+    """`publish_many` writes none, one or thousands of messages in order, and returns their ids in that
+    order."""
     before = 0
     for size in (0, 1, 5_000):
         messages = [
@@ -145,7 +147,7 @@ def test_many_at_once(engine: Engine, way: Way) -> None:
 
 @every_way
 def test_many_are_all_or_none(engine: Engine, way: Way) -> None:
-    """A batch of which one message breaks a limit, or that is rolled back, leaves nothing."""
+    """A batch writes nothing if one of its messages exceeds a limit, or if it is rolled back."""
     messages = [Message(TOPIC, "x")] * 100
     with way(engine) as handle, pytest.raises(ValueError, match="topic=''"):
         OUTBOX.publish_many(handle, [*messages, Message("", "x")])
@@ -163,7 +165,8 @@ def test_a_source_of_messages_that_raises_writes_nothing(engine: Engine) -> None
 
 @every_way
 def test_every_key_comes_through_byte_for_byte(engine: Engine, way: Way) -> None:
-    """Keys and topics that differ in case, spaces or composition stay apart, and come back as they were."""
+    """Keys and topics that differ only in case, spaces or Unicode composition stay different, and are sent
+    unchanged."""
     with way(engine) as handle:
         for key in KEYS:
             OUTBOX.publish(handle, f"topic {key}", key, key=key, headers={key: key, "empty": ""})
@@ -177,8 +180,8 @@ def test_every_key_comes_through_byte_for_byte(engine: Engine, way: Way) -> None
 
 
 def test_what_an_envelope_says(engine: Engine) -> None:
-    """Topic, key, bytes, content type and headers are those that were published, the time is the
-    database's."""
+    """An envelope has the topic, key, payload, content type and headers that were published, and the time of
+    the database's clock."""
     with engine.connect() as connection:
         before = connection.scalar(select(utcnow()))
     payload = bytes(range(256)) * 20
@@ -196,7 +199,8 @@ def test_what_an_envelope_says(engine: Engine) -> None:
 
 
 def test_ids_are_unique_and_grow_with_time() -> None:
-    """Ids are UUIDs of version 7: unique among threads, and the first 48 bits are the milliseconds of now."""
+    """Ids are UUIDs of version 7: unique across threads, and their first 48 bits are the current time in
+    milliseconds."""
     drawn: list[list[str]] = [[] for _ in range(4)]
     threads = [
         threading.Thread(target=lambda ids=ids: ids.extend(new_id() for _ in range(5_000))) for ids in drawn
@@ -221,12 +225,13 @@ def test_ids_are_unique_and_grow_with_time() -> None:
     [("order-42", 30), ("a", 3), ("A", 11), ("Ä", 11), ("🙂", 41), ("x" * 512, 29)],
 )
 def test_the_bucket_of_a_key_never_changes(key: str, bucket: int) -> None:
-    """Old rows and old processes agree with new ones, for ever: another bucket would break the order."""
+    """The bucket of a key stays the same in all versions: otherwise old rows and old processes would break
+    the order."""
     assert bucket_of(key, 64) == bucket
 
 
 def test_a_row_stands_in_the_bucket_of_its_key(engine: Engine) -> None:
-    """All messages of a key are in one bucket; those without a key are spread."""
+    """All messages of a key are in one bucket; messages without a key are spread over the buckets."""
     with engine.begin() as connection:
         for _ in range(3):
             OUTBOX.publish(connection, TOPIC, "x", key="order-42")
@@ -242,7 +247,7 @@ def test_a_row_stands_in_the_bucket_of_its_key(engine: Engine) -> None:
 
 
 def test_in_a_schema(postgres: Database) -> None:
-    """On PostgreSQL the tables may stand in a schema of their own; those elsewhere are left alone."""
+    """On PostgreSQL the tables can be in their own schema; tables in other schemas are not touched."""
     engine = postgres.engine()
     migration.migrate(engine, schema='Äpp "x"')
     there = Outbox(schema='Äpp "x"')
@@ -257,7 +262,7 @@ def test_in_a_schema(postgres: Database) -> None:
 
 
 def test_a_sessionmaker_makes_sessions_like_any_other(engine: Engine) -> None:
-    """`sessionmaker.begin()` is a transaction of the caller's as well."""
+    """`sessionmaker.begin()` is also a transaction of the caller."""
     make = sessionmaker(engine)
     with make.begin() as session:
         OUTBOX.publish(session, TOPIC, "a", key="k")
@@ -267,7 +272,7 @@ def test_a_sessionmaker_makes_sessions_like_any_other(engine: Engine) -> None:
 
 
 def test_a_scoped_session_is_the_session_of_its_scope(engine: Engine) -> None:
-    """It may be passed as it is, as the many applications do that have only this one."""
+    """`publish` accepts a scoped_session, which is all that many applications have."""
     session = scoped_session(sessionmaker(engine))
     accounts.add(session())
     OUTBOX.publish(session, TOPIC, "a", key="k")

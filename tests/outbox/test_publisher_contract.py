@@ -1,4 +1,4 @@
-"""Handlers in this process pass the conformance suite of publishers."""
+"""Direct delivery to handlers in this process passes the conformance suite for publishers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from outbox.testing import PublisherSuite
 
 
 class TestDirectDelivery(PublisherSuite):
-    """The topic is a handler, which keeps what it is given."""
+    """The topic is a handler, which keeps what it receives."""
 
     cannot: ClassVar[Mapping[str, str]] = {
         "test_a_fork": "a forked process has handlers of its own",
@@ -42,7 +42,7 @@ class TestDirectDelivery(PublisherSuite):
 
 
 class TestAsyncDirectDelivery(TestDirectDelivery):
-    """The asynchronous one: handlers are tasks."""
+    """The same for AsyncDirectDelivery: handlers are tasks."""
 
     async def _take(self, message: Delivery) -> Outcome:  # type: ignore[override]
         return TestDirectDelivery._take(self, message)

@@ -1,4 +1,4 @@
-"""Savepoints in every combination: what leaves is what a model of the transaction says."""
+"""Savepoints in random combinations: the messages sent are those that a model of the transaction predicts."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -34,12 +34,12 @@ steps = st.one_of(
     st.tuples(st.just("roll back all")),
     st.tuples(st.just("close")),
 )
-"""A number is how many messages there are, or which of the open savepoints it is, from the outermost."""
+"""Numbers are the count of messages, or the index of an open savepoint, from the outermost."""
 
 
 @dataclass
 class Life:
-    """A Connection or Session in use, and what the messages of each open transaction or savepoint are."""
+    """A Connection or Session in use, and the messages of each open transaction or savepoint."""
 
     handle: Handle
     open: list[list[str]] = field(default_factory=lambda: [[]])
@@ -48,7 +48,7 @@ class Life:
     drawn: int = 0
 
     def publish(self, many: int) -> None:
-        """One message, or several at once."""
+        """Publish one message, or several in one call."""
         names = [f"{self.drawn + number}" for number in range(max(many, 1))]
         self.drawn += len(names)
         if many == 1:
@@ -58,7 +58,7 @@ class Life:
         self.open[-1] += names
 
     def write(self) -> None:
-        """A business row, so that savepoints have something else in them."""
+        """Write a business row, so that savepoints contain something else too."""
         self.drawn += 1
         row = Account(name=f"row {self.drawn}", total=0)
         if isinstance(self.handle, Session):
@@ -67,7 +67,7 @@ class Life:
             accounts.open_account(self.handle, row.name)
 
     def begin_nested(self) -> None:
-        """A savepoint in the innermost one."""
+        """Begin a savepoint inside the innermost one."""
         self.savepoints.append(self.handle.begin_nested())
         self.open.append([])
 
@@ -85,13 +85,14 @@ class Life:
             self.forget(depth)
 
     def inner_first(self, depth: int, end: str) -> None:
-        """A Session ends the savepoints inside one by itself, a Connection does not."""
+        """End a savepoint after those inside it. A Session ends the inner ones by itself, a Connection does
+        not."""
         begin = depth if isinstance(self.handle, Connection) else len(self.savepoints)
         for savepoint in [*self.savepoints[:begin:-1], self.savepoints[depth]]:
             getattr(savepoint, end)()
 
     def fail(self) -> None:
-        """A savepoint whose end is an exception."""
+        """Begin a savepoint and end it with an exception."""
         self.begin_nested()
         with contextlib.suppress(ZeroDivisionError), self.savepoints[-1]:
             self.publish(1)
@@ -99,11 +100,11 @@ class Life:
         self.forget(len(self.savepoints) - 1)
 
     def forget(self, depth: int) -> None:
-        """The savepoints from there on have ended."""
+        """Forget the savepoints from this depth on: they have ended."""
         del self.savepoints[depth:], self.open[depth + 1 :]
 
     def end(self, how: str) -> None:
-        """The transaction ends."""
+        """End the transaction."""
         if how == "commit":
             self.handle.commit()
             self.committed += [name for names in self.open for name in names]
@@ -115,7 +116,7 @@ class Life:
 
 
 def live(handle: Handle, plan: list[tuple[Any, ...]]) -> list[str]:
-    """Do what the plan says; the messages that have to leave."""
+    """Do what the plan says; return the messages that have to be sent."""
     life = Life(handle)
     for step in plan:
         match step:
@@ -141,7 +142,7 @@ def live(handle: Handle, plan: list[tuple[Any, ...]]) -> list[str]:
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database in which savepoints may be used; business rows may be lost, names are used again."""
+    """A database with a business table and an outbox, on which savepoints can be used."""
     engine = beginning_early(migrated)
     accounts.make(engine)
     return engine
@@ -149,15 +150,15 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.mark.parametrize("kind", ["connection", "session"])
 def test_what_leaves_is_what_the_model_says(migrated: Database, engine: Engine, kind: str) -> None:
-    """Any sequence of messages, savepoints that are begun, released and rolled back in any order, commits,
-    rollbacks and closes: a relay finds exactly the messages of what was committed, in their order."""
+    """For any sequence of messages, savepoints begun, released and rolled back in any order, commits,
+    rollbacks and closes, a relay finds exactly the messages that were committed, in order."""
 
     relaying = migrated.engine()
 
     @settings(max_examples=40, deadline=None)
     @given(plan=st.lists(steps, max_size=30))
     def check(plan: list[tuple[Any, ...]]) -> None:
-        start_anew(engine)
+        delete_all(engine)
         with engine.connect() if kind == "connection" else Session(engine) as handle:
             expected = live(handle, plan)
         assert texts(relaying) == expected
@@ -165,8 +166,9 @@ def test_what_leaves_is_what_the_model_says(migrated: Database, engine: Engine, 
     check()
 
 
-def start_anew(engine: Engine) -> None:
-    """No business rows and no messages, so that names are free and a failure is not seen twice."""
+def delete_all(engine: Engine) -> None:
+    """Delete all business rows and messages, so that names are free and one failure does not cause
+    another."""
     with engine.begin() as connection:
         connection.execute(delete(Account))
         connection.execute(delete(tables().message))

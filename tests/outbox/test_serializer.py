@@ -1,4 +1,4 @@
-"""Payloads become bytes once, when they are published."""
+"""Payloads are serialized to bytes once, when they are published."""
 
 import json
 from collections import OrderedDict
@@ -54,7 +54,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A dataclass with everything that JSON does not have."""
+    """A dataclass with types that JSON does not have."""
 
     id: UUID
     lines: tuple[Line, ...]
@@ -69,7 +69,7 @@ class Customer(BaseModel):
 
 
 class Contract(BaseModel):
-    """A pydantic model with an alias, which is not used, and a default."""
+    """A pydantic model with a default, and with an alias that is not used."""
 
     customer: Customer
     amount: Decimal
@@ -79,7 +79,7 @@ class Contract(BaseModel):
 
 @pydantic_dataclass
 class Parcel:
-    """A dataclass of pydantic's."""
+    """A pydantic dataclass."""
 
     weight: Decimal
 
@@ -135,7 +135,7 @@ AS_JSON: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize(("payload", "expected", "content_type"), AS_BYTES.values(), ids=AS_BYTES)
 def test_bytes_and_text_stay_what_they_are(payload: Any, expected: bytes, content_type: str) -> None:
-    """Bytes stay as they are, text becomes UTF-8, and the content type says which it was."""
+    """Bytes stay unchanged, text becomes UTF-8, and the content type tells them apart."""
     assert serialize(payload) == (expected, content_type)
 
 
@@ -149,7 +149,7 @@ def test_everything_else_is_json(payload: Any, expected: Any) -> None:
 
 
 def test_all_of_it_comes_through(migrated: Database) -> None:
-    """Through the outbox and the database, unchanged, as what the serializer made of it."""
+    """Payloads of every kind are sent exactly as the serializer returned them."""
     engine = migrated.engine()
     payloads = [payload for payload, *_ in (*AS_BYTES.values(), *AS_JSON.values())]
     with engine.begin() as connection:
@@ -160,7 +160,7 @@ def test_all_of_it_comes_through(migrated: Database) -> None:
 
 
 def published(database: Database, payload: Any, **options: Any) -> tuple[bytes, str]:
-    """What has become of a payload on its way through the database."""
+    """Publish a payload; return the payload and content type that are sent."""
     engine = database.engine()
     with engine.begin() as connection:
         Outbox(**options).publish(connection, TOPIC, payload)
@@ -194,7 +194,8 @@ UNFIT: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("payload", "told"), UNFIT.values(), ids=UNFIT)
 def test_what_has_no_bytes_is_refused(postgres: Database, payload: Any, told: str) -> None:
-    """One clear error that names the payload, before anything is written; the transaction goes on."""
+    """A payload that cannot be serialized raises a clear error that names it, before anything is written, and
+    the transaction stays usable."""
     engine = postgres.engine()
     with engine.begin() as connection:
         with pytest.raises(InvalidMessage, match=told):
@@ -205,7 +206,8 @@ def test_what_has_no_bytes_is_refused(postgres: Database, payload: Any, told: st
 
 @pytest.mark.parametrize("many", [1, 20])
 def test_tombstones(migrated: Database, many: int) -> None:
-    """None is a tombstone wherever the message is; no bytes are something else, whatever the serializer."""
+    """None stays a tombstone, delayed, dead or retried; an empty payload is not a tombstone, whatever the
+    serializer."""
     engine, recorder = migrated.engine(), Recorder(lambda _: Refused("no"))
     outbox = Outbox(serializer=lambda payload: (bytes(payload), "x/y"))
     with engine.begin() as connection:
@@ -224,14 +226,15 @@ def test_tombstones(migrated: Database, many: int) -> None:
 
 @pytest.mark.parametrize("given", [{"key": None}, {"key": "k", "content_type": "text/plain"}], ids=str)
 def test_a_tombstone_has_a_key_and_nothing_else(postgres: Database, given: dict[str, Any]) -> None:
-    """It deletes what its key had, and has no content of any type."""
+    """A tombstone stands for the deletion of its key: without a key, or with a content type, it is
+    rejected."""
     with postgres.engine().begin() as connection, pytest.raises(InvalidMessage, match="payload=None, "):
         Outbox().publish(connection, TOPIC, None, **given)
     assert relayed(postgres.engine()) == []
 
 
 def test_a_payload_may_change_afterwards(postgres: Database) -> None:
-    """What leaves is what the payload was when it was published, also where the row is written later."""
+    """The payload sent is the one at the time of publishing, even if the caller changes the object later."""
     engine, payload = postgres.engine(), {"a": 1}
     raw = bytearray(b"ab")
     with engine.begin() as connection:
@@ -241,7 +244,7 @@ def test_a_payload_may_change_afterwards(postgres: Database) -> None:
 
 
 def test_a_serializer_of_one_s_own(migrated: Database) -> None:
-    """A function of the payload says what its bytes and their content type are."""
+    """A serializer of the application returns the bytes of a payload and their content type."""
 
     def shout(payload: Any) -> tuple[bytes, str]:
         return str(payload).upper().encode(), "text/shouting"
@@ -250,7 +253,7 @@ def test_a_serializer_of_one_s_own(migrated: Database) -> None:
 
 
 def test_a_content_type_of_one_s_own(postgres: Database) -> None:
-    """The content type of a message comes before that of the serializer."""
+    """The content type of a message overrides that of the serializer."""
     engine = postgres.engine()
     with engine.begin() as connection:
         Outbox().publish(connection, TOPIC, b"GIF89a", content_type="image/gif")
@@ -278,7 +281,7 @@ def _with_no_type(_: Any) -> Any:
 def test_a_serializer_that_returns_something_else(
     postgres: Database, serializer: Callable[[Any], tuple[bytes, str]]
 ) -> None:
-    """What is not bytes with a content type is refused before anything is written."""
+    """A serializer that does not return bytes and a content type is rejected before anything is written."""
     with postgres.engine().begin() as connection:
         with pytest.raises(InvalidOption, match=r"^(serializer|content_type)="):
             Outbox(serializer=serializer).publish(connection, TOPIC, "a")
@@ -286,7 +289,7 @@ def test_a_serializer_that_returns_something_else(
 
 
 def test_a_serializer_s_error_comes_through(postgres: Database) -> None:
-    """What a serializer raises is the caller's to understand."""
+    """An error raised by the serializer reaches the caller unchanged."""
 
     def fail(_: Any) -> tuple[bytes, str]:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Publishing on an ORM Session: messages are kept aside, and written last."""
+"""Publishing on an ORM Session: messages are kept in memory and written last."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
@@ -19,12 +19,12 @@ from tests.support.published import TOPIC, beginning_early, texts
 OUTBOX = Outbox()
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
 quick = pytest.mark.quick("postgresql", "sqlite")
-"""What SQLAlchemy's sessions do; the drivers differ in whether a savepoint begins a transaction."""
+"""For tests of SQLAlchemy's sessions; drivers differ only in whether a savepoint begins a transaction."""
 
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with an account beside the outbox, on which savepoints may be used."""
+    """A database with a business table and an outbox, on which savepoints can be used."""
     engine = beginning_early(migrated)
     accounts.make(engine)
     return engine
@@ -32,13 +32,13 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.fixture
 def session(engine: Engine) -> Iterator[Session]:
-    """A session of its own transaction."""
+    """A session with its own transaction."""
     with Session(engine) as session:
         yield session
 
 
 def publish(session: Session, text: str) -> None:
-    """A message of the one key that all have here, so that their order counts."""
+    """Publish a message with the one key of these tests, so that the order matters."""
     OUTBOX.publish(session, TOPIC, text, key="k")
 
 
@@ -51,7 +51,7 @@ def test_a_session_goes_on_after_a_commit(session: Session, engine: Engine) -> N
 
 
 def test_a_session_goes_on_after_a_rollback(session: Session, engine: Engine) -> None:
-    """What was published before a rollback is gone, also when the same session commits later."""
+    """Messages published before a rollback are discarded, even if the same session commits later."""
     publish(session, "never")
     session.rollback()
     publish(session, "ever")
@@ -62,7 +62,7 @@ def test_a_session_goes_on_after_a_rollback(session: Session, engine: Engine) ->
 
 @pytest.mark.parametrize("end", ["close", "reset", "invalidate"])
 def test_a_session_goes_on_after_it_was_closed(session: Session, engine: Engine, end: str) -> None:
-    """A session that is closed without a commit forgets its messages, also when it is used again."""
+    """A session that is closed without a commit discards its messages, even if it is used again."""
     publish(session, "never")
     getattr(session, end)()
     session.commit()
@@ -72,7 +72,7 @@ def test_a_session_goes_on_after_it_was_closed(session: Session, engine: Engine,
 
 
 def test_a_session_goes_on_after_a_failure(session: Session, engine: Engine) -> None:
-    """A flush that fails takes the messages with it; until the rollback nothing can be published."""
+    """A failed flush discards the messages; until the rollback nothing can be published."""
     publish(session, "never")
     session.add(Account(name="cash", total=1))
     with pytest.raises(IntegrityError):
@@ -86,7 +86,7 @@ def test_a_session_goes_on_after_a_failure(session: Session, engine: Engine) -> 
 
 
 def test_messages_that_cannot_be_written_roll_back(session: Session, engine: Engine) -> None:
-    """If writing the messages fails at the end, the commit fails, and cannot be had by asking again."""
+    """If writing the messages fails at the end, the commit fails, and a second commit fails too."""
 
     @event.listens_for(engine, "before_cursor_execute")
     def spoil(_: object, __: object, statement: str, *___: object) -> None:
@@ -107,7 +107,7 @@ def test_messages_that_cannot_be_written_roll_back(session: Session, engine: Eng
 
 @pytest.mark.parametrize("commit", ["the transaction", "the session"])
 def test_a_savepoint_that_is_left_open(session: Session, engine: Engine, commit: str) -> None:
-    """Whoever commits while savepoints are open releases them, messages included."""
+    """A commit releases savepoints that are still open, and their messages are kept."""
     transaction = session.begin()
     publish(session, "1")
     for text in ("2", "3"):
@@ -118,7 +118,7 @@ def test_a_savepoint_that_is_left_open(session: Session, engine: Engine, commit:
 
 
 def test_a_savepoint_that_is_closed(session: Session, engine: Engine) -> None:
-    """Closing a savepoint rolls it back."""
+    """Closing a savepoint rolls it back, messages included."""
     savepoint = session.begin_nested()
     publish(session, "never")
     savepoint.close()
@@ -128,7 +128,7 @@ def test_a_savepoint_that_is_closed(session: Session, engine: Engine) -> None:
 
 
 def test_a_savepoint_that_fails(session: Session, engine: Engine) -> None:
-    """A savepoint whose flush fails has no messages; those around it are kept."""
+    """A savepoint whose flush fails loses its messages; those outside it are kept."""
     publish(session, "1")
     savepoint = session.begin_nested()
     publish(session, "never")
@@ -143,8 +143,8 @@ def test_a_savepoint_that_fails(session: Session, engine: Engine) -> None:
 
 @pytest.mark.parametrize("end", ["rollback", "commit"])
 def test_a_savepoint_that_is_not_the_sessions(session: Session, engine: Engine, end: str) -> None:
-    """A savepoint that was begun on the session's connection, in which the session publishes: it takes its
-    messages with it, too, and the order is that of publishing."""
+    """When a session publishes inside a savepoint that was begun on its connection, the savepoint's end
+    decides about those messages, too, and the order is that of publishing."""
     publish(session, "1")
     savepoint = session.connection().begin_nested()
     publish(session, "2")
@@ -162,7 +162,8 @@ LISTENED = ["before_commit", "before_flush", "after_flush", "after_flush_postexe
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("moment", LISTENED)
 def test_publishing_from_a_listener(engine: Engine, moment: str, place: str, is_first: bool) -> None:
-    """Events of the Session, where applications gather what is to be told, may publish until the end."""
+    """Listeners to events of the Session can publish until the end of the transaction; applications often
+    collect their messages there."""
     make = sessionmaker(engine)
     with make() as session:
         if not is_first:
@@ -190,7 +191,7 @@ def test_publishing_from_a_listener_on_a_connection(engine: Engine, moment: str)
 @pytest.mark.parametrize("inner", ["commit", "rollback"])
 @pytest.mark.parametrize("outer", ["commit", "rollback"])
 def test_a_session_that_joins_a_transaction(engine: Engine, mode: JoinMode, inner: str, outer: str) -> None:
-    """Whatever the way of joining, messages leave if and only if the business rows beside them are there."""
+    """In every join mode, messages are sent if and only if the business rows written with them are there."""
     with engine.connect() as connection, connection.begin() as transaction:
         with Session(connection, join_transaction_mode=mode) as session:
             session.add(Account(name="new", total=1))
@@ -204,7 +205,8 @@ def test_a_session_that_joins_a_transaction(engine: Engine, mode: JoinMode, inne
 
 
 def test_a_connection_that_commits_without_asking_its_session(engine: Engine) -> None:
-    """A session on a Connection keeps nothing aside that the connection's owner could leave behind."""
+    """A session on a Connection writes its messages immediately, so that a commit by the connection's owner
+    includes them."""
     with engine.connect() as connection:
         session = Session(connection)
         session.add(Account(name="new", total=1))
@@ -216,7 +218,7 @@ def test_a_connection_that_commits_without_asking_its_session(engine: Engine) ->
 
 
 def test_several_outboxes_in_one_session(session: Session, engine: Engine) -> None:
-    """The order is that of publishing, whichever `Outbox` wrote each."""
+    """Messages that several outboxes publish in one session are sent in the order of publishing."""
     first, second = Outbox(), Outbox(cloudevents="/shop")
     for number, outbox in enumerate([first, second, first, second, second, first]):
         outbox.publish(session, TOPIC, str(number), key="k")
@@ -225,7 +227,7 @@ def test_several_outboxes_in_one_session(session: Session, engine: Engine) -> No
 
 
 def test_messages_are_written_after_the_business_rows(engine: Engine) -> None:
-    """Nothing but the COMMIT comes after them, even if publishing came first."""
+    """The messages' INSERT is the last statement before the COMMIT, even if they were published first."""
     written: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -244,13 +246,14 @@ ENDS = ["commit", "rollback", "rollback when prepared"]
 
 @pytest.mark.parametrize("end", ENDS)
 def test_two_phases(migrated: Database, engine: Engine, end: str) -> None:
-    """With a two-phase commit messages are written before the transaction is prepared, and share its fate."""
+    """With a two-phase commit, messages are written before the transaction is prepared, and are committed or
+    rolled back with it."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has no two-phase commit")
     if migrated.name != "postgresql":
         _commit_in_two_phases(engine, end)
         return
-    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # 0 unless it is asked for
+    with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:  # the default is 0
         engine = create_engine(server.url)
         metadata.create_all(engine)
         accounts.make(engine)

@@ -1,4 +1,4 @@
-"""What operators see of the outbox: counts, relays and messages, on every database."""
+"""What operators see of the outbox on every database: counts, relays and messages."""
 
 import pytest
 from sqlalchemy import Engine, insert, text, update
@@ -26,7 +26,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def in_every_state(engine: Engine) -> None:
-    """One delayed and one dead message, one of each other state, and one more behind each that blocks."""
+    """One delayed and one dead message, one in each other state, and one behind each message that blocks its
+    key."""
     publish(engine, "d1", delay=3_600)
     publish(engine, "x1")
     relay(engine, Recorder({"x1": [Refused("never")]}))
@@ -44,7 +45,7 @@ def counts(found: OutboxStatus) -> dict[str, int]:
 
 
 def test_an_empty_outbox(engine: Engine) -> None:
-    """Where nothing was published all counts are zero, and there is no oldest message."""
+    """In an empty outbox all counts are zero, and there is no oldest message."""
     found = outbox.status(engine)
     assert set(counts(found).values()) == {0}
     assert (found.oldest_age, found.estimated, found.relays, found.paused) == (None, (), (), ())
@@ -52,7 +53,7 @@ def test_an_empty_outbox(engine: Engine) -> None:
 
 
 def test_a_message_is_in_one_of_six_states(engine: Engine) -> None:
-    """`status` counts each message once: where it is, and what has become of its last send."""
+    """`status` counts each message once, by where it is and by the outcome of its last send."""
     in_every_state(engine)
     found = outbox.status(engine)
     assert counts(found) == {"pending": 3, "waiting": 1, "unknown": 1, "held": 1, "delayed": 1, "dead": 1}
@@ -61,8 +62,8 @@ def test_a_message_is_in_one_of_six_states(engine: Engine) -> None:
 
 
 def test_beyond_a_number_messages_are_estimated(engine: Engine) -> None:
-    """Past `count_up_to` the other messages are taken for pending, and `status` says which counts are
-    estimates; those that were sent in vain are among the oldest, and seen."""
+    """Messages beyond `count_up_to` are estimated and count as pending, and `status` says which counts are
+    estimates; messages with failed sends are among the oldest, so they are still counted."""
     publish(engine, "w1")
     relay(engine, Recorder({"w1": [Unavailable("full", 3_600.0)]}))
     publish(engine, *(f"w{number}" for number in range(2, 300)), delay=0)
@@ -76,8 +77,8 @@ def test_beyond_a_number_messages_are_estimated(engine: Engine) -> None:
 
 
 def test_counts_are_exact_up_to_a_number(engine: Engine) -> None:
-    """Wherever the messages are: also if all of them have one key, and so one bucket. Of more than that many,
-    no fewer are said to be there."""
+    """Counts up to `count_up_to` are exact wherever the messages are, even if all have one key and so one
+    bucket. If there are more, the estimate is not lower than the real count."""
     publish(engine, *("a" * length for length in range(1, 151)))
     found = outbox.status(engine, count_up_to=150)
     assert (found.pending, found.estimated) == (150, ())
@@ -87,7 +88,7 @@ def test_counts_are_exact_up_to_a_number(engine: Engine) -> None:
 
 
 def analyse(engine: Engine) -> None:
-    """Let the database look how many rows there are."""
+    """Update the database's statistics about the number of rows."""
     table = "TABLE " if engine.dialect.name in ("mysql", "mariadb") else ""
     with engine.begin() as connection:
         for name in (TABLES.message.name, TABLES.delayed.name):
@@ -95,7 +96,7 @@ def analyse(engine: Engine) -> None:
 
 
 def test_the_oldest_message(engine: Engine) -> None:
-    """The age is that of the oldest message that can leave some time without anybody's help."""
+    """The age is that of the oldest message that will be sent without an operator."""
     publish(engine, "h1")
     relay(engine, Recorder({"h1": [Refused("no")]}), after_dead="hold")
     assert outbox.status(engine).oldest_age is None
@@ -106,7 +107,7 @@ def test_the_oldest_message(engine: Engine) -> None:
 
 
 def test_a_message_that_was_delayed_and_is_due(engine: Engine) -> None:
-    """It is pending like any other, and as old as it is due."""
+    """A delayed message that is due is pending like any other, and its age counts from its due time."""
     due_unsent(engine, "a1", hours=24, ago=0.5)
     found = outbox.status(engine)
     assert (found.pending, found.waiting) == (1, 0)
@@ -121,8 +122,8 @@ def test_a_message_that_was_delayed_and_is_due(engine: Engine) -> None:
 
 
 def test_relays_at_work(engine: Engine) -> None:
-    """`status` names each relay with its buckets, what is left of its lease, and how many messages it is
-    sending; one that is lost has less than nothing left."""
+    """`status` names each relay with its buckets, the rest of its lease, and how many messages it is sending;
+    the rest is negative for a relay that is lost."""
     seen: list[OutboxStatus] = []
 
     class Looking(Recorder):
@@ -158,8 +159,8 @@ def test_peek_shows_what_leaves_next(engine: Engine) -> None:
 
 
 def test_what_is_shown_of_a_message(engine: Engine) -> None:
-    """A message comes with its headers, the length of its payload in bytes, attempts, error, and when it is
-    sent again."""
+    """A message is shown with its headers, the length of its payload in bytes, its attempts, its error, and
+    the time of its next attempt."""
     payload = "ü" * 10
     with engine.begin() as connection:
         made = Outbox(trace=False).publish(connection, "orders", payload, key="w", headers={"a": "ä"})
@@ -175,7 +176,7 @@ def test_what_is_shown_of_a_message(engine: Engine) -> None:
 
 
 def test_peek_by_state(engine: Engine) -> None:
-    """Each state can be asked for alone, by its name or its member."""
+    """`peek` can select one state, by its name or its member."""
     in_every_state(engine)
     for state in STATES:
         shown = outbox.peek(engine, state=state)
@@ -187,7 +188,7 @@ def test_peek_by_state(engine: Engine) -> None:
 
 
 def test_peek_by_topic_and_key(engine: Engine) -> None:
-    """Messages can be chosen by topic and by key, which are compared byte for byte, in every state."""
+    """`peek` can select by topic and by key, compared byte for byte, in every state."""
     publish(engine, "a1", "A1", "-1", topic="mail")
     publish(engine, "a2", "b2")
     publish(engine, "a3", "b3", delay=3_600)
@@ -199,7 +200,7 @@ def test_peek_by_topic_and_key(engine: Engine) -> None:
 
 
 def test_nothing_is_left_that_can_leave(engine: Engine) -> None:
-    """The outbox is drained when what is left is held, behind a held message of its key, paused, or
+    """The outbox is drained when every message left is held, behind a held message of its key, paused, or
     delayed."""
     assert outbox.is_drained(engine)
     publish(engine, "h1", "h2")
@@ -219,7 +220,8 @@ def test_nothing_is_left_that_can_leave(engine: Engine) -> None:
 
 
 def test_a_delayed_message_whose_time_has_come_can_leave(engine: Engine) -> None:
-    """It counts although no relay has moved it to the others yet."""
+    """An outbox with a delayed message that is due is not drained, even if no relay has moved the message
+    yet."""
     row = {"id": "1", "bucket": 0, "topic": "orders", "payload": b"", "content_type": "text/plain"}
     due = {"available_at": outbox_time(engine)}
     with engine.begin() as connection:
@@ -228,7 +230,7 @@ def test_a_delayed_message_whose_time_has_come_can_leave(engine: Engine) -> None
 
 
 def outbox_time(engine: Engine) -> object:
-    """When the outbox says that a message is published now."""
+    """The creation time of a message that is published now."""
     publish(engine, "t1")
     created = outbox.peek(engine)[0].created_at
     relay(engine, Recorder())
@@ -245,13 +247,13 @@ def outbox_time(engine: Engine) -> object:
     ],
 )
 def test_wrong_options_of_peek(options: dict[str, object], said: str) -> None:
-    """A wrong option is refused by name, before the database is asked."""
+    """An invalid option of `peek` is rejected by name, before any query."""
     with pytest.raises(InvalidOption, match=said):
         outbox.peek(no_engine(), **options)  # type: ignore[arg-type]
 
 
 def test_wrong_options_of_status() -> None:
-    """The same for `status`."""
+    """An invalid option of `status` is rejected by name, before any query."""
     with pytest.raises(InvalidOption, match="count_up_to=0"):
         outbox.status(no_engine(), count_up_to=0)
     with pytest.raises(InvalidOption, match="engine=NoneType: expected an Engine"):
@@ -259,20 +261,20 @@ def test_wrong_options_of_status() -> None:
 
 
 def no_engine() -> Engine:
-    """What is not looked at."""
+    """An invalid engine, for calls that must not use it."""
     return None  # type: ignore[return-value]
 
 
 def test_without_tables(database: Database) -> None:
-    """The error says which command makes them."""
+    """If the tables are missing, the error names the command that creates them."""
     for look in (outbox.status, outbox.peek, outbox.is_drained):
         with pytest.raises(TablesMissing, match="inbox-outbox migrate"):
             look(database.engine())
 
 
 def test_messages_in_buckets_that_do_not_exist(engine: Engine) -> None:
-    """They are counted, waiting and delayed ones: no relay sends them, and the outbox is drained all the
-    same."""
+    """Messages in buckets that do not exist are counted, waiting and delayed ones. No relay sends them, and
+    the outbox still counts as drained."""
     publish(engine, "a1", "b1", "c1")
     publish(engine, "d1", delay=3_600)
     with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""The wake-up after a commit is a hint: it costs nobody an error, a connection or a thread."""
+"""The wake-up after a commit is a hint: it never costs the application an error, a connection or a thread."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ from tests.support.published import TOPIC, texts
 
 OUTBOX = Outbox()
 SOON = 10.0
-"""Seconds in which something surely has happened; it takes one or two."""
+"""Seconds: ample time for something that takes one or two."""
 
 SHARED = (
     "relays of other processes are not woken: the engine's creator returned a connection that the "
@@ -54,20 +54,20 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def publish(engine: Engine, text: str = "a") -> None:
-    """One message in a transaction of its own."""
+    """Publish one message in a new transaction."""
     with engine.begin() as connection:
         OUTBOX.publish(connection, TOPIC, text, key="k")
 
 
 async def publish_async(engine: AsyncEngine, text: str) -> None:
-    """The same in a loop."""
+    """Publish one message in a new transaction, in a loop."""
     async with engine.begin() as connection:
         await OUTBOX.publish(connection, TOPIC, text, key="k")
 
 
 @contextmanager
 def listening(database: Database) -> Iterator[Callable[..., bool]]:
-    """A function that waits for a wake-up, and says whether it came."""
+    """A function that waits for a wake-up, and returns whether it came."""
     with database.engine(isolation_level="AUTOCOMMIT").connect() as connection:
         connection.execute(text("LISTEN inbox_outbox"))
         driver: Any = connection.connection.driver_connection
@@ -75,7 +75,7 @@ def listening(database: Database) -> Iterator[Callable[..., bool]]:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Whether something comes true soon."""
+    """Whether the condition becomes true soon."""
     deadline = time.monotonic() + SOON
     while not condition():
         if time.monotonic() > deadline:
@@ -85,7 +85,7 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 def wake_up_threads() -> int:
-    """How many threads wake relays of other processes."""
+    """The number of threads that wake relays of other processes."""
     return sum(thread.name == "outbox wake-up" for thread in threading.enumerate())
 
 
@@ -93,7 +93,7 @@ def wake_up_threads() -> int:
 def test_with_every_pool(
     migrated: Database, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Commits that follow each other wait for nobody, however few connections there are, and nothing is
+    """Commits in quick succession wait for nothing, however few connections there are, and nothing is
     logged."""
     engine = migrated.engine(**options)
     for number in range(30):
@@ -106,8 +106,8 @@ def test_with_every_pool(
 
 
 def test_a_pool_that_is_used_up(postgres: Database) -> None:
-    """While the application holds the last connection, others are woken all the same: the wake-up borrows
-    none."""
+    """Relays of other processes are woken even while the application holds the last connection: the wake-up
+    borrows none."""
     engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     with listening(postgres) as hear, engine.connect() as connection:
         for number in range(3):
@@ -118,7 +118,7 @@ def test_a_pool_that_is_used_up(postgres: Database) -> None:
 
 
 def test_a_server_that_is_full(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """If the server refuses another connection, the log says so, and commits are what they are."""
+    """If the server rejects another connection, the log says so, and commits still succeed."""
     role = f"one_{uuid4().hex}"
     with postgres.engine().begin() as owner:
         owner.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD '{role}' CONNECTION LIMIT 1"))
@@ -138,7 +138,7 @@ def test_a_server_that_is_full(postgres: Database, caplog: pytest.LogCaptureFixt
 
 
 def test_no_pool_opens_one_more_connection(postgres: Database) -> None:
-    """Without a pool each commit opens a connection, and the wake-up one for all of them."""
+    """Without a pool each commit opens a connection, and the wake-up opens one in total."""
     engine, opened = postgres.engine(poolclass=NullPool), list[object]()
     event.listen(engine, "connect", lambda *connection: opened.append(connection))
     with listening(postgres) as hear:
@@ -149,7 +149,7 @@ def test_no_pool_opens_one_more_connection(postgres: Database) -> None:
 
 
 def test_no_pool_in_a_loop_opens_one_more_connection(postgres: Database) -> None:
-    """The same in a loop, which leaves no connection behind at its end."""
+    """The same in a loop, which leaves no connection open when it ends."""
 
     async def scenario() -> list[Any]:
         engine, opened = create_async_engine(postgres.async_url, poolclass=NullPool), list[Any]()
@@ -166,8 +166,8 @@ def test_no_pool_in_a_loop_opens_one_more_connection(postgres: Database) -> None
 
 
 def test_its_connection_is_closed_when_idle(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no commit comes for a while the connection is closed and the thread ends; the next commit is
-    heard again."""
+    """After a while without commits the wake-up's connection is closed and its thread ends; the next commit
+    wakes listeners again."""
     monkeypatch.setattr(wake, "_KEPT", 0.1)
     engine, opened = postgres.engine(poolclass=NullPool), list[Any]()
     event.listen(engine, "connect", lambda connection, _: opened.append(connection))
@@ -183,7 +183,8 @@ def test_its_connection_is_closed_when_idle(postgres: Database, monkeypatch: pyt
 def test_a_connection_that_the_server_ends_while_it_is_idle(
     postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next commit is heard on another one, and nothing is logged."""
+    """If the server ends the wake-up's idle connection, the next commit uses another one, and nothing is
+    logged."""
     engine = create_engine(postgres.url, connect_args={"application_name": "publisher"}, poolclass=NullPool)
     with listening(postgres) as hear, postgres.engine(isolation_level="AUTOCOMMIT").connect() as other:
         for number in range(3):
@@ -202,8 +203,8 @@ def test_a_connection_that_the_server_ends_while_it_is_idle(
 
 @pytest.mark.parametrize("pool", [AssertionPool, SingletonThreadPool, StaticPool])
 def test_rollbacks_on_a_shared_connection(postgres: Database, pool: type[Pool]) -> None:
-    """Where the application has one connection for everything, no rolled-back row stays, whenever the wake-up
-    runs; it opens no connection either."""
+    """If the application has one connection for everything, the wake-up never commits rows that are rolled
+    back, and opens no connection."""
     engine, opened = postgres.engine(poolclass=pool), list[object]()
     event.listen(engine, "connect", lambda *connection: opened.append(connection))
     roll_back_often(engine)
@@ -211,8 +212,8 @@ def test_rollbacks_on_a_shared_connection(postgres: Database, pool: type[Pool]) 
 
 
 def roll_back_often(engine: Engine) -> None:
-    """Transactions that commit a message, each followed by one that changes its mind; the latter leave
-    nothing."""
+    """Commit a message and then roll back another transaction, many times; check that nothing of the latter
+    is left."""
     accounts.make(engine)
     for number in range(150):
         publish(engine, str(number))
@@ -224,8 +225,8 @@ def roll_back_often(engine: Engine) -> None:
 
 
 def test_a_creator_that_returns_one_connection(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """It is the application's: the wake-up leaves it alone, open and in its transaction, and says once that
-    relays have to poll."""
+    """If the engine's `creator` always returns the application's own connection, the wake-up leaves it open
+    and in its transaction, and logs once that relays have to poll."""
     url = postgres.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url) as own:
         roll_back_often(create_engine(postgres.url, creator=lambda: own))
@@ -235,7 +236,7 @@ def test_a_creator_that_returns_one_connection(postgres: Database, caplog: pytes
 def test_an_async_creator_that_returns_one_connection(
     postgres: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same in a loop."""
+    """The same for an `async_creator` in a loop."""
 
     async def scenario() -> None:
         url = postgres.url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -258,14 +259,15 @@ def test_an_async_creator_that_returns_one_connection(
 
 
 def fork() -> int:
-    """Newer Pythons warn of the threads, which is what the test is about."""
+    """Fork without the warning of newer Pythons about threads: a fork with threads is what the test is
+    about."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def test_a_fork(postgres: Database) -> None:
-    """The child of a fork wakes relays on a connection of its own, and leaves the parent's as it is."""
+    """The child of a fork wakes relays on its own connection, and does not touch the parent's."""
     engine, opened = postgres.engine(), list[object]()
     event.listen(engine, "connect", lambda *connection: opened.append(connection))
 
@@ -294,7 +296,7 @@ def test_a_fork(postgres: Database) -> None:
 
 
 def test_engines_with_options(migrated: Database) -> None:
-    """Engines made by `execution_options`, of which an application may make many, share one wake-up."""
+    """Engines made with `execution_options` share one wake-up, however many there are."""
     engine = migrated.engine()
     before = wake_up_threads()
     for number in range(50):
@@ -304,7 +306,7 @@ def test_engines_with_options(migrated: Database) -> None:
 
 
 def test_one_connection_for_all(caplog: pytest.LogCaptureFixture) -> None:
-    """A database in memory lives on one connection, which the wake-up leaves alone."""
+    """An in-memory database has a single connection, and the wake-up does not touch it."""
     engine = create_engine("sqlite://", poolclass=StaticPool)
     metadata.create_all(engine)
     publish(engine)
@@ -315,8 +317,8 @@ def test_one_connection_for_all(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("pause", [0, 0.0005, 0.002, 0.005, 0.02, 0.05])
 def test_nothing_is_left_behind(postgres: Database, pause: float) -> None:
-    """Soon after `engine.dispose()`, whenever that is called, the server has no connection of the engine any
-    more, and this process no thread."""
+    """Soon after `engine.dispose()`, whenever it is called, the server has no connection of the engine, and
+    this process no wake-up thread."""
     watching = postgres.engine(isolation_level="AUTOCOMMIT")
     engine = create_engine(postgres.url, connect_args={"application_name": "publisher"})
     before = wake_up_threads()
@@ -331,7 +333,8 @@ def test_nothing_is_left_behind(postgres: Database, pause: float) -> None:
 
 
 class DisposedOf:
-    """Disposes of an engine at one moment of a wake-up, and knows all connections that it has made."""
+    """Disposes of an engine at a chosen moment of a wake-up, and records all connections that it has
+    opened."""
 
     def __init__(self, engine: Engine, moment: str) -> None:
         self.connections: list[Any] = []
@@ -349,7 +352,7 @@ class DisposedOf:
             event.remove(Engine, name, listener)
 
     def is_closed(self) -> bool:
-        """Whether it has happened, and left no connection open."""
+        """Whether the engine was disposed of, and no connection is open."""
         return self.has_happened and all(each.closed for each in self.connections)
 
     @property
@@ -380,7 +383,7 @@ MOMENTS = ["while it connects", "before it notifies", "after it has notified"]
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str) -> None:
-    """At whichever moment of a wake-up that is: no connection stays open."""
+    """At whichever moment of a wake-up the engine is disposed of, no connection stays open."""
     engine = create_engine(postgres.url)
     with DisposedOf(engine, moment) as disposed:
         publish(engine)
@@ -389,7 +392,7 @@ def test_an_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_asynchronous_engine_that_is_disposed_of_meanwhile(postgres: Database, moment: str) -> None:
-    """The same in a loop."""
+    """The same for an asynchronous engine in a loop."""
 
     async def scenario() -> None:
         engine = create_async_engine(postgres.async_url)
@@ -402,8 +405,8 @@ def test_an_asynchronous_engine_that_is_disposed_of_meanwhile(postgres: Database
 
 
 def test_other_processes_hear_of_it(postgres: Database) -> None:
-    """Commits of Connections, Sessions and engines with options are told to whoever listens; rollbacks are
-    not, and an `Outbox` that was told not to wake anybody does not."""
+    """Commits of Connections, Sessions and engines with options notify listeners; rollbacks and an `Outbox`
+    with `wake=False` do not."""
     engine = postgres.engine()
     with listening(postgres) as is_heard:
         publish(engine)
@@ -449,8 +452,8 @@ def test_commits_that_follow_each_other_closely(postgres: Database) -> None:
 
 
 def test_a_connection_that_is_lost(migrated: Database) -> None:
-    """A transaction whose connection was lost after it published can be rolled back, and the next one is
-    heard of as ever."""
+    """A transaction that loses its connection after it published can be rolled back, and the next message is
+    published as usual."""
     engine = migrated.engine()
     accounts.make(engine)
     publish(engine, "1")
@@ -467,7 +470,7 @@ def test_a_connection_that_is_lost(migrated: Database) -> None:
 
 
 def test_a_connection_that_the_server_ends(postgres: Database) -> None:
-    """The same when the server does it: the error that comes through is the driver's."""
+    """The same if the server ends the connection: the error that reaches the caller is the driver's."""
     engine, other = postgres.engine(), postgres.engine(isolation_level="AUTOCOMMIT")
 
     def break_off() -> None:
@@ -486,7 +489,7 @@ def test_a_connection_that_the_server_ends(postgres: Database) -> None:
 
 
 def test_the_engine_s_own_listeners_are_called(migrated: Database) -> None:
-    """Listeners of the application to the same engine events are called as ever."""
+    """The application's listeners to the same engine events are still called."""
     engine, heard = migrated.engine(), []
     event.listen(engine, "commit", lambda _: heard.append("commit"))
     with Session(engine) as session:

@@ -1,1 +1,1 @@
-"""Promises of the whole: public names, packaging, events, documentation."""
+"""Tests of the whole project: public names, packaging, events, documentation."""

@@ -1,4 +1,4 @@
-"""The adapters of docs/adapters.md pass the suites as the page runs them."""
+"""The adapters in docs/adapters.md pass the conformance suites in the way that the page runs them."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ class TestMisspelt(PublisherSuite):
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests of a folder as the reader of the page does."""
+    """Run the tests of a folder as a reader of the page would."""
     command = [sys.executable, "-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         [*command, "--rootdir", str(folder), str(folder)],
@@ -37,7 +37,8 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.long
 def test_the_adapters_of_the_guide(tmp_path: Path) -> None:
-    """The page's code, in one file, passes; only what a folder cannot do is skipped."""
+    """The page's code passes when put in one file; only tests of features that the page's adapters lack are
+    skipped."""
     [page] = [page for page in PAGES if page.name == "adapters.md"]
     (tmp_path / "test_page.py").write_text("\n".join(block.code for block in blocks(page)))
     done = run_pytest(tmp_path)
@@ -48,7 +49,7 @@ def test_the_adapters_of_the_guide(tmp_path: Path) -> None:
 
 
 def test_what_an_adapter_cannot_do(tmp_path: Path) -> None:
-    """A test that the adapter is said not to pass is skipped with the reason; a misspelt name is an error."""
+    """A test listed in the adapter's `cannot` is skipped with the reason; a misspelt name is an error."""
     (tmp_path / "test_mine.py").write_text(CANNOT)
     done = run_pytest(tmp_path, "-k", "test_it_is_a_publisher")
     assert "TestMine cannot: it has no words" in done.stdout

@@ -28,8 +28,8 @@ pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each block that needs no broker runs after those before it, on a database with our tables, and prints
-    what the page says."""
+    """Each block of a page that needs no broker runs after the blocks before it, on a database with the
+    tables, and prints what the page says."""
     monkeypatch.chdir(tmp_path)
     names = reader(tmp_path)
     for block in blocks(page):
@@ -42,7 +42,7 @@ def test_the_code_of_a_page_runs(
 def test_the_code_for_kafka_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: Topics
 ) -> None:
-    """On a broker, what one block of a page publishes, the next one sends and another one takes."""
+    """On Kafka, one block of a page publishes, the next one sends, and another one receives."""
     for topic in ("orders", "orders.dead"):
         topics.make(topic)
     run_on_broker(page, tmp_path, monkeypatch, "kafka", {"kafka:9092": topics.address})
@@ -52,10 +52,10 @@ def test_the_code_for_kafka_runs(
 def test_the_code_for_rabbitmq_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queues: Queues
 ) -> None:
-    """The same on RabbitMQ."""
+    """On RabbitMQ, one block of a page publishes, the next one sends, and another one receives."""
     queues.make("orders")
     with ExitStack() as left:
-        # A page leaves its publishers open; when the broker of the tests ends, their client would print that.
+        # A page leaves its publishers open; their client would print a message when the broker stops.
         monkeypatch.setattr(
             "outbox.rabbitmq.RabbitPublisher", lambda url: left.enter_context(closing(RabbitPublisher(url)))
         )
@@ -63,8 +63,8 @@ def test_the_code_for_rabbitmq_runs(
 
 
 def test_the_first_program_runs_as_it_is(tmp_path: Path) -> None:
-    """README's first program has 25 lines at most, prints what README says, and the second time, as README
-    says too, takes nothing again."""
+    """README's first program has at most 25 lines, prints what README says, and finds only duplicates when it
+    runs again, as README also says."""
     program = blocks(PAGES[0])[0]
     assert len(program.code.splitlines()) <= 25
     assert printed(program, tmp_path) == program.output
@@ -72,7 +72,7 @@ def test_the_first_program_runs_as_it_is(tmp_path: Path) -> None:
 
 
 def printed(program: Block, folder: Path) -> str:
-    """What a block prints as a program of its own."""
+    """The output of a block that runs as its own program."""
     (folder / "shop.py").write_text(program.code)
     command = [sys.executable, "-W", "error", "shop.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
@@ -82,5 +82,5 @@ def printed(program: Block, folder: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_python_block_is_overlooked(page: Path) -> None:
-    """Whatever is fenced as Python in another way, such as indented, would not be run."""
+    """Every Python block is found: one that is fenced differently, for example indented, would not be run."""
     assert len(FENCE.findall(page.read_text())) == len(blocks(page))

@@ -1,4 +1,4 @@
-"""Monitoring is told of the beginning and the end of every handler, on every store."""
+"""Every handler causes one event when it begins and one when it ends, on every store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Any, type[BaseException] | None, EventKind]] = {
 @pytest.mark.quick("postgresql", "redis")
 @pytest.mark.parametrize("case", CASES)
 def test_every_handler_has_one_end(store: Store, case: str) -> None:
-    """Whatever becomes of a handler, exactly one event says that it began and one that it is over."""
+    """However a handler ends, exactly one event says that it began and one that it ended."""
     handle, error, end = CASES[case]
     events: list[Event] = []
     inbox = StatusInbox("orders", store=store, on_event=events.append, heartbeat=False)
@@ -81,7 +81,7 @@ def test_every_handler_has_one_end(store: Store, case: str) -> None:
 
 
 def test_a_handler_without_a_claim_has_one_end(store: Store) -> None:
-    """Also a message that runs without protection."""
+    """A message that runs without a claim also has one event for its beginning and one for its end."""
     events: list[Event] = []
     inbox = StatusInbox("orders", store=store, on_event=events.append, missing_key="run")
     with inbox.claim(None):
@@ -90,7 +90,8 @@ def test_a_handler_without_a_claim_has_one_end(store: Store) -> None:
 
 
 def test_a_result_that_is_no_json_fails_the_message(store: Store) -> None:
-    """The handler's mistake is told as any other of its errors, and the message may come again at once."""
+    """A result that JSON cannot represent is reported like any other error of the handler, and the message
+    can run again."""
     events: list[Event] = []
     inbox = StatusInbox("orders", store=store, on_event=events.append, backoff=Backoff(0.01))
     with pytest.raises(InvalidResult), inbox.claim("order-1") as claim:

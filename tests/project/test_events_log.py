@@ -1,4 +1,4 @@
-"""What the log says: one line for each event, at the right level, on every database."""
+"""The log has one line for each event, at the right level, on every database."""
 
 import logging
 from typing import Any
@@ -32,7 +32,7 @@ LOUD = {
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What was logged, from DEBUG on."""
+    """The captured log, from DEBUG on."""
     caplog.set_level(logging.DEBUG, "inbox.messages")
     return caplog
 
@@ -43,14 +43,14 @@ def logging_inbox(database: Database, **options: Any) -> StatusInbox:
 
 
 def loud(log: pytest.LogCaptureFixture) -> list[str]:
-    """The lines that are WARNING or more, without what differs from run to run."""
+    """The lines at WARNING or above, without the parts that differ from run to run."""
     lines = [record.getMessage() for record in log.records if record.levelno >= logging.WARNING]
     words = (line.split(" ") for line in lines)
     return [" ".join(word for word in line if not word.startswith(("token=", "seconds="))) for line in words]
 
 
 def test_repeated_failure_of_one_key_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
-    """Each failure is a line with key, attempt and error; the last one says that the message is dead."""
+    """Each failure is a line with key, attempt and error; the last line says that the message is dead."""
     inbox = logging_inbox(migrated, max_attempts=3)
     for _ in range(3):
         with pytest.raises(OSError, match="no"), inbox.claim("order-1"):
@@ -64,7 +64,7 @@ def test_repeated_failure_of_one_key_is_visible(migrated: Database, log: pytest.
 
 
 def test_a_halted_step_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
-    """The line names the step whose outcome is unknown."""
+    """A line names the step whose outcome is unknown."""
     inbox = logging_inbox(migrated)
 
     def charge() -> None:
@@ -81,7 +81,7 @@ def test_a_halted_step_is_visible(migrated: Database, log: pytest.LogCaptureFixt
 
 
 def test_a_lost_claim_is_visible(migrated: Database, log: pytest.LogCaptureFixture) -> None:
-    """The refused write, the loss and the end of the handler are a line each."""
+    """The rejected write, the loss of the claim and the end of the handler have a line each."""
     inbox = logging_inbox(migrated, heartbeat=False)
     with pytest.raises(LeaseLost), inbox.claim("order-1"), migrated.engine().begin() as connection:
         connection.execute(delete(tables().status))
@@ -93,7 +93,8 @@ def test_a_lost_claim_is_visible(migrated: Database, log: pytest.LogCaptureFixtu
 
 
 def test_the_ordinary_is_quiet(migrated: Database, log: pytest.LogCaptureFixture) -> None:
-    """A message that succeeds, and its duplicate, are no warning; completing is the one line at INFO."""
+    """A message that succeeds, and its duplicate, cause no warning; its completion is the only line at
+    INFO."""
     inbox = logging_inbox(migrated)
     for _ in range(2):
         with inbox.claim("order-1") as claim:
@@ -111,7 +112,8 @@ def test_the_ordinary_is_quiet(migrated: Database, log: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("kind", EventKind)
 def test_every_kind_has_its_level(kind: EventKind, log: pytest.LogCaptureFixture) -> None:
-    """What may need a look is WARNING, what will not pass by itself is ERROR, the rest is below."""
+    """Events that may need attention are WARNING, events that need an operator are ERROR, and the others are
+    lower."""
     LogEvents()(Event(kind=kind, consumer="orders", key="order-1"))
     (record,) = log.records
     assert record.levelno == LOUD.get(kind.value, record.levelno)
@@ -119,7 +121,8 @@ def test_every_kind_has_its_level(kind: EventKind, log: pytest.LogCaptureFixture
 
 
 def test_a_batch_is_one_line(log: pytest.LogCaptureFixture) -> None:
-    """An event of a relay names the topic and how many messages it is about, or the single one."""
+    """A relay's event is one line with the topic and the number of messages, or with the key and id of a
+    single one."""
     LogEvents()(Event(kind=EventKind.UNAVAILABLE, topic="orders", count=50, error="no route"))
     LogEvents()(Event(kind=EventKind.DEAD_LETTER, topic="orders", key="order-1", message_id="m-1"))
     assert loud(log) == [
@@ -129,7 +132,7 @@ def test_a_batch_is_one_line(log: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_event_is_one_line(log: pytest.LogCaptureFixture) -> None:
-    """Neither a key nor an error can begin a line of its own, or forge one."""
+    """A key or error with line breaks cannot start or forge another line."""
     event = Event(kind=EventKind.FAILED, consumer="o", key="a\nERROR b", error="x\n\u2028y %s")
     LogEvents()(event)
     (record,) = log.records
@@ -138,6 +141,6 @@ def test_an_event_is_one_line(log: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_logger_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
-    """The lines go where they are sent."""
+    """The lines go to the logger that was given."""
     LogEvents(logging.getLogger("mine"))(Event(kind=EventKind.DEAD, consumer="orders", key="order-1"))
     assert [record.name for record in caplog.records] == ["mine"]

@@ -1,4 +1,4 @@
-"""What OpenTelemetry is told: one span for each handler, and metrics that add up, on every database."""
+"""OpenTelemetry gets one span for each handler, and metrics that add up, on every database."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ from tests.support.program import run
 
 
 class Telemetry:
-    """OpenTelemetry's SDK with everything kept in memory."""
+    """OpenTelemetry's SDK, with all its data kept in memory."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -42,17 +42,17 @@ class Telemetry:
         self.events = OtelEvents(system="kafka", tracer_provider=self.traces, meter_provider=self.metrics)
 
     def inbox(self, database: Database, **options: Any) -> StatusInbox:
-        """An inbox that reports to it."""
+        """An inbox that reports to this telemetry."""
         store = SqlStore(database.engine())
         fixed: dict[str, Any] = {"on_event": self.events, "backoff": Backoff(0.01), "on_refusal": "return"}
         return StatusInbox("orders", store=store, **fixed | options)
 
     def spans(self, name: str) -> list[ReadableSpan]:
-        """Those that have ended, in the order in which they did."""
+        """The spans with this name, in the order in which they ended."""
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
     def points(self, name: str) -> list[Any]:
-        """What a metric has been told so far."""
+        """The data points of a metric so far."""
         data = self.reader.get_metrics_data()
         return [
             point
@@ -64,18 +64,18 @@ class Telemetry:
         ]
 
     def counted(self) -> dict[str, int]:
-        """How often each event has happened."""
+        """The count of each event."""
         return {point.attributes["inbox.event"]: point.value for point in self.points("inbox.events")}
 
     def running(self) -> int:
-        """How many handlers are running."""
+        """The number of running handlers."""
         (point,) = self.points("inbox.active_handlers")
         return int(point.value)
 
 
 @pytest.fixture
 def telemetry() -> Iterator[Telemetry]:
-    """With nothing in it yet."""
+    """A new, empty Telemetry."""
     made = Telemetry()
     yield made
     made.traces.shutdown()
@@ -83,24 +83,25 @@ def telemetry() -> Iterator[Telemetry]:
 
 
 def parent(span: ReadableSpan) -> int | None:
-    """The id of the span that a span is a child of."""
+    """The id of a span's parent."""
     return span.parent.span_id if span.parent else None
 
 
 def identity(span: ReadableSpan) -> int:
-    """Its own id."""
+    """A span's own id."""
     here = span.get_span_context()
     assert here is not None
     return here.span_id
 
 
 def names(span: ReadableSpan) -> list[str]:
-    """Of its events."""
+    """The names of a span's events."""
     return [event.name for event in span.events]
 
 
 def test_a_span_around_the_handler(migrated: Database, telemetry: Telemetry) -> None:
-    """The message's span is a child of the one around it, and the parent of the handler's spans and steps."""
+    """The message's span is a child of the surrounding span, and the parent of the handler's spans and
+    steps."""
     inbox = telemetry.inbox(migrated)
     with telemetry.tracer.start_as_current_span("receive") as receive:
         with inbox.claim("order-1") as claim:
@@ -126,7 +127,8 @@ def test_a_span_around_the_handler(migrated: Database, telemetry: Telemetry) -> 
 
 
 def test_metrics_add_up(migrated: Database, telemetry: Telemetry) -> None:
-    """Every event is counted once; handlers and steps have durations in seconds; nothing is left running."""
+    """Every event is counted once; handlers and steps have durations in seconds; no handler is left
+    running."""
     inbox = telemetry.inbox(migrated)
     with inbox.claim("order-1") as claim:
         claim.step("lock-stock", lambda: None)
@@ -157,7 +159,8 @@ def test_metrics_add_up(migrated: Database, telemetry: Telemetry) -> None:
 
 
 def test_errors_set_the_status(migrated: Database, telemetry: Telemetry) -> None:
-    """A failed attempt is an error with its text; the attempts of one key can be told apart."""
+    """A failed attempt sets the span's status to an error with its text; the attempts of one key have
+    different numbers."""
     inbox = telemetry.inbox(migrated, max_attempts=2)
     for _ in range(2):
         with pytest.raises(OSError, match="no answer"), inbox.claim("order-1"):
@@ -175,7 +178,7 @@ def test_errors_set_the_status(migrated: Database, telemetry: Telemetry) -> None
 
 
 def test_a_message_that_is_not_run(migrated: Database, telemetry: Telemetry) -> None:
-    """It has no span of its own; the one around it is told why."""
+    """A message that does not run has no span; the surrounding span gets an event with the reason."""
     inbox = telemetry.inbox(migrated)
     with inbox.claim("order-1"):
         pass
@@ -187,7 +190,7 @@ def test_a_message_that_is_not_run(migrated: Database, telemetry: Telemetry) -> 
 
 
 def test_a_claim_that_is_lost(migrated: Database, telemetry: Telemetry) -> None:
-    """A heartbeat finds out from its own thread; the span shows it, and is left where the handler ends."""
+    """If a heartbeat thread finds the claim lost, the span shows it, and ends when the handler ends."""
     inbox = telemetry.inbox(migrated, lease=0.3)
     before = trace.get_current_span()
 
@@ -210,7 +213,7 @@ def test_a_claim_that_is_lost(migrated: Database, telemetry: Telemetry) -> None:
 
 
 def test_a_refused_write_is_shown(migrated: Database, telemetry: Telemetry) -> None:
-    """The end of a handler whose record is gone was refused, which the span and the counter say."""
+    """If the record is gone when the handler ends, the span and the counter show the rejected write."""
     inbox = telemetry.inbox(migrated, heartbeat=False)
     with pytest.raises(LeaseLost), inbox.claim("order-1"), migrated.engine().begin() as connection:
         connection.execute(delete(tables().status))
@@ -221,7 +224,7 @@ def test_a_refused_write_is_shown(migrated: Database, telemetry: Telemetry) -> N
 
 
 def test_threads_do_not_mix(postgres: Database, telemetry: Telemetry) -> None:
-    """Handlers at the same time in several threads have their own spans, also without a key."""
+    """Handlers that run at the same time in several threads have their own spans, with and without a key."""
     inbox = telemetry.inbox(postgres, missing_key="run")
     together = Barrier(4, timeout=30)
 
@@ -246,7 +249,7 @@ def test_threads_do_not_mix(postgres: Database, telemetry: Telemetry) -> None:
 
 
 def test_tasks_do_not_mix(postgres: Database, telemetry: Telemetry) -> None:
-    """The same for tasks that take turns in one thread."""
+    """Tasks that take turns in one thread have their own spans."""
     inbox = telemetry.inbox(postgres)
 
     async def handle(key: str, together: asyncio.Barrier) -> None:
@@ -268,8 +271,8 @@ def test_tasks_do_not_mix(postgres: Database, telemetry: Telemetry) -> None:
 
 
 def test_asynchronous_handlers_have_their_spans(migrated: Database, telemetry: Telemetry) -> None:
-    """The same for `AsyncStatusInbox`: the handler's spans are children of the message's, the next message's
-    span is none, and a handler that is cancelled because its claim is lost leaves nothing running."""
+    """With `AsyncStatusInbox` the handler's spans are children of the message's span, the next message's span
+    is not one of them, and a handler cancelled for a lost claim is not left running."""
 
     async def handle(inbox: AsyncStatusInbox, key: str) -> None:
         async with inbox.claim(key) as claim:
@@ -300,7 +303,8 @@ def test_asynchronous_handlers_have_their_spans(migrated: Database, telemetry: T
 
 
 def test_events_of_other_parts_are_counted(telemetry: Telemetry) -> None:
-    """A batch of a relay counts as its messages, by topic; a message that was taken has a duration."""
+    """A relay's batch counts as many messages as it has, by topic; a message that was taken has a
+    duration."""
     with telemetry.tracer.start_as_current_span("receive"):
         telemetry.events(Event(kind=EventKind.SENT, topic="orders", count=50))
         telemetry.events(Event(kind=EventKind.TAKEN, consumer="billing", key="order-1", seconds=0.25))
@@ -322,7 +326,7 @@ def test_events_of_other_parts_are_counted(telemetry: Telemetry) -> None:
 
 
 def test_what_a_relay_has_sent(migrated: Database, telemetry: Telemetry) -> None:
-    """Messages and batches are counted by topic and, unless they were accepted, by what became of them."""
+    """Messages and batches are counted by topic and, unless accepted, by outcome."""
     engine = migrated.engine()
     publish(engine, "a1", "b1", "c1")
     relay(engine, Recorder({"b1": [Refused("no")]}), on_event=telemetry.events)
@@ -336,7 +340,7 @@ def test_what_a_relay_has_sent(migrated: Database, telemetry: Telemetry) -> None
 
 
 def test_the_inbox_works_without_opentelemetry() -> None:
-    """Only who imports `inbox.otel` needs it."""
+    """Only `inbox.otel` needs OpenTelemetry; `import inbox` does not import it."""
     script = (
         "import sys; sys.modules['opentelemetry'] = None; import inbox; print('inbox.otel' in sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""Without an extra, the import or the class that needs it says which one brings what is missing."""
+"""Without an extra, the import or class that needs it names the missing module and the extra to install."""
 
 import json
 import sys
@@ -36,7 +36,8 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, tuple[str, str]]:
-    """What each of them says where nothing but the plain package is installed."""
+    """The error's text and the missing module for each import or class, where only the plain package is
+    installed."""
     hidden = json.dumps([module for module, _ in NEEDS.values()])
     done = run([sys.executable, "-c", SCRIPT, hidden, json.dumps(list(NEEDS))])
     assert done.returncode == 0, done.stderr
@@ -46,7 +47,7 @@ def said() -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("code", NEEDS)
 def test_what_is_missing_is_named(code: str, said: dict[str, tuple[str, str]]) -> None:
-    """The module that is missing, and the extra to install."""
+    """The error names the missing module and the extra to install."""
     module, extra = NEEDS[code]
     text, name = said[code]
     assert name.partition(".")[0] == module
@@ -54,7 +55,7 @@ def test_what_is_missing_is_named(code: str, said: dict[str, tuple[str, str]]) -
 
 
 def test_the_import_loads_what_everybody_needs() -> None:
-    """Importing the packages loads no driver, dialect or client of a broker, neither Alembic nor pyarrow."""
+    """Importing the packages loads no driver, dialect or broker client, and neither Alembic nor pyarrow."""
     later = [
         "alembic",
         "pyarrow",

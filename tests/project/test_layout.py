@@ -1,4 +1,4 @@
-"""docs/layout.md says where things are."""
+"""docs/layout.md describes the repository correctly."""
 
 import ast
 import re
@@ -18,20 +18,20 @@ FUNCTIONS = re.findall(r"`([a-z_/]+\.py)`: `(?:(\w+)\.)?(\w+)`", PAGE)
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_file_is_there(file: str) -> None:
-    """Each file that the page names exists, at the top or in the shared package."""
+    """Each file that the page names exists, at the top level or in the shared package."""
     assert (ROOT / file).exists() or (ROOT / "inbox_outbox_base" / file).exists()
 
 
 @pytest.mark.parametrize(("file", "owner", "function"), FUNCTIONS)
 def test_every_function_is_there(file: str, owner: str, function: str) -> None:
-    """Each function that the two walks name is in its file, and so is its class."""
+    """Each function that the page's two walks name is in its file, and so is its class."""
     text = (ROOT / file).read_text()
     assert f"def {function}(" in text
     assert not owner or f"class {owner}" in text
 
 
 def test_every_folder_is_described() -> None:
-    """The tables name each package of the library, and each folder inside the shared one."""
+    """The tables name each package of the library, and each folder in the shared package."""
     packages = [path.parent for path in ROOT.glob("*/__init__.py")]
     inner = [path.parent for path in ROOT.glob("inbox_outbox_base/*/__init__.py")]
     assert not [path.name for path in [*packages, *inner] if f"`{path.name}/`" not in PAGE]
@@ -48,7 +48,7 @@ def test_every_folder_of_tests_is_described() -> None:
 @pytest.mark.parametrize(("contract", "folder"), CONTRACTS)
 @pytest.mark.parametrize("dialect", FOLDERS)
 def test_every_database_implements_the_contracts(dialect: str, contract: str, folder: str) -> None:
-    """The file that the page names is in the folder of each database, and implements the contract."""
+    """Each database's folder has the file that the page names, and it implements the contract."""
     if contract == "notifying" and not part("relaying", dialect).has_notifications:
         return
     whole = getattr(import_module(f"inbox_outbox_base.{folder}.{contract}"), contract.capitalize())
@@ -56,7 +56,7 @@ def test_every_database_implements_the_contracts(dialect: str, contract: str, fo
 
 
 def test_only_its_folder_knows_a_database() -> None:
-    """Outside the databases' folders and the list of them, no code compares with a database's name, and none
+    """Outside the databases' folders and the list of supported databases, no code uses a database's name or
     imports a dialect."""
     packages = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in BESIDE]
     files = [file for package in [*packages, ROOT / "migrations"] for file in package.rglob("*.py")]
@@ -70,7 +70,7 @@ BESIDE = ("tests", "examples", "benchmarks")
 
 
 def _databases(file: Path) -> list[str]:
-    """The names of databases, and the dialects, that a module uses."""
+    """The database names and dialects that a module uses."""
     nodes = [*ast.walk(ast.parse(file.read_text()))]
     names = [node.value for node in nodes if isinstance(node, ast.Constant) and node.value in FOLDERS]
     modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

@@ -1,4 +1,4 @@
-"""The links of README.md, CONTRIBUTING.md and docs/ lead somewhere, and the tests that they name exist."""
+"""The links in README.md, CONTRIBUTING.md and docs/ are valid, and the tests that these pages name exist."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """The file of each link exists, and so does the heading, if the link names one."""
+    """The target file of each link exists, and so does its heading, if the link names one."""
     for path, anchor in LINK.findall(page.read_text()):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), path
@@ -33,7 +33,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=name)
 def test_every_test_that_is_named_exists(page: Path) -> None:
-    """A test is named with its folder below tests/, or by a name that only one file has."""
+    """Each test file that a page names exists, and the name is unambiguous."""
     for each in TEST.findall(page.read_text()):
         found = list((ROOT / "tests").rglob(each.removeprefix("tests/")))
         assert len(found) == 1, f"{each}: {found}"

@@ -1,4 +1,4 @@
-"""What the packages promise to whoever imports them."""
+"""The public names of the packages, and what users can rely on about them."""
 
 import importlib
 import inspect
@@ -36,7 +36,7 @@ ERROR = re.compile(r"^(?P<lead>[│ ├└─]*)(?P<name>[A-Z]\w+)(?:\s+\((?P<al
 
 
 def test_the_names_are_fixed() -> None:
-    """`inbox` offers these names, and no others."""
+    """`inbox` exports exactly these names."""
     assert sorted(inbox.__all__) == [
         "Action",
         "AsyncClaim",
@@ -88,7 +88,7 @@ def test_the_names_are_fixed() -> None:
 
 
 def test_the_names_of_the_outbox_are_fixed() -> None:
-    """`outbox` offers these names, and no others."""
+    """`outbox` exports exactly these names."""
     assert sorted(outbox.__all__) == [
         "Accepted",
         "AsyncDirectDelivery",
@@ -130,7 +130,7 @@ def test_the_names_of_the_outbox_are_fixed() -> None:
 
 
 def test_the_names_of_the_spark_writer_are_fixed() -> None:
-    """`spark` offers these names, and no others."""
+    """`spark` exports exactly these names."""
     assert sorted(spark.__all__) == [
         "Append",
         "Difference",
@@ -148,14 +148,14 @@ def test_the_names_of_the_spark_writer_are_fixed() -> None:
 
 @pytest.mark.parametrize("package", ["inbox", "outbox", "spark"])
 def test_everything_else_is_private(package: str) -> None:
-    """Every module that is no namespace on purpose has a name with an underscore."""
+    """Every module that is not a public namespace has a name with an underscore."""
     modules = {f"{package}.{path.stem}" for path in (ROOT / package).glob("[!_]*.py")}
     assert modules == {name for name in NAMESPACES if name.startswith(f"{package}.")}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_contents_pages_are_short(package: str) -> None:
-    """Every `__init__.py` is a contents page: at most 50 lines besides the names in `__all__`."""
+    """Every `__init__.py` is a contents page: at most 50 lines, not counting the names in `__all__`."""
     pages = list((ROOT / package).rglob("__init__.py"))
     assert pages
     for page in pages:
@@ -168,13 +168,13 @@ def test_every_name_is_explained() -> None:
     names = [(package, name) for package in (inbox, outbox, spark) for name in package.__all__]
     for package, name in names:
         found = getattr(package, name)
-        if name != "Key":  # a type alias, which cannot carry one
+        if name != "Key":  # a type alias, which cannot have a docstring
             assert inspect.getdoc(found), name
             assert undocumented(found) == [], name
 
 
 def test_every_name_of_the_namespaces_is_explained() -> None:
-    """The same for what the namespaces define."""
+    """Everything that the public namespaces define has a docstring."""
     for name in NAMESPACES:
         module = importlib.import_module(name)
         assert module.__doc__, name
@@ -182,8 +182,8 @@ def test_every_name_of_the_namespaces_is_explained() -> None:
 
 
 def test_every_option_is_in_the_signature() -> None:
-    """Nothing of `inbox` takes options that its signature does not name, so that a misspelt one is found by
-    type checkers, and editors offer the right ones."""
+    """No function of `inbox` takes options that its signature does not name, so type checkers find misspelt
+    options and editors suggest the right ones."""
     places = [inbox, importlib.import_module("inbox.kafka"), importlib.import_module("inbox.rabbitmq")]
     owners = [getattr(place, name) for place in places for name in place.__all__]
     functions = [each for each in owners if inspect.isfunction(each)]
@@ -203,7 +203,7 @@ def test_every_option_is_in_the_signature() -> None:
 
 
 def undocumented(owner: ModuleType | type | object) -> list[str]:
-    """The public functions, classes, methods and properties of ours in it without a docstring."""
+    """The public functions, classes, methods and properties in `owner` without a docstring."""
     if not isinstance(owner, ModuleType | type):
         return []
     return [
@@ -214,7 +214,7 @@ def undocumented(owner: ModuleType | type | object) -> list[str]:
 
 
 def is_ours(owner: ModuleType | type, value: object) -> bool:
-    """Whether it is defined here, and is something that has a docstring."""
+    """Whether `value` is defined here and can have a docstring."""
     if isinstance(value, property | classmethod | staticmethod):
         return True
     home = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
@@ -227,7 +227,7 @@ def is_ours(owner: ModuleType | type, value: object) -> bool:
     ids=["inbox", "outbox", "spark"],
 )
 def test_the_error_tree_is_the_real_one(errors: ModuleType, root: str) -> None:
-    """The tree in the docstring of `errors` names every error, its parent and what else it is."""
+    """The tree in the docstring of `errors` names every error, its parent and its other bases."""
     assert drawn(errors.__doc__ or "", root) == {
         name: (error.__bases__[0].__name__, others(error))
         for name, error in vars(errors).items()
@@ -236,7 +236,8 @@ def test_the_error_tree_is_the_real_one(errors: ModuleType, root: str) -> None:
 
 
 def others(error: type) -> list[str]:
-    """What else it is; a namesake in another package is what that is besides."""
+    """The error's other bases; a base with the same name in another package is replaced by its own other
+    bases."""
     return [
         name
         for base in error.__bases__[1:]
@@ -245,7 +246,7 @@ def others(error: type) -> list[str]:
 
 
 def drawn(text: str, root: str) -> dict[str, tuple[str, list[str]]]:
-    """Of each error in the drawing: its parent, and the classes in brackets."""
+    """For each error in the drawing: its parent, and the classes in brackets."""
     tree: dict[str, tuple[str, list[str]]] = {}
     above = {-1: root}
     for line in text.split("::", 1)[1].splitlines():
@@ -258,6 +259,6 @@ def drawn(text: str, root: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def test_every_package_is_typed() -> None:
-    """Every import package carries the marker that type checkers look for."""
+    """Every import package has the `py.typed` marker that type checkers look for."""
     for package in PACKAGES:
         assert Path(ROOT / package / "py.typed").is_file()

@@ -1,4 +1,4 @@
-"""docs/status.md says what the code does, where that can be compared."""
+"""docs/status.md agrees with the code, wherever the two can be compared."""
 
 import inspect
 import logging
@@ -24,7 +24,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_every_option_is_explained_with_its_default() -> None:
-    """The table of options has all of them, in their order, and an inbox without options has these values."""
+    """The table of options lists all of them in order, with the defaults of an inbox."""
     options = [name for name in inspect.signature(StatusInbox).parameters if name != "consumer"]
     table = {name.strip("`"): default.strip("`") for name, default, _ in rows("## Options")}
     assert list(table) == options
@@ -46,12 +46,12 @@ def test_every_option_is_explained_with_its_default() -> None:
 
 
 def said(seconds: float) -> str:
-    """A time in the words of the page."""
+    """A duration in the words of the page."""
     return f"{seconds / DAY:.0f} days" if seconds >= DAY else f"{seconds / MINUTE:.0f} minutes"
 
 
 def test_every_event_is_listed_with_its_level() -> None:
-    """The table of events has each kind once, beside the level at which it is logged."""
+    """The table of events lists each kind with the level at which it is logged."""
     listed = {
         EventKind[name]: logging.getLevelNamesMapping()[level]
         for names, level, *_ in rows("## Monitoring")
@@ -61,13 +61,13 @@ def test_every_event_is_listed_with_its_level() -> None:
 
 
 def test_every_verdict_is_explained() -> None:
-    """The table of verdicts has all of them."""
+    """The table of verdicts lists all of them."""
     listed = {name for cell, *_ in rows("`AsyncStatusInbox`") for name in re.findall(r"^`(\w+)`", cell)}
     assert listed == {verdict.name for verdict in Verdict}
 
 
 def test_the_drawing_and_the_table_show_the_same() -> None:
-    """Every change of status that is drawn stands in the table, and the other way round."""
+    """The drawing and the table show the same changes of status."""
     drawn = {(start, end) for start, end in DRAWN.findall(PAGE)}
     told: set[tuple[str, str]] = set()
     for starts, end, *_ in rows("## The life of a message"):

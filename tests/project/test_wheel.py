@@ -1,4 +1,4 @@
-"""The wheel, built and installed where nothing else is."""
+"""The wheel, built and installed in an empty environment."""
 
 import json
 import os
@@ -26,14 +26,14 @@ NOT_OURS_TO_TAKE = ("migrations", "tests", "examples", "benchmarks", "docs")
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An environment with the wheel in it; its programs run in an empty folder."""
+    """An environment with the wheel installed; its programs run in an empty folder."""
 
     wheel: Path
     folder: Path
     nowhere: Path
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, without any trace of the repository."""
+        """Run a program of the environment, with nothing of the repository visible."""
         keep = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "INBOX"))}
         command = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(
@@ -41,23 +41,24 @@ class Installed:
         )
 
     def succeed(self, program: str, *arguments: str) -> str:
-        """Run a program that must succeed; its output."""
+        """Run a program that must succeed, and return its output."""
         done = self.run(program, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def install(self, what: str) -> None:
-        """Install something."""
+        """Install a package."""
         self._pip("install", "--quiet", what)
 
     @property
     def packages(self) -> set[str]:
-        """Everything that is installed."""
+        """The names of all installed packages."""
         listed = json.loads(self._pip("list", "--format=json"))
         return {each["name"].lower().replace("_", "-") for each in listed}
 
     def _pip(self, *arguments: str) -> str:
-        """Our own pip at work in the environment: to give it one of its own takes longer than the rest."""
+        """Run this interpreter's pip on the environment: installing pip there would take longer than
+        everything else."""
         python = str(self.folder / "bin" / "python")
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -65,7 +66,7 @@ class Installed:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of what it is made of."""
+    """The wheel, built from a copy of its sources."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("inbox", "inbox_outbox", "inbox_outbox_base", "outbox", "spark", "migrations", "tests"):
         shutil.copytree(ROOT / name, source / name)
@@ -89,7 +90,7 @@ def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @pytest.fixture(scope="session")
 def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """An environment with the extras that the command line needs on every database."""
+    """An environment with the extras that the command line needs for every database."""
     folder = tmp_path_factory.mktemp("full")
     venv.create(folder)
     environment = Installed(wheel, folder, tmp_path_factory.mktemp("nowhere"))
@@ -126,19 +127,19 @@ def _revision_files() -> list[Path]:
 
 
 def test_a_plain_install_is_small(plain: Installed) -> None:
-    """Without extras it brings SQLAlchemy, psycopg and Alembic and what these need, and nothing else."""
+    """Without extras, exactly SQLAlchemy, psycopg, Alembic and their dependencies are installed."""
     assert plain.packages - {"greenlet"} == ONLY_THESE  # SQLAlchemy 2.0 brings greenlet, 2.1 does not
 
 
 def test_it_takes_no_names_of_others(plain: Installed) -> None:
-    """Site-packages has no top-level `migrations`, nor anything else that belongs to applications."""
+    """Site-packages gets no top-level `migrations`, nor any other name that applications use."""
     site = next(plain.folder.glob("lib/python*/site-packages"))
     assert (site / "inbox").is_dir()
     assert [name for name in NOT_OURS_TO_TAKE if list(site.glob(f"{name}*"))] == []
 
 
 def test_it_imports_without_greenlet_and_libpq(plain: Installed) -> None:
-    """`import inbox` and `import outbox`, with what is asynchronous in them, need neither greenlet nor libpq
+    """`import inbox` and `import outbox`, including their asynchronous parts, need neither greenlet nor libpq
     nor a driver of a database or broker."""
     code = """
 import ctypes.util, sys
@@ -152,7 +153,7 @@ print(inbox.AsyncInbox.__name__, outbox.AsyncRelay.__name__)
 
 
 def test_migrate_from_a_plain_install(plain: Installed, tmp_path: Path) -> None:
-    """A plain install can make the tables, take a message and publish one."""
+    """A plain install can create the tables, take a message and publish one."""
     code = """
 import sys, sqlalchemy
 from inbox import Inbox, migration
@@ -170,7 +171,7 @@ with engine.begin() as connection:
 
 
 def test_the_command_says_which_extra_it_needs(plain: Installed) -> None:
-    """Without the extra `cli` the command says so in one line, and fails."""
+    """Without the extra `cli` the command fails with one line that says so."""
     for arguments in (("inbox-outbox", "--help"), ("python", "-m", "inbox_outbox", "migrate")):
         done = plain.run(*arguments)
         assert done.returncode == 1
@@ -181,7 +182,7 @@ def test_the_command_says_which_extra_it_needs(plain: Installed) -> None:
 
 
 def test_a_missing_driver_names_the_extra(full: Installed) -> None:
-    """Where the driver is missing, the error names the extra to install."""
+    """If the driver is missing, the error names the extra to install."""
     hidden = "import sys; sys.modules['pymysql'] = None; from inbox_outbox.__main__ import main; main()"
     done = full.run("python", "-c", hidden, "migrate", "--url", "mysql://user@127.0.0.1/shop")
     assert done.returncode == 1
@@ -190,7 +191,7 @@ def test_a_missing_driver_names_the_extra(full: Installed) -> None:
 
 
 def test_every_command(full: Installed, database: Database) -> None:
-    """With the extras, all commands work from an empty environment, on each database, and the tables are the
+    """With the extras, all commands work from an empty environment on each database, and the tables are the
     same as the repository's."""
     engine, url = database.engine(), _plain_url(database.url)
     said = full.succeed("inbox-outbox", "migrate", "--url", url)
@@ -211,5 +212,5 @@ def test_every_command(full: Installed, database: Database) -> None:
 
 
 def _plain_url(url: URL) -> str:
-    """The address without a driver, as people write it."""
+    """The URL without a driver, as users write it."""
     return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=False)

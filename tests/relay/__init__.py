@@ -1,1 +1,1 @@
-"""Relays."""
+"""Tests of the relays."""

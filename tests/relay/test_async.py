@@ -1,4 +1,4 @@
-"""AsyncRelay: the same promises, on every asynchronous driver."""
+"""AsyncRelay keeps the same promises as Relay, on every asynchronous driver."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ Scenario = Callable[[AsyncEngine], Coroutine[Any, Any, Any]]
 
 
 def in_loop(database: Database, scenario: Scenario) -> Any:
-    """What a scenario returns, run on an asynchronous engine."""
+    """Run a scenario on an asynchronous engine and return its result."""
 
     async def with_engine() -> Any:
         engine = create_async_engine(database.async_url)
@@ -44,7 +44,8 @@ def in_loop(database: Database, scenario: Scenario) -> Any:
 
 
 def test_what_was_published_leaves(migrated: Database) -> None:
-    """Whatever it was published on, in the order of its key, counted, and gone."""
+    """Messages published on a Connection, an AsyncConnection or an AsyncSession are sent in the order of
+    their key, counted, and deleted."""
     publish(migrated.engine(), "a1", "b1")
     publisher = AsyncRecorder()
 
@@ -63,8 +64,8 @@ def test_what_was_published_leaves(migrated: Database) -> None:
 
 
 def test_every_outcome(migrated: Database) -> None:
-    """Refused is a dead letter; unavailable and unknown wait and hold back their key, and are sent again with
-    the same id."""
+    """A refused message becomes a dead letter. An unavailable or unknown message holds back its key and is
+    sent again with the same id."""
     engine = migrated.engine()
     published = publish(engine, "a1", "b1", "c1", "d1", "a2", "b2", "c2", "d2")
     outcomes = {"b1": [Refused("no")], "c1": [Unavailable("away")], "d1": [Unknown("silence")]}
@@ -90,7 +91,7 @@ def test_every_outcome(migrated: Database) -> None:
 
 
 def test_a_publisher_that_raises(migrated: Database) -> None:
-    """Its messages are unknown, and the relay goes on."""
+    """If the publisher raises, its messages are unknown and the relay goes on."""
     publish(migrated.engine(), "a1")
 
     class Rude:
@@ -106,7 +107,7 @@ def test_a_publisher_that_raises(migrated: Database) -> None:
 
 
 class Stuck(AsyncRecorder):
-    """A publisher that takes everything, but for one message whose send never ends by itself."""
+    """A publisher that accepts everything, except that the send of one message does not end by itself."""
 
     def __init__(self, stuck: str) -> None:
         super().__init__()
@@ -122,7 +123,8 @@ class Stuck(AsyncRecorder):
 
 
 def test_a_relay_that_is_stopped(migrated: Database) -> None:
-    """The send at hand ends and is written, the next message of its key stays, and the buckets are free."""
+    """A stopped relay finishes the current send, records it, sends nothing more of that key, and frees its
+    buckets."""
     engine = migrated.engine()
     publish(engine, "a1", "a2")
 
@@ -142,15 +144,15 @@ def test_a_relay_that_is_stopped(migrated: Database) -> None:
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:
-    """Cancel a task, once, and see it end."""
+    """Cancel a task once and wait until it ends."""
     task.cancel()
     await asyncio.wait([task], timeout=30)
     assert task.cancelled()
 
 
 def test_a_relay_that_is_cancelled(migrated: Database) -> None:
-    """What was accepted is written; what was on its way may have left, so the send counts as one without an
-    answer; the rest is as it was, and the buckets are free."""
+    """What was accepted is recorded. The message that was being sent may have arrived, so its send counts as
+    one without an answer. The others are unchanged, and the buckets are free."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", "a3", "b1")
 
@@ -169,7 +171,7 @@ def test_a_relay_that_is_cancelled(migrated: Database) -> None:
 
 
 def test_a_relay_that_is_cancelled_while_it_waits(migrated: Database) -> None:
-    """Nothing is on its way: it gives up its buckets and ends."""
+    """A relay that is cancelled while nothing is being sent frees its buckets and ends."""
     engine = migrated.engine()
     publish(engine, "a1")
 
@@ -187,7 +189,7 @@ def test_a_relay_that_is_cancelled_while_it_waits(migrated: Database) -> None:
 
 
 def test_the_loop_is_free_while_it_relays(migrated: Database) -> None:
-    """While a send takes its time, and while there is nothing to do, other tasks run."""
+    """Other tasks run while a send takes its time."""
     publish(migrated.engine(), "a1")
 
     async def scenario(engine: AsyncEngine) -> int:
@@ -208,8 +210,8 @@ def test_the_loop_is_free_while_it_relays(migrated: Database) -> None:
 
 
 def test_sigterm_finishes_the_batch(migrated: Database) -> None:
-    """A process that is told to end while it sends: what was accepted is written, the buckets are free, and
-    it ends without an error."""
+    """A process that gets SIGTERM during a send records what was accepted, frees its buckets, and exits
+    without an error."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", "b1")
     with workers((_relay_until_sigterm, migrated.async_url)) as (child,):
@@ -221,7 +223,7 @@ def test_sigterm_finishes_the_batch(migrated: Database) -> None:
 
 
 def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
-    """Relays; says when it sends, which ends when SIGTERM has come."""
+    """Run a relay that reports when its send begins; the send ends when SIGTERM arrives."""
 
     async def run() -> None:
         engine = create_async_engine(url)
@@ -258,7 +260,8 @@ def test_the_check_is_awaited(migrated: Database) -> None:
 
 
 class Gate(AsyncRecorder):
-    """A publisher that tells its answers one by one; those of the topic "slow" not before it may."""
+    """A publisher that reports its answers one by one; answers for the topic "slow" wait until the gate is
+    opened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,8 +279,8 @@ class Gate(AsyncRecorder):
 
 
 def test_a_slow_topic_delays_no_other(migrated: Database) -> None:
-    """While a send to a topic has not returned, other messages leave, and the outcomes that it has told are
-    written."""
+    """While a send to one topic has not returned, other messages are sent, and the outcomes reported so far
+    are recorded."""
     engine = migrated.engine()
     publish(engine, "a1", "b1", "c1", topic="slow")
     publish(engine, "d1", topic="quick")
@@ -296,7 +299,8 @@ def test_a_slow_topic_delays_no_other(migrated: Database) -> None:
 
 
 def test_a_cancellation_while_several_topics_are_sent(migrated: Database) -> None:
-    """Each running send is cancelled: what it has told is written, the rest is unknown."""
+    """Each running send is cancelled: the outcomes it has reported are recorded, and the other messages are
+    unknown."""
     engine = migrated.engine()
     publish(engine, "a1", "b1", topic="slow")
     publish(engine, "c1", topic="quick")
@@ -316,7 +320,8 @@ def test_a_cancellation_while_several_topics_are_sent(migrated: Database) -> Non
 
 
 def test_a_cancellation_between_two_sends_that_begin(migrated: Database) -> None:
-    """The one that has begun ends, and the relay does not wait for the other."""
+    """If the task is cancelled while the first of two sends begins, that send finishes, and the relay does
+    not wait for the other."""
     engine = migrated.engine()
     publish(engine, "a1", topic="one")
     publish(engine, "b1", topic="two")

@@ -1,4 +1,4 @@
-"""What a relay remembers of messages that it has read, against a plain list of them."""
+"""The relay's memory of the messages it has read, compared with a plain list of them."""
 
 import time
 from datetime import UTC, datetime
@@ -23,14 +23,14 @@ def letter(
     bucket: int | None = None,
     unanswered: int = 0,
 ) -> Letter:
-    """A message that a scan has found."""
+    """A message found by a scan."""
     place = hash(key) % 4 if bucket is None else bucket
     named, now = (str(sequence), place, topic, key, "x"), datetime.now(UTC)
     return Letter(*named, None, now, b"", 0, sequence, 0, unanswered, "pending", None, None, None)
 
 
 class Machine(RuleBasedStateMachine):
-    """Messages are read, in any order; sent; they leave, wait, or come back unsent."""
+    """Messages are read in any order and sent; they are then accepted, wait, or come back unsent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Machine(RuleBasedStateMachine):
         self.waits: set[int] = set()
 
     def firsts(self, topic: str) -> set[int]:
-        """The messages of a topic that may be sent: of each key the lowest that is not on its way, if none
-        of the key is, or waits."""
+        """The messages of a topic that may be sent: for each key the lowest one, unless a message of the key
+        is being sent or waits."""
         found = set()
         for sequence, each in self.known.items():
             same = [n for n, other in self.known.items() if each.key is not None and other.key == each.key]
@@ -51,7 +51,7 @@ class Machine(RuleBasedStateMachine):
         return found
 
     def alone(self, sequence: int) -> bool:
-        """Whether a message is sent alone."""
+        """Whether the message has to be sent alone."""
         return self.known[sequence].unanswered >= module.SOLO_AFTER
 
     @rule(
@@ -68,15 +68,15 @@ class Machine(RuleBasedStateMachine):
         same = [n for n, other in self.known.items() if key is not None and other.key == key]
         later = [n for n in same if n > sequence and n in self.away]
         if later:
-            return  # it is behind what is on its way, which the model does not follow
+            return  # behind a message that is being sent: the model does not cover this
         self.known[sequence] = letter(sequence, topic, key, unanswered=unanswered)
-        self.waits -= {n for n in same if n > sequence}  # the message before them goes first
+        self.waits -= {n for n in same if n > sequence}  # they wait behind this message now
         self.backlog.add([self.known[sequence]])
 
     @rule(topic=st.sampled_from(TOPICS), most=st.integers(1, 5))
     def send(self, topic: str, most: int) -> None:
-        """The next messages of a topic are sent: of each key a run from the first one, and one message of
-        those that are sent alone."""
+        """Send the next messages of a topic: for each key a run that starts at its first message, and at most
+        one of the messages that have to be sent alone."""
         picked = [entry.sequence for entry in self.backlog.pick(topic, most, most)]
         firsts = self.firsts(topic)
         alone = {sequence for sequence in firsts if self.alone(sequence)}
@@ -94,7 +94,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.away)
     @rule(data=st.data(), end=st.sampled_from(["left", "waits", "unsent"]))
     def end(self, data: Any, end: str) -> None:
-        """A message has left, has to wait, or was not sent after all: of each key the first."""
+        """For the first message of a key that is being sent: it was accepted, has to wait, or was not sent
+        after all."""
         sequence = data.draw(st.sampled_from(sorted(self.away)))
         its_key = self.known[sequence].key
         if its_key is not None:
@@ -110,14 +111,14 @@ class Machine(RuleBasedStateMachine):
             self.waits.add(sequence)
         else:
             self.backlog.keep_unsent(sequence)
-        for each in sorted(same):  # nor was what follows it
+        for each in sorted(same):  # the later ones were not sent either
             self.backlog.keep_unsent(each)
             self.away -= {each}
 
     @precondition(lambda self: self.waits)
     @rule(data=st.data())
     def let_go(self, data: Any) -> None:
-        """A wait has ended."""
+        """A message's wait ends."""
         sequence = data.draw(st.sampled_from(sorted(self.waits)))
         self.waits.discard(sequence)
         entry = self.backlog.entry(sequence)
@@ -137,7 +138,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def forget(self, data: Any) -> None:
-        """Another relay gets a bucket that has nothing on its way; or all is forgotten that is not."""
+        """Another relay gets a bucket of which nothing is being sent; or everything that is not being sent is
+        forgotten."""
         buckets = {each.bucket for each in self.known.values()} - self.backlog.busy
         lost = data.draw(st.sampled_from([*sorted(buckets), None]))
         self.backlog.retain(lambda entry: entry.is_away or lost not in (None, entry.bucket))
@@ -164,7 +166,8 @@ TestBacklog.settings = settings(max_examples=100, stateful_step_count=30, deadli
 
 @given(sequences=st.lists(st.integers(1, 1_000), unique=True, max_size=40), start=st.integers(0, 1_000))
 def test_what_a_scan_leaves_out(sequences: list[int], start: int) -> None:
-    """At least those that were read last; each is known, and above the start."""
+    """A scan leaves out at least the messages that were read last; each of them is known and lies above the
+    start."""
     backlog = Backlog()
     for sequence in sequences:
         backlog.add([letter(sequence, bucket=3)])
@@ -177,7 +180,8 @@ def test_what_a_scan_leaves_out(sequences: list[int], start: int) -> None:
 
 
 def test_waits_end(monkeypatch: Any) -> None:
-    """In their order; one that was renewed ends later, and one of a message that has left does not end."""
+    """Waits end in their order. A renewed wait ends later, and the wait of a message that has been removed
+    never ends."""
     now = 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     backlog = Backlog()
@@ -194,7 +198,8 @@ def test_waits_end(monkeypatch: Any) -> None:
 
 
 def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
-    """A message that was committed late is before it: it waits for that one to leave."""
+    """If an earlier message of the key was committed late, a message whose wait has ended still waits until
+    that one is sent."""
     backlog = Backlog()
     for sequence in (2, 1):
         backlog.add([letter(sequence, key="a")])
@@ -213,7 +218,8 @@ def test_a_wait_that_ends_behind_a_message_of_its_key() -> None:
 
 
 def test_an_operator_is_noticed() -> None:
-    """However long a message has to wait, it is looked at again soon."""
+    """However long a message has to wait, the relay soon looks at it again, so that it notices an operator's
+    action."""
     backlog = Backlog()
     backlog.add([letter(1)])
     backlog.wait(1, float("inf"))

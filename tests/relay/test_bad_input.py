@@ -1,4 +1,4 @@
-"""What a relay refuses, and what it makes of publishers that break their contract."""
+"""What a relay rejects, and how it handles publishers that break their contract."""
 
 import asyncio
 import inspect
@@ -43,7 +43,7 @@ def engine(migrated: Database) -> Engine:
 
 
 class Rude:
-    """A publisher whose `send` does what it is told to."""
+    """A publisher whose `send` is the given function."""
 
     def __init__(self, send: Callable[[Sequence[Envelope]], Any]) -> None:
         self._send = send
@@ -59,7 +59,7 @@ def raising(_: Sequence[Envelope]) -> Iterable[Outcome]:
 
 
 def dying_halfway(batch: Sequence[Envelope]) -> Iterable[Outcome]:
-    """A generator, and what is asked of it first fails after two answers."""
+    """A generator that raises after two answers."""
     yield ACCEPTED
     yield ACCEPTED
     raise ConnectionError("gone")
@@ -94,8 +94,8 @@ SAYS_NOTHING = {
 def test_a_publisher_that_says_nothing_usable(
     engine: Engine, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it does instead of answering: the messages are unknown, and say why; the relay goes on, and
-    sends them again with the same ids."""
+    """Whatever a publisher does instead of answering, its messages are unknown and record the reason; the
+    relay goes on and sends them again with the same ids."""
     caplog.set_level(logging.CRITICAL)
     send, why = SAYS_NOTHING[how]
     published = publish(engine, "a1", "b1", "a2")
@@ -112,21 +112,22 @@ def test_a_publisher_that_says_nothing_usable(
 
 
 def test_a_publisher_that_fails_halfway(engine: Engine) -> None:
-    """What was answered before a publisher raised holds; the rest is unknown."""
+    """Answers given before the publisher raised are valid; the other messages are unknown."""
     publish(engine, "a1", "b1", "c1", "d1")
     assert relay(engine, Rude(dying_halfway)) == 2
     assert {name: row.state for name, row in waiting(engine).items()} == {"c1": "unknown", "d1": "unknown"}
 
 
 def test_too_few_answers(engine: Engine) -> None:
-    """The messages at the end, which have none, are unknown."""
+    """If there are too few answers, the messages at the end of the batch are unknown."""
     publish(engine, "a1", "b1", "c1")
     assert relay(engine, Rude(lambda batch: [ACCEPTED] * (len(batch) - 1))) == 2
     assert list(waiting(engine)) == ["c1"]
 
 
 def test_a_place_that_is_named_twice(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    """The outcomes before it hold; the rest is unknown, for one logged reason."""
+    """If a publisher gives two outcomes for one place in the batch, the outcomes before the second one are
+    valid; the other messages are unknown, and the reason is logged once."""
     publish(engine, "a1", "b1", "c1", "d1")
     answers = [(2, ACCEPTED), (1, ACCEPTED), (2, ACCEPTED), (0, ACCEPTED), (3, ACCEPTED)]
     assert relay(engine, Rude(lambda _: answers)) == 2
@@ -136,14 +137,14 @@ def test_a_place_that_is_named_twice(engine: Engine, caplog: pytest.LogCaptureFi
 
 
 def test_a_publisher_that_fails_after_its_last_answer(engine: Engine) -> None:
-    """All the answers are there, so they hold."""
+    """If the publisher raises after its last answer, all answers are valid."""
     publish(engine, "a1", "b1")
     assert relay(engine, Rude(dying_at_last)) == 2
     assert not waiting(engine)
 
 
 def test_answers_one_by_one(engine: Engine) -> None:
-    """`send` may be a generator."""
+    """`send` can be a generator."""
     publish(engine, "a1", "a2", "b1", "c1")
     publisher = Rude(lambda batch: (Refused("no") if each.key == "b" else ACCEPTED for each in batch))
     assert relay(engine, publisher) == 3
@@ -155,7 +156,7 @@ NO_TIMES: list[Any] = [-1, float("nan"), float("inf"), 1e300, "soon", timedelta(
 
 
 def test_any_reason_can_be_stored(engine: Engine) -> None:
-    """However odd the reason is, and in whichever outcome, it stops neither the message nor the relay."""
+    """A reason of any content, in any outcome, stops neither the message nor the relay."""
     for reason in REASONS:
         publish(engine, "a1", "b1", "c1", "d1")
         outcomes = {"a1": [Refused(reason)], "b1": [Unavailable(reason)], "c1": [Unknown(reason)]}
@@ -170,7 +171,7 @@ def test_any_reason_can_be_stored(engine: Engine) -> None:
 
 
 def test_any_retry_after_can_be_stored(engine: Engine) -> None:
-    """What is no time to wait stops neither the message nor the relay."""
+    """An invalid `retry_after` stops neither the message nor the relay."""
     for retry_after in NO_TIMES:
         publish(engine, "a1", "b1")
         publisher = Recorder({"a1": [Unavailable("a", retry_after)] * 2})
@@ -208,20 +209,21 @@ def test_any_retry_after_can_be_stored(engine: Engine) -> None:
     ids=str,
 )
 def test_options_that_cannot_be_used(options: dict[str, Any], named: str) -> None:
-    """The error names the option and its value."""
+    """An invalid option raises an error that names it and its value."""
     with pytest.raises(InvalidOption) as caught:
         Relay(ANYWHERE, Recorder(), **options)
     assert str(caught.value).startswith(named)
 
 
 def test_options_at_their_limits() -> None:
-    """What is still allowed."""
+    """The smallest and largest values of the options are accepted."""
     Relay(ANYWHERE, Recorder(), batch=1, lease=1, poll=0, max_attempts=1, keep_sent=0, name="x" * 255)
     Relay(ANYWHERE, Recorder(), lease=timedelta(days=1), backoff=Backoff(0), after_dead="hold")
 
 
 def test_who_can_be_a_publisher() -> None:
-    """Something with `send`, synchronous for a `Relay` and asynchronous for an `AsyncRelay`."""
+    """A publisher has a `send` method, which is synchronous for a `Relay` and asynchronous for an
+    `AsyncRelay`."""
     tasks = create_async_engine("sqlite+aiosqlite://")
     for nobody in (None, object(), accept):
         with pytest.raises(InvalidOption, match="publisher="):
@@ -233,7 +235,7 @@ def test_who_can_be_a_publisher() -> None:
 
 
 def test_what_can_be_an_engine() -> None:
-    """An Engine for a `Relay`, an AsyncEngine for an `AsyncRelay`."""
+    """A `Relay` takes an Engine, and an `AsyncRelay` takes an AsyncEngine."""
     tasks = create_async_engine("sqlite+aiosqlite://")
     for wrong in (None, "sqlite://", tasks, tasks.sync_engine):
         with pytest.raises(InvalidOption, match="engine="):
@@ -244,21 +246,22 @@ def test_what_can_be_an_engine() -> None:
 
 
 def test_listening_where_there_is_nothing_to_hear() -> None:
-    """Only PostgreSQL notifies."""
+    """Only PostgreSQL has notifications: with any other database `listen_url` is rejected."""
     with pytest.raises(InvalidOption, match="listen_url: postgresql, but the engine uses sqlite"):
         Relay(create_engine("sqlite://"), Recorder(), listen_url="postgresql://h/d")
 
 
 @pytest.mark.parametrize("lease", [4, 5])
 def test_a_send_that_could_outlast_the_lease(lease: float) -> None:
-    """A publisher whose own time limit is not shorter than the lease is refused, by the option's name."""
+    """A publisher whose own time limit is not shorter than the lease is rejected, and the error names that
+    limit."""
     with pytest.raises(UnsafeBroker, match=r"publisher\.timeout=5"):
         Relay(ANYWHERE, Timed(), lease=lease)
     Relay(ANYWHERE, Timed(), lease=6.5)
 
 
 def test_a_publisher_that_is_not_safe(engine: Engine) -> None:
-    """When `check` raises, that comes through, each time, and nothing is sent."""
+    """An error from `check` reaches the caller each time, and nothing is sent."""
 
     class Unsafe(Recorder):
         def check(self, lease: float) -> None:
@@ -277,7 +280,8 @@ def test_a_publisher_that_is_not_safe(engine: Engine) -> None:
 
 
 def test_another_number_of_buckets(engine: Engine) -> None:
-    """Keys would be in other buckets: the relay does not start, and there is none."""
+    """With another number of buckets, keys would be in other buckets: the relay does not start, and is not
+    recorded as a member."""
     assert relay(engine, Recorder(), buckets=BUCKETS) == 0
     wrong = Relay(engine, Recorder(), buckets=BUCKETS + 1)
     with pytest.raises(WrongBucketCount, match=f"buckets={BUCKETS + 1}: the database has {BUCKETS}"):
@@ -288,7 +292,7 @@ def test_another_number_of_buckets(engine: Engine) -> None:
 
 
 def test_a_database_without_the_tables(database: Database) -> None:
-    """The error says that the tables are missing, and does not try for long."""
+    """The error says that the tables are missing, and is raised without long retries."""
     with pytest.raises(TablesMissing):
         relay(database.engine(), Recorder())
 
@@ -305,7 +309,7 @@ def test_a_database_without_the_tables(database: Database) -> None:
 
 @pytest.mark.parametrize("kind", [Relay, AsyncRelay])
 def test_an_option_that_does_not_exist(kind: Any) -> None:
-    """A misspelled option is a TypeError that names it, and every option is in the signature, so that type
+    """A misspelled option raises a TypeError that names it. Every option is in the signature, so that type
     checkers and editors know it."""
     known = inspect.signature(kind).parameters
     assert {"name", "batch", "give_up_after", "keep_sent"} <= set(known)

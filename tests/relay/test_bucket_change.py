@@ -1,5 +1,5 @@
-"""The number of buckets changes while messages are published and sent: a key then has messages in buckets of
-several generations."""
+"""The number of buckets changes while messages are published and sent, so that one key has messages in
+buckets of several generations."""
 
 import threading
 import time
@@ -53,7 +53,7 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.fixture
 def is_always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs read the number of buckets for each message."""
+    """Programs read the number of buckets for each message, instead of remembering it."""
     monkeypatch.setattr(buckets, "BELIEVED", 0.0)
 
 
@@ -63,14 +63,14 @@ def generation(engine: Engine) -> Generation:
 
 
 def publish_to(engine: Engine, believed: Generation, name: str) -> int:
-    """Publish as a program that believes in a generation; the bucket."""
+    """Publish as a program that assumes this generation; return the message's bucket."""
     buckets._newest[engine.dialect] = {None: (believed, time.monotonic())}
     publish(engine, name)
     return int(waiting(engine)[name].bucket)
 
 
 def let_time_pass(engine: Engine, days: float = 2) -> None:
-    """Let time pass, as far as buckets are concerned."""
+    """Make the buckets of an earlier change this many days older."""
     past = datetime.now(UTC) - timedelta(days=days)
     with engine.begin() as connection:
         bucket = TABLES.bucket
@@ -79,8 +79,8 @@ def let_time_pass(engine: Engine, days: float = 2) -> None:
 
 @pytest.mark.parametrize("first", ["old", "new"])
 def test_a_message_waits_for_an_earlier_one_of_another_generation(engine: Engine, first: str) -> None:
-    """While one relay sends a key's message from an old bucket, another one does not send the next one from a
-    new bucket; nor the other way round, which happens if a program has not noticed the change yet."""
+    """While one relay sends a key's message from an old bucket, no other relay sends the key's next message
+    from a new bucket. The reverse holds too; it happens when a program has not noticed the change yet."""
     before = generation(engine)
     set_bucket_count(engine, len(NEW))
     after = generation(engine)
@@ -109,7 +109,7 @@ def test_a_message_waits_for_an_earlier_one_of_another_generation(engine: Engine
 
 
 def test_a_relay_learns_of_new_buckets_before_it_sends(engine: Engine) -> None:
-    """A relay that neither polls nor is told still does not send a message from an old bucket before an
+    """Even a relay that neither polls nor is notified does not send a message from an old bucket before an
     earlier one of its key from a new bucket."""
     before = generation(engine)
     publisher = Recorder()
@@ -130,8 +130,8 @@ def test_a_relay_learns_of_new_buckets_before_it_sends(engine: Engine) -> None:
 @pytest.mark.quick("sqlite", "postgresql")
 @pytest.mark.usefixtures("is_always_asked")
 def test_more_and_fewer_buckets(engine: Engine) -> None:
-    """After each change messages leave as before, those of a key in their order, and every relay has its
-    share; a dead letter from before goes to its key's new bucket."""
+    """After each change messages are sent as before, in the order of their key, and every relay has its
+    share. A dead letter from before a change that is retried goes to its key's new bucket."""
     publish(engine, "a1", "b1")
     relay(engine, Recorder({"a1": [Refused("no")]}))
     names: list[str] = []
@@ -156,8 +156,8 @@ def test_more_and_fewer_buckets(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("is_always_asked")
 def test_messages_behind_one_that_is_held_in_an_old_bucket(engine: Engine) -> None:
-    """They wait for it, and the outbox is drained as far as it can be; other keys go on. When an operator has
-    released it, all leave in their order."""
+    """Messages behind a held one wait for it, and the outbox counts as drained; other keys go on. After an
+    operator releases the message, all are sent in their order."""
     publish(engine, "a1")
     publisher = Recorder({"a1": [Refused("no")]})
     relay(engine, publisher, after_dead="hold")
@@ -175,7 +175,8 @@ def test_messages_behind_one_that_is_held_in_an_old_bucket(engine: Engine) -> No
 
 @pytest.mark.usefixtures("is_always_asked")
 def test_delayed_messages_of_old_buckets(engine: Engine) -> None:
-    """They leave when they are due, in the order in which they are due, whichever bucket they are in."""
+    """Delayed messages are sent when they are due, in the order of their due times, whichever bucket they are
+    in."""
     now = datetime.now(UTC)
     due = {number: now - timedelta(hours=10 - number) for number in (1, 2, 3)}
     publish(engine, *(f"{key}2" for key in ascii_lowercase), available_at=due[2])
@@ -198,15 +199,15 @@ def test_delayed_messages_of_old_buckets(engine: Engine) -> None:
 def test_a_program_that_goes_on(
     migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that publishes while another one changes the number of buckets learns of it within a minute,
-    without asking for each message, and says so."""
+    """A program that publishes while another one changes the number of buckets notices the change within a
+    minute, without a query for each message, and logs it."""
     caplog.set_level("INFO", "outbox.publish")
     engine, asked = migrated.engine(), list[str]()
     event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: asked.append(statement))
     publish(engine, "a1", "a2")
     known = dict(buckets._newest[engine.dialect])
     set_bucket_count(migrated.engine(), len(NEW))
-    buckets._newest[engine.dialect] = known  # another process has no way to let this one forget
+    buckets._newest[engine.dialect] = known  # another process cannot make this one forget
     publish(engine, "a3")
     assert len([statement for statement in asked if "outbox_bucket" in statement]) == 1
     assert {row.bucket for row in waiting(engine).values()} == {OLD[bucket_of("a", len(OLD))]}
@@ -223,7 +224,8 @@ def test_a_program_that_goes_on(
 @pytest.mark.quick("postgresql", "mariadb")
 @pytest.mark.usefixtures("is_always_asked")
 def test_a_transaction_that_sees_an_old_state(migrated: Database) -> None:
-    """What it reads of the buckets does not replace what the program has learned since."""
+    """Buckets read by a transaction with an old snapshot do not replace what the program has learned
+    since."""
     if migrated.name == "sqlite":
         pytest.skip("such a transaction cannot write")
     engine = migrated.engine()
@@ -238,7 +240,8 @@ def test_a_transaction_that_sees_an_old_state(migrated: Database) -> None:
 
 @pytest.fixture
 def step(engine: Engine) -> Callable[[], list[int]]:
-    """Let a relay look for old buckets that it can delete; the buckets that are left."""
+    """A function that lets a relay look for old buckets to delete, and returns the generations that are
+    left."""
     database = relaying(engine.dialect.name, TABLES)
     watch = Retirement(database)
     seeing = engine.execution_options(isolation_level=database.retiring_isolation)
@@ -254,9 +257,9 @@ def step(engine: Engine) -> Callable[[], list[int]]:
 @pytest.mark.mysql
 @pytest.mark.usefixtures("is_always_asked")
 def test_old_buckets_are_kept_as_long_as_they_are_used(engine: Engine, step: Callable[[], list[int]]) -> None:
-    """They are deleted a day after a change, when no message waits or is delayed there, and no transaction is
-    running that could still add one. Messages leave as before, and none is in a bucket that does not
-    exist."""
+    """Old buckets are deleted one day after a change, once no message waits or is delayed in them and no
+    running transaction could still add one. Messages are sent as before, and none is in a bucket that does
+    not exist."""
     publish(engine, "a1", delay=3_600)
     (second,) = publish(engine, "a2")
     open_one = engine.connect()
@@ -291,7 +294,7 @@ def test_old_buckets_are_kept_as_long_as_they_are_used(engine: Engine, step: Cal
 
 
 def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to ask for it; afterwards the remaining buckets are shared by all relays."""
+    """Relays delete old buckets without being asked; afterwards all relays share the remaining buckets."""
     monkeypatch.setattr(retiring, "_EVERY", 0.0)
     set_bucket_count(engine, len(NEW))
     let_time_pass(engine)
@@ -301,8 +304,8 @@ def test_a_relay_deletes_old_buckets_by_itself(engine: Engine, monkeypatch: pyte
 
 @pytest.mark.quick("sqlite")
 def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
-    """Not beside a running relay of an older version, a lost one does not matter; not to more than 4,096; and
-    not while no numbers are left for other buckets."""
+    """The number of buckets cannot be changed while a relay of an older version is running (one that is lost
+    does not matter), cannot exceed 4,096, and cannot be changed while too many old buckets exist."""
     with pytest.raises(InvalidOption, match="count=4097: expected at most 4,096"):
         set_bucket_count(engine, 4_097)
     now = datetime.now(UTC)
@@ -324,8 +327,9 @@ def test_when_the_number_cannot_be_changed(engine: Engine) -> None:
 
 @pytest.mark.quick("sqlite", "mariadb")
 def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
-    """Until a change is complete, no message goes to its buckets; another call completes it or replaces it.
-    Of several operators at the same time, each one's change is made whole or not at all, with an error."""
+    """Until a change is complete, no message goes to its buckets; another call completes or replaces it. If
+    several operators make a change at the same time, each change is made completely, or not at all and with
+    an error."""
     for number in (7, 8):
         transact(engine, TABLES, lambda each, number=number: bucket_count._add(each, TABLES, number))  # type: ignore[misc]
         assert generation(engine).buckets == OLD
@@ -353,8 +357,8 @@ def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
 
 @pytest.mark.quick("sqlite", "mariadb")
 def test_an_older_revision(engine: Engine) -> None:
-    """The tables cannot be made older while messages wait in several generations; otherwise the buckets have
-    the numbers that an older version expects."""
+    """The tables cannot be downgraded while messages wait in several generations. After a downgrade the
+    buckets have the numbers that the older version expects."""
     set_bucket_count(engine, len(NEW))
     publish(engine, "a1")
     with pytest.raises(WrongState, match="table outbox_message is not empty"):
@@ -371,8 +375,8 @@ def test_an_older_revision(engine: Engine) -> None:
 
 
 def test_without_a_change_a_relay_asks_nothing_more(engine: Engine) -> None:
-    """With one generation, a relay reads the buckets when it begins, and does not look for other messages of
-    a key; the fence against changes is a condition in the statement that renews its lease."""
+    """With one generation, a relay reads the buckets when it starts, and does not look for a key's messages
+    in other buckets. The fence against changes is a condition in the statement that renews its lease."""
     asked: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: asked.append(statement))
     publisher = Recorder()

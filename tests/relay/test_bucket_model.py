@@ -1,7 +1,7 @@
-"""The number of buckets changes again and again while producers publish and relays die.
+"""The number of buckets changes again and again while producers publish and relays are killed.
 
-The decisions are drawn from a seed, which is printed; BUCKET_MODEL_SEED in the environment repeats them, and
-BUCKET_MODEL_SECONDS says for how long.
+The decisions are drawn from a seed, which is printed; set BUCKET_MODEL_SEED in the environment to repeat
+them, and BUCKET_MODEL_SECONDS to choose how long the test runs.
 """
 
 import os
@@ -43,7 +43,7 @@ class Relays:
         return worker, worker.hear()
 
     def kill_one(self) -> None:
-        """Kill one with kill -9, and begin another."""
+        """Kill one relay with kill -9, and start another."""
         worker, process = self._workers.pop(self._chance.randrange(RELAYS))
         os.kill(process, signal.SIGKILL)
         worker.exit_code()
@@ -52,7 +52,7 @@ class Relays:
         self._workers.append(self._begin())
 
     def close(self) -> None:
-        """End all of them."""
+        """End all relays."""
         for worker, _ in self._workers:
             worker.close()
 
@@ -68,10 +68,10 @@ def at_work(database: Database, broker: Path, chance: random.Random) -> Iterator
 
 @pytest.mark.long
 def test_every_key_keeps_its_order_while_the_number_changes(migrated: Database, tmp_path: Path) -> None:
-    """Beside producers with long transactions and rollbacks, and relays that are killed now and then, an
-    operator changes the number of buckets up and down. What was committed arrives, and nothing else. A
-    message is taken twice only if its relay was killed. It comes after all messages of its key that were
-    committed before it was published. Old buckets are deleted."""
+    """An operator raises and lowers the number of buckets while producers run long transactions and roll some
+    back, and relays are killed now and then. Exactly the committed messages arrive. A message is accepted
+    twice only if its relay was killed. It comes after all messages of its key that were committed before it
+    was published. Old buckets are deleted."""
     print(f"BUCKET_MODEL_SEED={SEED}")
     chance = random.Random(SEED)
     engine, broker = engine_of(migrated), tmp_path / "broker"
@@ -116,7 +116,8 @@ def check(made: list[Made], sent: list[Sent], killed: set[int]) -> None:
 
 
 def _check_order(key: str, committed: dict[str, Made], begun: dict[str, int], taken: dict[str, int]) -> int:
-    """Each message was sent after those had been taken that were committed before it was published."""
+    """Check that each message was sent after all messages of its key that were committed before it was
+    published."""
     own = [each for each in committed.values() if each.key == key and not each.is_delayed]
     ends: list[Any] = sorted(own, key=lambda each: each.committed or 0.0)
     latest, done, compared = -1, 0, 0

@@ -1,4 +1,4 @@
-"""Relays and servers that die, answers that are lost, and what becomes of the messages."""
+"""Relays and servers crash and answers are lost: what happens to the messages."""
 
 import signal
 from collections import Counter
@@ -36,7 +36,7 @@ ALL = len(KEYS) * len(NUMBERS)
 
 
 def relay_all(engine: Engine) -> None:
-    """Relay until nothing is left; the server may take a moment to see that a process is gone."""
+    """Relay until no message is left; the server may take a moment to notice that a process is gone."""
     post = Post(engine, "successor")
 
     def is_done() -> bool:
@@ -48,8 +48,9 @@ def relay_all(engine: Engine) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_relay_loses_no_message(migrated: Database, point: str) -> None:
-    """A relay is killed with kill -9 on the way of a message. Another one sends what may not have left, with
-    the same id; the killed one's attempts are counted, and each message takes effect once, in its order."""
+    """A relay is killed with kill -9 before, during or after a send. Another one sends, with the same id,
+    what may not have been sent. The killed relay's attempts are counted, and each message takes effect once,
+    in its order."""
     engine = engine_of(migrated)
     METADATA.create_all(engine)
     with engine.begin() as connection:
@@ -68,7 +69,7 @@ def test_a_killed_relay_loses_no_message(migrated: Database, point: str) -> None
 
 
 def expected_attempts(point: str) -> Iterator[tuple[int, str, int]]:
-    """Number, relay and attempt of what has arrived with each of the keys."""
+    """Number, relay and attempt of the messages that have arrived for each key."""
     for number in NUMBERS:
         if point == "before the batch is noted":
             yield number, "successor", 1
@@ -82,9 +83,8 @@ def expected_attempts(point: str) -> Iterator[tuple[int, str, int]]:
 
 
 def test_relays_go_on_after_the_server_crashed(private_postgres: EmbeddedPostgres) -> None:
-    """PostgreSQL is killed and comes back, twice, while three relays and two producers are at work: all go on
-    by themselves and share the buckets again; every message that was committed takes effect once, in its
-    order."""
+    """PostgreSQL is killed and restarted twice while three relays and two producers are running. All continue
+    by themselves and share the buckets again, and every committed message takes effect once, in its order."""
     engine = create_engine(private_postgres.url)
     METADATA.create_all(engine)
     url = private_postgres.url
@@ -109,8 +109,8 @@ def test_relays_go_on_after_the_server_crashed(private_postgres: EmbeddedPostgre
 
 
 def test_no_message_is_overlooked_whose_sequence_was_drawn_before_a_crash() -> None:
-    """PostgreSQL forgets in a crash that it has drawn sequences, if nothing was committed since, and draws
-    them again. A relay that had seen them go by still finds the messages that have them then."""
+    """If nothing was committed since, a crash makes PostgreSQL forget which sequence values it has drawn, and
+    it draws them again. A relay that had passed those values still finds the messages that get them later."""
     with EmbeddedPostgres({"wal_writer_delay": "10s"}) as crashing:
         engine, relays = create_engine(crashing.url), create_engine(crashing.url)
         for tables in (metadata, METADATA):

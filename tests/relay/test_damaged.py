@@ -1,4 +1,5 @@
-"""Rows that somebody else has written, and that are no messages: each is put away, and stops nothing else."""
+"""Rows written by other programs that are not valid messages: each becomes a dead letter and stops nothing
+else."""
 
 import asyncio
 from typing import Any
@@ -36,14 +37,14 @@ HEADERS = {
 
 
 def damage(engine: Engine, name: str, **values: Any) -> None:
-    """Change the row of a message by SQL of one's own."""
+    """Change a message's row with direct SQL."""
     with engine.begin() as connection:
         for table in (TABLES.message, TABLES.delayed):
             connection.execute(update(table).where(table.c.payload == name.encode()).values(values))
 
 
 def spoil(engine: Engine, what: str) -> None:
-    """Let the message a2 have a column that no message could have."""
+    """Set a column of the message a2 to a value that no message could have."""
     with engine.begin() as connection:
         for table in ("outbox_message", "outbox_delayed"):
             connection.execute(
@@ -54,8 +55,8 @@ def spoil(engine: Engine, what: str) -> None:
 
 @pytest.mark.parametrize("headers", HEADERS)
 def test_headers_that_cannot_be_read(migrated: Database, headers: str) -> None:
-    """The row becomes a dead letter that says why, without having been sent; what is before and behind it in
-    its key leaves, in order, and so do others. Operators can look at it, and let it be tried again."""
+    """The row becomes a dead letter with the reason, without having been sent. The messages before and behind
+    it in its key are sent in order, and so are others. Operators can look at it and retry it."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", "a3", "b1", "-1")
     written, reason = HEADERS[headers]
@@ -78,7 +79,8 @@ def test_headers_that_cannot_be_read(migrated: Database, headers: str) -> None:
 
 @pytest.mark.parametrize("time", ["infinity", "-infinity", "0044-03-15 BC"])
 def test_times_that_python_does_not_have(postgres: Database, time: str) -> None:
-    """PostgreSQL can store them: they stop nothing, and who has to wait until infinity waits."""
+    """PostgreSQL can store times that Python cannot represent: they stop nothing, and a message whose retry
+    time is infinity waits."""
     engine = postgres.engine()
     publisher = Recorder()
     for what in ("created_at = :time, failing_since = :time", "retry_at = :time, attempts = 1"):
@@ -92,7 +94,8 @@ def test_times_that_python_does_not_have(postgres: Database, time: str) -> None:
 
 
 def test_its_key_is_held(migrated: Database) -> None:
-    """With after_dead="hold" the row stays where it is, and the messages behind it wait for an operator."""
+    """With after_dead="hold" the damaged row stays in its place, and the messages behind it wait for an
+    operator."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", "a3", "b1")
     damage(engine, "a2", headers="{")
@@ -105,7 +108,7 @@ def test_its_key_is_held(migrated: Database) -> None:
 
 
 def test_a_delayed_one(migrated: Database) -> None:
-    """The same for a message that was delayed."""
+    """A damaged message that was delayed becomes a dead letter as well."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", delay=0.001)
     damage(engine, "a2", headers="{")
@@ -117,7 +120,7 @@ def test_a_delayed_one(migrated: Database) -> None:
 
 
 def test_asynchronous(migrated: Database) -> None:
-    """The same for an AsyncRelay."""
+    """An AsyncRelay, too, makes a damaged row a dead letter."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", "a3")
     damage(engine, "a2", headers="{")
@@ -146,8 +149,8 @@ KINDS = {
 def test_a_column_of_another_kind(
     migrated: Database, monkeypatch: pytest.MonkeyPatch, *, light: bool, delay: float | None
 ) -> None:
-    """The same for what a database takes although it is no payload or no key, also where the payload is read
-    later."""
+    """A value that the database accepts although it is no valid payload or key becomes a dead letter as well,
+    even if the payload is read later than the rest of the row."""
     if migrated.url.get_backend_name() not in KINDS:
         pytest.skip("PostgreSQL knows its types")
     if not light:
@@ -168,7 +171,7 @@ def test_a_column_of_another_kind(
 
 
 def test_it_was_sent_before(migrated: Database) -> None:
-    """A row that is damaged while it waits to be sent again keeps its attempts."""
+    """A row that is damaged while it waits for its next attempt keeps its number of attempts."""
     engine = migrated.engine()
     publish(engine, "a1")
     publisher = Recorder({"a1": [Unknown("silence")]})

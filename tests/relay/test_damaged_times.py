@@ -1,4 +1,4 @@
-"""Rows with invalid times or counts: each is put away, stops nothing else, and can be looked at."""
+"""Rows with invalid times or counts: each becomes a dead letter, stops nothing else, and can be looked at."""
 
 import asyncio
 from typing import Any
@@ -32,7 +32,7 @@ DELAYED = {
 
 
 def spoil(engine: Engine, table: str, what: str) -> None:
-    """Change the message a2 by SQL of one's own, on a server that does not look closely."""
+    """Change the message a2 with direct SQL, on a server with its checks turned off."""
     with engine.begin() as connection:
         if engine.dialect.name != "sqlite":
             connection.execute(text("SET SESSION sql_mode = ''"))
@@ -48,14 +48,15 @@ def damages(database: Database, known: dict[str, Any]) -> Any:
 
 
 def looked_at(engine: Engine) -> OutboxStatus:
-    """What status says, after peek has looked at every message."""
+    """The status of the outbox, after `peek` has looked at every message."""
     for state in (None, *MessageState):
         peek(engine, state=state)
     return status(engine)
 
 
 def test_in_line(migrated: Database) -> None:
-    """The row is put away without having been sent, and its neighbours leave, also in its key."""
+    """A damaged row becomes a dead letter without having been sent, and its neighbours are sent, also those
+    of its key."""
     engine = migrated.engine()
     for what, reason in damages(migrated, IN_LINE).items():
         publish(engine, "a1", "a2", "a3", "b1")
@@ -72,7 +73,7 @@ def test_in_line(migrated: Database) -> None:
 
 
 def test_its_key_is_held(migrated: Database) -> None:
-    """With after_dead="hold" it stays where it is, and can be looked at and dropped."""
+    """With after_dead="hold" the row stays in its place, and can be looked at and dropped."""
     engine = migrated.engine()
     publisher = Recorder()
     for what in damages(migrated, IN_LINE):
@@ -86,7 +87,8 @@ def test_its_key_is_held(migrated: Database) -> None:
 
 
 def test_delayed(migrated: Database) -> None:
-    """The same for a message that is delayed: it is not waited for. A zero date is due, and leaves."""
+    """A damaged message that is delayed does not wait until it is due: it becomes a dead letter immediately.
+    A zero date counts as due, and the message is sent."""
     engine = migrated.engine()
     for what in damages(migrated, DELAYED):
         publish(engine, "a2", delay=3_600)
@@ -107,7 +109,7 @@ def test_delayed(migrated: Database) -> None:
 
 
 def test_asynchronous(migrated: Database) -> None:
-    """The same for an AsyncRelay."""
+    """An AsyncRelay, too, makes such a row a dead letter."""
     engine = migrated.engine()
     what, reason = next(iter(damages(migrated, IN_LINE).items()))
     publish(engine, "a1", "a2", "a3")
@@ -129,7 +131,7 @@ def test_asynchronous(migrated: Database) -> None:
 
 @pytest.mark.parametrize("time", ["infinity", "-infinity", "0044-03-15 BC"])
 def test_infinite_times_can_be_looked_at(postgres: Database, time: str) -> None:
-    """Operators see what PostgreSQL stores although Python does not have it, and relays wait for it."""
+    """Operators see times that PostgreSQL can store and Python cannot represent, and relays wait for them."""
     engine = postgres.engine()
     changes = {
         "outbox_message": "created_at = :time, failing_since = :time, retry_at = :time, attempts = 1",

@@ -1,4 +1,4 @@
-"""Dead letters: what happens to the rest of their key, and to messages that kill the relay."""
+"""Dead letters: what happens to the rest of their key, and messages that kill the relay."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def engine(migrated: Database) -> Engine:
 
 
 def test_behind_a_dead_letter_its_key_goes_on(engine: Engine) -> None:
-    """With after_dead="continue", which is the default, message 3 leaves when 2 is a dead letter."""
+    """With after_dead="continue", the default, message 3 is sent after message 2 has become a dead letter."""
     publish(engine, "a1", "a2", "a3", "b1")
     publisher = Recorder({"a2": [Refused("no")]})
     assert relay(engine, publisher) == 3
@@ -45,8 +45,8 @@ def test_behind_a_dead_letter_its_key_goes_on(engine: Engine) -> None:
 
 
 def test_behind_a_held_letter_its_key_waits(engine: Engine) -> None:
-    """With after_dead="hold" message 2 stays in its place and is not sent, 3 and later ones wait; other keys
-    go on."""
+    """With after_dead="hold", message 2 stays in its place and is not sent again; message 3 and later ones
+    wait; other keys go on."""
     publish(engine, "a1", "a2", "a3", "b1", "b2")
     publisher = Recorder({"a2": [Refused("no")]})
     assert relay(engine, publisher, after_dead="hold") == 3
@@ -61,7 +61,8 @@ def test_behind_a_held_letter_its_key_waits(engine: Engine) -> None:
 
 
 def test_a_held_letter_that_is_released(engine: Engine) -> None:
-    """Set pending again, it is sent once more with the next attempt, and its key follows in order."""
+    """A held message that is set to pending again is sent once more, with the next attempt number, and its
+    key follows in order."""
     publish(engine, "a1", "a2", "a3")
     publisher = Recorder({"a2": [Refused("no")]})
     assert relay(engine, publisher, after_dead="hold") == 1
@@ -75,7 +76,7 @@ def test_a_held_letter_that_is_released(engine: Engine) -> None:
 
 
 def test_a_held_letter_that_is_dropped(engine: Engine) -> None:
-    """Once it is deleted its key goes on without it."""
+    """After a held message is deleted, its key goes on without it."""
     publish(engine, "a1", "a2", "a3")
     publisher = Recorder({"a2": [Refused("no")]})
     relay(engine, publisher, after_dead="hold")
@@ -86,7 +87,7 @@ def test_a_held_letter_that_is_dropped(engine: Engine) -> None:
 
 
 def test_without_a_key_there_is_nothing_to_hold(engine: Engine) -> None:
-    """A message without a key is put away also with after_dead="hold"."""
+    """A message without a key becomes a dead letter even with after_dead="hold"."""
     publish(engine, "-1", "-2")
     assert relay(engine, Recorder({"-1": [Refused("no")]}), after_dead="hold") == 1
     assert list(dead(engine)) == ["-1"]
@@ -95,7 +96,8 @@ def test_without_a_key_there_is_nothing_to_hold(engine: Engine) -> None:
 
 @pytest.mark.parametrize("after_dead", ["continue", "hold"])
 def test_after_too_many_sends_without_an_answer(engine: Engine, after_dead: str) -> None:
-    """An unknown message that has had all its attempts is as dead as a refused one."""
+    """An unknown message that has used up its attempts is treated as a refused one: dead, or held with
+    after_dead="hold"."""
     publish(engine, "a1", "a2", "b1")
     publisher = Recorder({"a1": [Unknown("?")] * 2})
     for _ in range(3):
@@ -112,8 +114,8 @@ def test_after_too_many_sends_without_an_answer(engine: Engine, after_dead: str)
 
 
 def test_an_interrupted_send_is_an_attempt(engine: Engine) -> None:
-    """Ctrl-C in the middle of a send: what was on its way may have left, what was answered is written, and
-    what was not sent is as it was."""
+    """After Ctrl-C during a send, the message being sent is unknown, since it may have arrived; answers are
+    recorded, and messages that were not sent are unchanged."""
     publish(engine, "a1", "a2", "a3", "b1")
 
     def answer(message: Envelope) -> Outcome:
@@ -132,13 +134,13 @@ def test_an_interrupted_send_is_an_attempt(engine: Engine) -> None:
 
 
 def test_attempts_are_counted_before_the_send(migrated: Database, tmp_path: Path) -> None:
-    """A relay is killed with kill -9 while it sends. Once its lease is over, the send counts as one without
-    an answer, and the message is sent again with the same id and the next attempt."""
+    """A relay is killed with kill -9 while it sends. Once its lease has expired, the send counts as one
+    without an answer, and the message is sent again with the same id and the next attempt number."""
     engine = migrated.engine()
     published = publish(engine, "x1", "x2", "-1")
     _live_and_die(migrated.url, tmp_path / "sends")
     assert {name: row.attempts for name, row in waiting(engine).items()} == {"x1": 0, "x2": 0, "-1": 0}
-    assert relay(engine, Recorder()) == 0  # the lease holds, and so does the order
+    assert relay(engine, Recorder()) == 0  # the dead relay's lease has not expired
     let_leases_end(engine)
     rows, publisher = {}, Recorder(lambda _: rows.update(waiting(engine)) or ACCEPTED)
     assert relay(engine, publisher) == 3
@@ -151,9 +153,9 @@ def test_attempts_are_counted_before_the_send(migrated: Database, tmp_path: Path
 
 
 def test_a_message_that_kills_its_relay_ends_dead(migrated: Database, tmp_path: Path) -> None:
-    """Poison that kills every relay in the middle of its send is dead after `max_attempts` sends. What was
-    sent together with it leaves after few sends of its own, and in each of the relays' lives new messages of
-    its bucket leave."""
+    """A poison message that kills every relay during its send is dead after `max_attempts` sends. The
+    messages sent together with it are accepted after a few sends of their own, and each of the relays still
+    sends new messages of the same bucket before it is killed."""
     engine, sends = migrated.engine(), tmp_path / "sends"
     others = ["x2", "x3", *(f"-{number}" for number in range(20)), "a1", "a2", "b1"]
     publish(engine, "x1", *others)
@@ -184,7 +186,8 @@ def _live_and_die(url: URL, sends: Path, *, dies: bool = True, max_attempts: int
 
 
 def _relay_with_poison(pipe: Connection, url: URL, sends: Path, max_attempts: int) -> None:
-    """A relay whose process is killed when it sends the message x1; what it sends is noted in a file."""
+    """Run a relay whose process is killed when it sends the message x1; the names of the messages it sends
+    are written to a file."""
 
     def answer(message: Envelope) -> Outcome:
         with sends.open("a") as file:
@@ -204,8 +207,8 @@ def _sends(sends: Path) -> Counter[str]:
 
 
 def test_what_was_not_sent_is_not_given_up(migrated: Database, tmp_path: Path) -> None:
-    """With few `max_attempts`, too, relays that are killed with a message on its way do not use up those of
-    the others in its batch: none is given up before it has gone alone."""
+    """Even if `max_attempts` is small, relays that are killed while sending one message do not use up the
+    attempts of the others in its batch: no message is given up before it has been sent alone."""
     engine = migrated.engine()
     publish(engine, "x1", "x2", "x3", "y1")
     for _ in range(SOLO_AFTER + 1):

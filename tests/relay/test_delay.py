@@ -1,4 +1,4 @@
-"""Messages that leave later."""
+"""Delayed messages."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.mark.parametrize("later", ["delay", "available_at"])
 def test_a_delayed_message_waits(engine: Engine, later: str) -> None:
-    """It leaves when it is due, as it was published, and messages behind it do not wait."""
+    """A delayed message is sent unchanged when it is due, and messages behind it do not wait for it."""
     when: Any = timedelta(hours=1) if later == "delay" else datetime.now(UTC) + timedelta(hours=1)
     (published,) = publish(engine, "a1", **{later: when})
     publish(engine, "a2")
@@ -50,7 +50,8 @@ def test_a_delayed_message_waits(engine: Engine, later: str) -> None:
 
 
 def test_it_does_not_leave_before_it_is_due(engine: Engine) -> None:
-    """A relay that is at work sends it by itself, and by the database's clock not too early."""
+    """A running relay sends a delayed message by itself, and never before it is due by the database's
+    clock."""
     early = []
 
     def answer(message: Envelope) -> Outcome:
@@ -70,8 +71,8 @@ def test_it_does_not_leave_before_it_is_due(engine: Engine) -> None:
 
 
 def test_the_order_of_due_times(engine: Engine) -> None:
-    """Delayed messages of one key leave in the order in which they become due, not in that of publishing,
-    and behind those that were there before they were due."""
+    """Delayed messages of one key are sent in the order of their due times, not of their publishing, and
+    after the messages that were already waiting when they became due."""
     now = datetime.now(UTC)
     hours = {"a1": 3, "a2": 1, "a3": 2, "b1": 2, "a4": 1.5}
     with engine.begin() as connection:
@@ -87,8 +88,8 @@ def test_the_order_of_due_times(engine: Engine) -> None:
     assert publisher.of("a") == ["a5", "a6", "a2", "a4", "a3", "a1"]
 
 
-def test_many_are_due_at_once(engine: Engine) -> None:
-    """More of one key than are moved at a time: all of them leave, in their order."""
+def test_many_are_due_together(engine: Engine) -> None:
+    """If more messages of one key are due than are moved in one step, all of them are sent in their order."""
     names = [f"a{number}" for number in range(2_300)]
     start = datetime.now(UTC) + timedelta(hours=1)
     with engine.begin() as connection:
@@ -108,7 +109,7 @@ def test_many_are_due_at_once(engine: Engine) -> None:
 
 
 def test_a_time_that_is_over(engine: Engine) -> None:
-    """Due in the past is due now."""
+    """A message with a due time in the past is due now."""
     publish(engine, "a1", available_at=datetime.now(UTC) - timedelta(days=3))
     publish(engine, "a2", delay=0)
     publisher = Recorder()
@@ -117,7 +118,7 @@ def test_a_time_that_is_over(engine: Engine) -> None:
 
 
 def test_what_was_rolled_back_is_never_due(engine: Engine) -> None:
-    """A delayed message leaves if and only if its transaction commits, as any other."""
+    """A delayed message is sent if and only if its transaction commits, like any other."""
     with engine.connect() as connection:
         Outbox().publish(connection, "orders", b"a1", key="a", delay=3_600)
         connection.rollback()
@@ -129,8 +130,8 @@ def test_what_was_rolled_back_is_never_due(engine: Engine) -> None:
 
 
 def test_relays_that_move_side_by_side(migrated: Database) -> None:
-    """Two messages of one key become due while two relays look, and the first move takes long. They leave in
-    the order of their due times all the same."""
+    """Two messages of one key become due while two relays look for due messages, and the first relay's move
+    takes long. They are still sent in the order of their due times."""
     if migrated.name == "sqlite":
         pytest.skip("one writer: nobody moves meanwhile")
     looking, publisher, slowed = migrated.engine(), Recorder(), threading.Event()
@@ -163,7 +164,7 @@ def test_relays_that_move_side_by_side(migrated: Database) -> None:
 
 
 def _let_time_pass(engine: Engine, by: timedelta = timedelta(hours=12)) -> None:
-    """Let time pass for delayed messages, which keeps their order."""
+    """Make all delayed messages due earlier, in the same order."""
     c = TABLES.delayed.c
     with engine.begin() as connection:
         for row in connection.execute(select(c.id, c.available_at)).all():
@@ -172,7 +173,8 @@ def _let_time_pass(engine: Engine, by: timedelta = timedelta(hours=12)) -> None:
 
 
 def test_what_is_due_at_the_same_time(engine: Engine) -> None:
-    """Messages of one key leave in the order in which they were published, together or one by one."""
+    """Messages of one key with the same due time are sent in the order in which they were published, together
+    or one by one."""
     due = datetime.now(UTC) + timedelta(hours=1)
     names = [f"a{number}" for number in range(60)]
     publish(engine, *names[:30], available_at=due)
@@ -185,8 +187,8 @@ def test_what_is_due_at_the_same_time(engine: Engine) -> None:
 
 
 def test_a_row_that_is_locked_is_not_passed_by(migrated: Database) -> None:
-    """Somebody has locked the first of two due messages of a key: the second one does not move before it.
-    What an operator has dropped meanwhile is gone."""
+    """While another transaction locks the first of a key's due messages, the second one is not moved before
+    it. A message that was dropped meanwhile is not sent."""
     if migrated.name == "sqlite":
         pytest.skip("one writer: nobody moves meanwhile")
     engine, publisher = migrated.engine(), Recorder()

@@ -1,4 +1,4 @@
-"""A failover that has lost the last commits, while a relay is sending: other messages have their places."""
+"""A failover loses the last commits while a relay is sending; other messages then get the same sequences."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ OUTCOMES = [ACCEPTED, Refused("no"), Unavailable("away"), Unknown("no answer")]
 
 
 class Overtaken(Recorder):
-    """While it sends, the messages are lost, and others get their numbers, in the same buckets."""
+    """During its send, the messages are lost, and others get their sequences in the same buckets."""
 
     def __init__(self, engine: Engine, outcome: Outcome) -> None:
         super().__init__(lambda _: outcome)
@@ -46,8 +46,8 @@ class Overtaken(Recorder):
 def test_what_was_sent_says_nothing_of_others(
     migrated: Database, outcome: Outcome, options: dict[str, Any]
 ) -> None:
-    """What became of the messages that were lost is not written about those that have their places: these
-    leave, in their first attempt."""
+    """The outcomes of the lost messages are not recorded for the messages that now have their sequences;
+    these are sent, in their first attempt."""
     engine = migrated.engine()
     if migrated.name == "sqlite":
         pytest.skip("a file has no standby")

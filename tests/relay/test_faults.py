@@ -1,6 +1,6 @@
-"""Random faults while messages go from producers through relays to a consumer: it ends exact.
+"""Random faults while messages go from producers through relays to a consumer: the result is exact.
 
-The faults are drawn from a seed, which is printed; RELAY_FAULTS_SEED in the environment repeats them.
+The faults are drawn from a seed, which is printed; set RELAY_FAULTS_SEED in the environment to repeat them.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of a message that RabbitMQ was sent."""
+    """One copy of a message that was sent to RabbitMQ."""
 
     key: str
     number: int
@@ -37,8 +37,8 @@ class Copy:
 @pytest.mark.parametrize("faults", [15, 500])
 def test_faults(run: Run, faults: int) -> None:
     """Producers, relays and the consumer are killed, or frozen past the lease and continued; connections are
-    ended, and PostgreSQL is killed. Every committed message is taken exactly once, those of a key first
-    arrive in their order, and none that was rolled back is ever seen."""
+    terminated, and PostgreSQL is killed. Every committed message is processed exactly once, the first copies
+    of a key's messages arrive in order, and no message that was rolled back is ever seen."""
 
     def work(role: str, number: int) -> Work:
         if role == "producer":
@@ -57,7 +57,7 @@ def test_faults(run: Run, faults: int) -> None:
 @pytest.mark.parametrize("faults", [6, 300])
 def test_faults_of_many_lanes(run: Run, faults: int) -> None:
     """The same while each relay sends dozens of slow batches, each to another topic, with several messages of
-    a key together; relays are stopped as well. The order of a key holds across topics."""
+    a key in one batch; relays are also stopped. The order of a key holds across topics."""
 
     def work(role: str, number: int) -> Work:
         if role == "producer":
@@ -75,8 +75,8 @@ def test_faults_of_many_lanes(run: Run, faults: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("faults", [200])
 def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit, faults: int) -> None:
-    """The same with RabbitMQ between relays and consumer, which is killed as well. The order is that of a
-    second queue, which nobody reads meanwhile."""
+    """The same with RabbitMQ between relays and consumer; RabbitMQ is killed as well. The order is checked in
+    a second queue, which has no reader meanwhile."""
     url = private_rabbitmq.url
     with Queues(url) as queues:
         exchange, queue, witness = "orders", queues.new(), queues.new()
@@ -97,13 +97,13 @@ def test_faults_of_rabbitmq(run: Run, private_rabbitmq: LocalRabbit, faults: int
 
 
 async def spread(channel: AbstractChannel, exchange: str, *queues: str) -> None:
-    """Let an exchange put each message into all of the queues."""
+    """Make an exchange deliver each message to all of the queues."""
     await channel.exchange_declare(exchange, exchange_type="fanout", durable=True)
     for queue in queues:
         await channel.queue_bind(queue, exchange)
 
 
 def copy_of(message: Any) -> Copy:
-    """What RabbitMQ was sent."""
+    """The copy that RabbitMQ received."""
     properties = message.header.properties
     return Copy(properties.headers["outbox-key"], int(message.body), properties.message_id)

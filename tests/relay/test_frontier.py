@@ -1,4 +1,4 @@
-"""From where a relay reads a bucket: never from above a message that it does not know, or that may yet
+"""Where a relay's next scan of a bucket starts: never above a message that it does not know or that may still
 appear."""
 
 from datetime import UTC, datetime
@@ -9,13 +9,13 @@ from outbox._relaying.frontier import Frontier
 
 
 def letter(bucket: int, sequence: int) -> Letter:
-    """A message that a scan has found."""
+    """A message found by a scan."""
     named, now = (f"id-{sequence}", bucket, "t", f"k{sequence}", "x"), datetime.now(UTC)
     return Letter(*named, None, now, b"", 0, sequence, 0, 0, "pending", None, None, None)
 
 
 def settled(highest: int) -> Frontier:
-    """A relay that knows that nothing up to this sequence can appear any more."""
+    """The frontier of a relay that knows that no message up to this sequence can still appear."""
     frontier = Frontier()
     frontier.record_writers(Writers(highest, frozenset({"1/1"}), "server", are_prepared=False))
     frontier.record_writers(Writers(highest + 5, frozenset({"2/7"}), "server", are_prepared=False))
@@ -23,34 +23,34 @@ def settled(highest: int) -> Frontier:
 
 
 def advance(frontier: Frontier, found: ScanResult, *, paused: bool = False) -> None:
-    """A scan from the marks on."""
+    """Record a scan that started at the marks."""
     places = [(bucket, frontier.start(bucket)) for bucket in (1, 2)]
     frontier.advance(places, found, paused=paused)
 
 
 def test_a_bucket_that_was_read_to_its_end() -> None:
-    """Nothing is left to read up to what is settled, and no further."""
+    """When a bucket was read to its end, the next scan starts at the settled sequence, and no further."""
     frontier = settled(100)
     advance(frontier, ScanResult([letter(1, 40), letter(1, 300)], {1}))
     assert (frontier.start(1), frontier.start(2)) == (100, 0)
 
 
 def test_up_to_the_last_message_that_was_read() -> None:
-    """What lies behind it in the bucket has not been read."""
+    """When a bucket was not read to its end, the next scan starts behind the last message that was read."""
     frontier = settled(100)
     advance(frontier, ScanResult([letter(1, 40), letter(1, 41), letter(2, 300)], set()))
     assert (frontier.start(1), frontier.start(2)) == (41, 100)
 
 
 def test_a_scan_from_further_on() -> None:
-    """A scan that begins above the mark says nothing of what lies between."""
+    """A scan that started above the mark does not move it: the messages in between have not been read."""
     frontier = settled(100)
     frontier.advance([(1, 50)], ScanResult([letter(1, 80)], {1}), paused=False)
     assert frontier.start(1) == 0
 
 
 def test_back_to_the_messages_that_it_knew() -> None:
-    """When the known messages are forgotten, they are read again."""
+    """When the known messages are forgotten, the next scan reads them again."""
     frontier = settled(100)
     advance(frontier, ScanResult([letter(1, 30), letter(1, 40)], {1, 2}))
     frontier.go_back({1: 30})
@@ -58,7 +58,8 @@ def test_back_to_the_messages_that_it_knew() -> None:
 
 
 def test_while_topics_are_paused() -> None:
-    """Scans start behind messages of paused topics; what that says ends when other topics are paused."""
+    """While a topic is paused, scans start behind its messages; when the set of paused topics changes, they
+    start below them again."""
     frontier = settled(100)
     advance(frontier, ScanResult([letter(1, 20)], set()))
     advance(frontier, ScanResult([letter(1, 80)], {1}), paused=True)
@@ -68,7 +69,8 @@ def test_while_topics_are_paused() -> None:
 
 
 def test_while_a_writer_is_at_work() -> None:
-    """Nothing is settled as long as one of those writes who were writing at the mark, or one is prepared."""
+    """Nothing is settled while a transaction that was writing at the mark is still running, or a prepared
+    transaction exists."""
     for second in (
         Writers(200, frozenset({"1/1", "3/3"}), "server", are_prepared=False),
         Writers(200, frozenset({"-1/99"}), "server", are_prepared=True),
@@ -81,7 +83,7 @@ def test_while_a_writer_is_at_work() -> None:
 
 
 def test_buckets_that_change_hands() -> None:
-    """What was learned of a bucket is forgotten when it is given up."""
+    """When a bucket is given up, everything known about it is forgotten."""
     frontier = settled(100)
     advance(frontier, ScanResult([], {1, 2}))
     frontier.keep([2])
@@ -91,8 +93,8 @@ def test_buckets_that_change_hands() -> None:
 
 
 def test_sequences_that_start_over() -> None:
-    """After a restore or a failover numbers may be drawn again: what was learned is forgotten. Behind a proxy
-    a connection outlives its server, and another one answers."""
+    """After a restore or a failover, sequences may be drawn again, so all marks are forgotten. Behind a proxy
+    a connection outlives its server, and another server answers."""
     for lower in (
         Writers(10, frozenset(), "server", are_prepared=False),
         Writers(4_000, frozenset(), "another", are_prepared=False),

@@ -1,4 +1,4 @@
-"""Messages that the broker never accepts: the log says so, and a relay may give them up."""
+"""Messages that the broker never accepts: the log reports them, and a relay can give them up."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ def no_queue(message: Envelope) -> Outcome:
 
 
 def let_time_pass(engine: Engine, seconds: float) -> None:
-    """As far as messages are concerned that were not accepted."""
+    """Make messages that are failing have failed for this long."""
     since = datetime.now(UTC) - timedelta(seconds=seconds)
     failing = TABLES.message.c.failing_since.is_not(None)
     with engine.begin() as connection:
@@ -52,8 +52,8 @@ def let_time_pass(engine: Engine, seconds: float) -> None:
 
 
 def test_a_message_that_is_given_up(engine: Engine) -> None:
-    """It is sent again until it has failed for that long; then it is a dead letter with the last reason, and
-    its key goes on."""
+    """A message is sent again until it has failed for `give_up_after`; then it becomes a dead letter with the
+    last reason, and its key goes on."""
     publish(engine, "a1", topic="typo")
     publish(engine, "a2", "b1")
     publisher = Recorder(no_queue)
@@ -71,7 +71,7 @@ def test_a_message_that_is_given_up(engine: Engine) -> None:
 
 
 def test_it_may_have_arrived(engine: Engine) -> None:
-    """One of its sends had no answer: the dead letter says that nobody knows."""
+    """If one of its sends had no answer, the dead letter's outcome is unknown."""
     publish(engine, "a1")
     publisher = Recorder({"a1": [Unknown("silence"), Unavailable("full")]})
     relay(engine, publisher, give_up_after=HOUR)
@@ -81,7 +81,7 @@ def test_it_may_have_arrived(engine: Engine) -> None:
 
 
 def test_its_key_is_held(engine: Engine) -> None:
-    """With after_dead="hold" an operator decides; a retry lets the time begin anew."""
+    """With after_dead="hold" an operator decides; a retry restarts the time limit."""
     publish(engine, "a1", topic="typo")
     publisher = Recorder(no_queue)
     options: dict[str, Any] = {"give_up_after": HOUR, "after_dead": "hold"}
@@ -96,7 +96,7 @@ def test_its_key_is_held(engine: Engine) -> None:
 
 
 def test_without_the_option(engine: Engine) -> None:
-    """A message is sent again without end, however long it has failed."""
+    """Without `give_up_after`, a message is retried forever, however long it has failed."""
     publish(engine, "a1", topic="typo")
     publisher = Recorder(no_queue)
     for _ in range(3):
@@ -105,8 +105,8 @@ def test_without_the_option(engine: Engine) -> None:
     assert list(waiting(engine)) == ["a1"]
 
 
-def test_many_are_given_up_at_once(engine: Engine) -> None:
-    """A topic that is tried with one message at a time keeps none of those longer whose time is over."""
+def test_many_are_given_up_together(engine: Engine) -> None:
+    """A topic that is retried with one message at a time does not keep any message past its time limit."""
     publish(engine, *(f"-{number}" for number in range(300)), topic="typo")
     with engine.begin() as connection:
         connection.execute(
@@ -119,7 +119,7 @@ def test_many_are_given_up_at_once(engine: Engine) -> None:
 
 
 def test_asynchronous(migrated: Database) -> None:
-    """The same for an AsyncRelay."""
+    """An AsyncRelay gives messages up in the same way."""
     engine = migrated.engine()
     publish(engine, "a1", topic="typo")
 
@@ -139,8 +139,8 @@ def test_asynchronous(migrated: Database) -> None:
 def test_the_log_names_topics_that_are_not_taken(
     migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A WARNING with the reason when it begins, another one when a minute is over, and none in between; INFO
-    when it is taken again. No password is among it."""
+    """When the broker begins to reject a topic, a WARNING gives the reason; it is repeated once a minute and
+    not more often. An INFO follows when the broker accepts the topic again. No line contains a password."""
     engine = migrated.engine()
     publish(engine, "a1", topic="typo")
     publish(engine, "b1")

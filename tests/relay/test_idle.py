@@ -22,22 +22,22 @@ from tests.support.relay_servers import server  # noqa: F401 - where its databas
 from tests.support.status_workers import wait_until
 
 SELDOM = 600
-"""Seconds: relays with this `poll` and this lease do nothing in a test unless a hint or a need makes them."""
+"""Seconds: with this `poll` and this lease, relays do nothing in a test unless they are woken or have to."""
 QUIET = 1.5
-"""Seconds without a transaction after which a relay is idle: longer than it looks after a wake-up."""
+"""Seconds without a transaction after which a relay is idle: longer than it keeps looking after a wake-up."""
 KEYS = "abcdefghij"
 
 
 class Counter:
-    """Counts the transactions of some engines, and their statements with a certain word."""
+    """Counts the transactions of some engines, and their statements that contain a certain word."""
 
     def __init__(self, word: str = "pg_locks") -> None:
         self.transactions = self.statements = 0
-        self._word = word
+        self.word = word
         self._last = time.monotonic()
 
     def watch(self, engine: Engine) -> Engine:
-        """Count those of an engine from now on."""
+        """Count the transactions of this engine from now on."""
         event.listen(engine, "commit", self._ended)
         event.listen(engine, "rollback", self._ended)
         event.listen(engine, "after_cursor_execute", self._executed)
@@ -53,11 +53,11 @@ class Counter:
         self._last = time.monotonic()
 
     def _executed(self, _: Connection, __: object, statement: str, *___: object) -> None:
-        self.statements += self._word in statement
+        self.statements += self.word in statement
 
 
 class Idle:
-    """Relays that seldom look of their own accord, and the counter of their transactions."""
+    """Relays that poll rarely, and the counter of their transactions."""
 
     def __init__(self, database: Database, number: int, **options: Any) -> None:
         self.counter = Counter()
@@ -67,13 +67,13 @@ class Idle:
         self.relays = [Relay(*each, **chosen) for each in zip(engines, self.publishers, strict=True)]
 
     def have_sent(self, number: int) -> bool:
-        """Whether they have sent this many messages."""
+        """Whether the relays have sent this many messages."""
         return sum(len(publisher.accepted) for publisher in self.publishers) == number
 
 
 @contextmanager
 def idle(database: Database, number: int, **options: Any) -> Iterator[Idle]:
-    """While the block runs, so do this many relays, which share the buckets and have nothing to do."""
+    """Run this many relays during the block; they share the buckets and have nothing to do."""
     relays = Idle(database, number, **options)
     with running(*relays.relays):
         wait_until(lambda: is_shared(database.engine(), number))
@@ -82,15 +82,15 @@ def idle(database: Database, number: int, **options: Any) -> Iterator[Idle]:
 
 
 def elsewhere(database: Database) -> Engine:
-    """An engine whose commits wake relays of this process as those of other processes do, by a NOTIFY."""
+    """An engine whose commits wake relays of this process with a NOTIFY, as another process would."""
     return database.engine_at(database.url.update_query_dict({"application_name": "elsewhere"}))
 
 
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize(("poll", "most"), [(60, 1), (1, 5)])
 def test_an_idle_relay(migrated: Database, poll: float, most: int) -> None:
-    """It makes one transaction each time it polls. With `poll=60` and a lease of 30 seconds that is at most
-    one in ten seconds."""
+    """An idle relay runs one transaction each time it polls. With `poll=60` and a lease of 30 seconds that is
+    at most one in ten seconds."""
     relays = Idle(migrated, 1, poll=poll, lease=30)
     with running(*relays.relays):
         wait_until(lambda: is_shared(migrated.engine(), 1))
@@ -105,19 +105,29 @@ def test_an_idle_relay(migrated: Database, poll: float, most: int) -> None:
 def test_transactions_of_a_message(
     postgres: Database, where: Callable[[Database], Engine], number: int
 ) -> None:
-    """Only the relay that owns a message's bucket is woken, and it stops looking once it has found the
+    """Only the relay that owns a message's bucket wakes up, and it stops looking once it has found the
     message: a few transactions for each message, however many relays there are."""
     engine = where(postgres)
     with idle(postgres, number) as relays:
         for sent, key in enumerate(KEYS, 1):
             publish(engine, f"{key}1")
-            wait_until(lambda sent=sent: relays.have_sent(sent))  # type: ignore[misc]
-            time.sleep(0.2)  # in which a relay looks six times after a wake-up
+            wait_until(lambda: relays.have_sent(sent))  # noqa: B023 - it is called immediately
+            time.sleep(0.2)  # a relay looks eight times in this time after a wake-up
         assert relays.counter.transactions <= 5 * len(KEYS)
 
 
+def test_a_look_that_finds_a_message_scans_once(postgres: Database) -> None:
+    """A relay that is woken scans its buckets, and after it has locked its lease reads only what it sends."""
+    with idle(postgres, 1) as relays:
+        relays.counter.word = "LATERAL"
+        for sent, key in enumerate(KEYS, 1):
+            publish(elsewhere(postgres), f"{key}1")
+            wait_until(lambda: relays.have_sent(sent))  # noqa: B023 - it is called immediately
+        assert len(KEYS) <= relays.counter.statements <= relays.counter.transactions
+
+
 def test_a_notification_without_buckets(postgres: Database) -> None:
-    """Publishers of versions that name no buckets wake every relay."""
+    """A notification without bucket numbers, as older versions send it, wakes every relay."""
     engine = postgres.engine()
     with idle(postgres, 3) as relays:
         for sent, key in enumerate(KEYS, 1):
@@ -125,11 +135,11 @@ def test_a_notification_without_buckets(postgres: Database) -> None:
                 Outbox(wake=False).publish_many(connection, messages([f"{key}1"]))
             with engine.begin() as connection:
                 connection.execute(text("SELECT pg_notify('inbox_outbox', '')"))
-            wait_until(lambda sent=sent: relays.have_sent(sent))  # type: ignore[misc]
+            wait_until(lambda: relays.have_sent(sent))  # noqa: B023 - it is called immediately
 
 
 def test_more_buckets_than_a_notification_can_name(postgres: Database) -> None:
-    """It then names none, and wakes every relay."""
+    """A notification for more buckets than it can list contains none, and wakes every relay."""
     buckets = 4_096
     set_bucket_count(postgres.engine(), buckets)
     with idle(postgres, 2) as relays:
@@ -139,19 +149,19 @@ def test_more_buckets_than_a_notification_can_name(postgres: Database) -> None:
 
 
 def test_a_delayed_message(migrated: Database) -> None:
-    """It leaves when it is due, though its relay polls much later."""
+    """A delayed message is sent when it is due, even if its relay polls much later."""
     with idle(migrated, 1) as relays:
         _delay_until_sent(migrated.engine(), relays)
 
 
 def test_a_delayed_message_of_another_process(postgres: Database) -> None:
-    """The same, by a notification."""
+    """The same for a message published by another process: a notification tells the relays."""
     with idle(postgres, 3) as relays:
         _delay_until_sent(elsewhere(postgres), relays)
 
 
 def _delay_until_sent(engine: Engine, relays: Idle) -> None:
-    """Publish until something leaves: a wake-up may come too early for a commit that takes long."""
+    """Publish until a message is sent: a wake-up may come too early for a commit that takes long."""
 
     def is_sent() -> bool:
         publish(engine, "a1", delay=0.5)
@@ -163,8 +173,8 @@ def _delay_until_sent(engine: Engine, relays: Idle) -> None:
 
 
 def test_relays_that_come_and_go(postgres: Database) -> None:
-    """A relay that joins has its share, and the buckets of one that leaves have other relays, long before
-    anyone polls."""
+    """A relay that joins gets its share, and the buckets of one that leaves go to the others, long before any
+    of them polls."""
     engine = postgres.engine()
     with idle(postgres, 2):
         with running(*Idle(postgres, 1).relays):
@@ -173,8 +183,8 @@ def test_relays_that_come_and_go(postgres: Database) -> None:
 
 
 def test_a_relay_that_is_lost(migrated: Database) -> None:
-    """A relay takes the buckets that another one gives up, and the rest when the lease of that one ends, long
-    before it polls."""
+    """A relay takes the buckets that another one gives up, and the rest when the other one's lease expires,
+    long before it polls."""
     engine, members = engine_of(migrated), Members(TABLES)
     lost = transact(engine, TABLES, partial(members.join, name="lost", lease=SELDOM, generation=1))
     balance = partial(members.balance, epoch=lost, busy=())
@@ -186,13 +196,13 @@ def test_a_relay_that_is_lost(migrated: Database) -> None:
         wait_until(lambda: is_shared(engine, 2))
         renewal = {"epoch_": lost, "generation_": 1, "lease": 3}
         transact(engine, TABLES, lambda each: each.execute(member_statements.renew(TABLES), renewal))
-        # Chores, during which the relay reads the other's lease.
+        # Wakes the relay, which then reads the other's lease.
         publish(engine, *(f"{key}1" for key in KEYS), delay=SELDOM)
         wait_until(lambda: is_shared(engine, 1))
 
 
 def test_what_operators_decide(postgres: Database) -> None:
-    """Relays notice a pause, its end and a retry, long before they poll."""
+    """Relays notice a pause, its end and a retry long before they poll."""
     engine = postgres.engine()
     with idle(postgres, 1) as relays:
         [publisher] = relays.publishers
@@ -214,8 +224,9 @@ def test_what_operators_decide(postgres: Database) -> None:
 def test_a_topic_that_is_not_taken(
     migrated: Database, monkeypatch: pytest.MonkeyPatch, pool: type[Pool]
 ) -> None:
-    """Until it is tried again there is nothing to do, also if a scan reads its first message again: because
-    the relay knows more messages than a scan leaves out, or each transaction has a new connection."""
+    """A relay is idle until it retries a rejected topic, even if a scan reads the topic's first message
+    again (because the relay knows more messages than a scan leaves out, or each transaction has a new
+    connection)."""
     monkeypatch.setattr(backlog, "_MOST_ABOVE", 1)
     counter = Counter()
     engine = counter.watch(migrated.engine(poolclass=pool))
@@ -228,8 +239,8 @@ def test_a_topic_that_is_not_taken(
 
 
 def test_scans_do_not_read_again_what_was_sent(postgres: Database) -> None:
-    """While messages are sent, a relay asks each second who is writing, however seldom it polls: scans begin
-    behind what was sent."""
+    """While messages are sent, a relay asks every second which transactions are writing, however rarely it
+    polls, so that scans start behind what was sent."""
     engine = postgres.engine()
     with idle(postgres, 1) as relays:
         end = time.monotonic() + 3.5

@@ -1,4 +1,4 @@
-"""Random faults while relays send many messages of each key together to Kafka: it ends exact."""
+"""Random faults while relays send many messages of each key in one batch to Kafka: the result is exact."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -19,7 +19,7 @@ pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.relay_fault_fix
 
 LEASE = 2.0
 OFTEN = {"kill": 4, "freeze": 2, "end a connection": 2}
-"""With these, each server crashes in any ten faults."""
+"""With these weights, each server crashes within any ten faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Copy:
 
 
 class Crashes:
-    """Kills Kafka, which comes back while other faults happen."""
+    """Kills Kafka, which restarts while other faults happen."""
 
     def __init__(self, kafka: LocalKafka) -> None:
         self._kafka = kafka
@@ -44,7 +44,7 @@ class Crashes:
         self._start = Task(self._kafka.start)
 
     def end(self) -> None:
-        """Wait until it is back."""
+        """Wait until Kafka has restarted."""
         self._start.result()
 
 
@@ -52,8 +52,8 @@ class Crashes:
 @pytest.mark.parametrize("faults", [10, 500])
 def test_faults_of_kafka(run: Run, private_kafka: LocalKafka, faults: int) -> None:
     """Producers, relays and the consumer are killed, or frozen past the lease and continued; connections are
-    ended, and PostgreSQL and Kafka are killed. Every committed message is taken exactly once, those of a key
-    are in Kafka's log in their order, and none that was rolled back is."""
+    terminated, and PostgreSQL and Kafka are killed. Every committed message is processed exactly once, the
+    messages of a key are in Kafka's log in order, and no message that was rolled back is there."""
     crash = run.crashes["kill Kafka"] = Crashes(private_kafka)
     with Topics(private_kafka.address) as topics:
         names = [topics.new(partitions=2) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Each topic has a lane of its own: one that is slow, or not taken, delays no other."""
+"""Each topic has its own lane: a topic that is slow, or that the broker rejects, delays no other."""
 
 import time
 from collections import Counter
@@ -54,7 +54,7 @@ def engine(migrated: Database) -> Engine:
 
 
 class Gate(Recorder):
-    """A publisher whose sends to some topics do not return until they may."""
+    """A publisher whose sends to some topics do not return until the gate is opened."""
 
     def __init__(self, *topics: str) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class Gate(Recorder):
         self._lock = Lock()
         self.running: Counter[str] = Counter()
         self.keys: set[str] = set()
-        """Of the messages whose send has not returned."""
+        """The keys of messages whose send has not returned."""
         self.most = 0
-        """How many sends ran at the same time."""
+        """The largest number of sends at the same time."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         (topic,) = {message.topic for message in batch}
@@ -85,7 +85,7 @@ class Gate(Recorder):
 
 @contextmanager
 def relaying(engine: Engine, publisher: Any, **options: Any) -> Iterator[Relay]:
-    """A relay at work."""
+    """A running relay."""
     relay = Relay(engine, publisher, **{"poll": 0.05, **options})
     with running(relay):
         try:
@@ -97,7 +97,7 @@ def relaying(engine: Engine, publisher: Any, **options: Any) -> Iterator[Relay]:
 
 
 def test_a_slow_topic_delays_no_other(engine: Engine) -> None:
-    """While a send to a topic has not returned, messages to others leave, older and newer ones."""
+    """While a send to one topic has not returned, older and newer messages of other topics are sent."""
     publish(engine, *(f"-{number}" for number in range(300)), topic="slow")
     publish(engine, "a1", "-1", topic="quick")
     publisher = Gate("slow")
@@ -114,7 +114,8 @@ def test_a_slow_topic_delays_no_other(engine: Engine) -> None:
 
 
 def test_far_behind_a_slow_topic(postgres: Database) -> None:
-    """However many messages of a slow topic wait, the relay reads past them, and keeps only their places."""
+    """However many messages of a slow topic wait, the relay reads past them, and keeps only their positions
+    in memory."""
     engine = postgres.engine()
     with engine.begin() as connection:
         rows = [
@@ -139,7 +140,8 @@ def test_far_behind_a_slow_topic(postgres: Database) -> None:
 
 
 def test_what_a_relay_remembers_is_bounded(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads no further while it knows too many messages that it cannot send; all leave all the same."""
+    """A relay reads no further while it knows too many messages that it cannot send, and in the end sends all
+    of them."""
     monkeypatch.setattr(scanning, "MOST_KNOWN", 50)
     engine = postgres.engine()
     publish(engine, *(f"-{number}" for number in range(1_000)), topic="slow")
@@ -151,7 +153,8 @@ def test_what_a_relay_remembers_is_bounded(postgres: Database, monkeypatch: pyte
 
 
 def test_bytes_that_are_sent_at_the_same_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While batches of some topics are on their way, others wait that would be too much together."""
+    """A batch waits while the batches of other topics that are being sent would exceed the limit of bytes
+    together with it."""
     monkeypatch.setattr(loading, "_MOST_BYTES", 250)
     topics = ["one", "two", "three"]
     with engine.begin() as connection:
@@ -167,7 +170,7 @@ def test_bytes_that_are_sent_at_the_same_time(engine: Engine, monkeypatch: pytes
 
 
 def test_a_key_keeps_its_order_across_topics(engine: Engine) -> None:
-    """A message waits for the one before it of the same key, whose send to another topic has not returned."""
+    """A message waits for the previous one of its key, whose send to another topic has not returned."""
     publish(engine, "a1", topic="slow")
     publish(engine, "a2", "b1", topic="quick")
     publisher = Gate("slow")
@@ -181,7 +184,7 @@ def test_a_key_keeps_its_order_across_topics(engine: Engine) -> None:
 
 
 def test_a_bounded_number_of_topics_at_a_time(postgres: Database) -> None:
-    """More topics than can be sent at the same time: each has its turn."""
+    """If there are more topics than can be sent at the same time, each one has its turn."""
     engine = postgres.engine()
     topics = [f"t{number}" for number in range(MOST_FLIGHTS + 8)]
     for topic in topics:
@@ -209,8 +212,8 @@ def test_one_send_at_a_time(engine: Engine) -> None:
 
 
 def test_outcomes_are_written_when_they_arrive(engine: Engine) -> None:
-    """A publisher that tells them one by one, in any order: each is in the database while the others are on
-    their way."""
+    """If a publisher reports outcomes one by one, in any order, each is in the database while the others are
+    still being sent."""
     publish(engine, "a1", "b1", "c1")
     may_go_on = Event()
 
@@ -233,7 +236,8 @@ def test_outcomes_are_written_when_they_arrive(engine: Engine) -> None:
 
 
 def test_no_answer_is_lost_that_comes_before_a_failure(engine: Engine) -> None:
-    """What a publisher has told before it raises is written; the rest is unknown."""
+    """Outcomes that a publisher has reported before it raises are recorded; the other messages are
+    unknown."""
     publish(engine, "a1", "b1", "c1")
 
     class Failing(Recorder):
@@ -248,8 +252,8 @@ def test_no_answer_is_lost_that_comes_before_a_failure(engine: Engine) -> None:
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("outcome", [Unavailable("full"), Unknown("silence")], ids=str)
 def test_a_topic_that_is_not_taken_is_tried_with_one_message(engine: Engine, outcome: Outcome) -> None:
-    """After its first batch, single messages of it are sent, ever more rarely, while another topic's leave;
-    once one is taken, all are."""
+    """After the first failed batch of a topic, the relay sends single messages of it, less and less often,
+    while other topics go on; once one is accepted, all are sent."""
     publish(engine, *(f"-{number}" for number in range(40)), topic="away")
     publisher = Recorder(lambda message: outcome if message.topic == "away" else ACCEPTED)
 
@@ -268,8 +272,8 @@ def test_a_topic_that_is_not_taken_is_tried_with_one_message(engine: Engine, out
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_an_operator_does_not_wait_for_a_topic(engine: Engine, is_paused: bool) -> None:
-    """A topic that is to be tried again in two minutes is tried soon after an operator has ended the wait of
-    its message, or a pause."""
+    """A topic that is due to be retried in two minutes is tried soon after an operator retries its message or
+    ends its pause."""
     publish(engine, "a1")
     publisher = Recorder(lambda _: Unavailable("away", retry_after=3_600))
     with relaying(engine, publisher) as relay:
@@ -286,7 +290,7 @@ def test_an_operator_does_not_wait_for_a_topic(engine: Engine, is_paused: bool) 
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("batch", [1, 2])
 def test_new_messages_leave_beside_many_that_fail(engine: Engine, batch: int) -> None:
-    """However few are sent at a time: those that are sent again do not take each batch."""
+    """However small the batches are, messages that are retried do not fill all of them."""
     bad = [f"bad{number}" for number in range(60)]
     with engine.begin() as connection:
         Outbox().publish_many(connection, [Message("orders", b"-", key) for key in bad])
@@ -299,7 +303,7 @@ def test_new_messages_leave_beside_many_that_fail(engine: Engine, batch: int) ->
 
 
 class Slow(Recorder):
-    """A publisher to a broker that takes a moment."""
+    """A publisher to a broker that takes a moment to answer."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         time.sleep(0.002)
@@ -307,7 +311,7 @@ class Slow(Recorder):
 
 
 def test_a_hot_key_does_not_fill_its_bucket(engine: Engine) -> None:
-    """Behind thousands of messages of one key, those of other keys of the same bucket leave soon."""
+    """Messages of other keys are sent soon, even behind a thousand messages of one key in the same bucket."""
     many = 1_000
     with engine.begin() as connection:
         rows = [{"key": "hot", "id": f"h{number}"} for number in range(many)]
@@ -329,8 +333,8 @@ class Ordered(Recorder):
     ordered = True
 
 
-def test_many_messages_of_a_key_at_once(engine: Engine) -> None:
-    """A publisher that keeps their order gets as many messages of a key as a batch can hold."""
+def test_many_messages_of_a_key_in_a_batch(engine: Engine) -> None:
+    """A publisher that keeps the order itself gets as many messages of a key as a batch can hold."""
     publish(engine, *(f"a{number}" for number in range(250)))
     publisher = Ordered()
     assert Relay(engine, publisher, batch=100).run_once() == 250
@@ -344,8 +348,8 @@ FAILURES = [Unavailable("later", retry_after=0), Unknown("silence"), Refused("ne
 @pytest.mark.parametrize("outcome", FAILURES, ids=lambda outcome: type(outcome).__name__)
 @pytest.mark.parametrize("place", [0, 3, 9])
 def test_behind_the_first_failure_of_a_key(engine: Engine, outcome: Outcome, place: int) -> None:
-    """Message n of a key fails: what comes behind it in the batch counts as not sent, whatever the publisher
-    says of it, and follows when n has been sent again, or is dead. Other keys go on."""
+    """When message n of a key fails, the messages behind it in the batch count as not sent, whatever the
+    publisher says about them, and are sent after n has been sent again or is dead. Other keys go on."""
     publish(engine, *(f"a{number}" for number in range(10)), "b1", "b2")
     publisher = Ordered({f"a{place}": [outcome]})
     relay = Relay(engine, publisher)
@@ -362,8 +366,8 @@ def test_behind_the_first_failure_of_a_key(engine: Engine, outcome: Outcome, pla
 
 
 def test_answers_of_a_key_in_the_wrong_order(engine: Engine) -> None:
-    """The answer for a later message of a key arrives first: it waits for the earlier one's, and does not
-    count if that one failed."""
+    """If the answer for a later message of a key arrives first, it waits for the earlier message's answer,
+    and does not count if that message failed."""
     publish(engine, "a1", "a2", "a3", "b1")
 
     class Backwards(Ordered):
@@ -378,7 +382,7 @@ def test_answers_of_a_key_in_the_wrong_order(engine: Engine) -> None:
 
 
 def test_buckets_change_hands_between_batches(engine: Engine) -> None:
-    """A second relay joins while the first one's lanes are full: buckets with messages on their way stay
+    """When a second relay joins while the first one's lanes are full, buckets with messages being sent stay
     until those have an answer, and no message is sent twice."""
     with engine.begin() as connection:
         Outbox().publish_many(connection, [Message("slow", b"-", f"k{number}") for number in range(200)])
@@ -401,7 +405,8 @@ def test_buckets_change_hands_between_batches(engine: Engine) -> None:
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("topic", ["orders", "*"])
 def test_a_pause_while_a_message_is_sent(engine: Engine, topic: str) -> None:
-    """If the broker does not take it, it waits for the end of the pause, with those behind it."""
+    """If its topic is paused during a send that fails, the message waits for the end of the pause, and so do
+    those behind it."""
     publish(engine, "a1", "a2", "b1")
     publisher = Gate("orders")
     publisher.answer = lambda message: Unavailable("away", 0.0) if is_paused else ACCEPTED
@@ -421,7 +426,7 @@ def test_a_pause_while_a_message_is_sent(engine: Engine, topic: str) -> None:
 
 
 def test_far_behind_a_slow_topic_in_one_bucket(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The relay reads past the messages of a slow topic, even if a scan cannot leave all of them out."""
+    """A relay reads past the messages of a slow topic even if a scan cannot leave all of them out."""
     monkeypatch.setattr(backlog, "_MOST_ABOVE", 200)
     engine = migrated.engine()
     fields = {"bucket": 1, "topic": "slow", "payload": b"-", "content_type": "x"}
@@ -442,7 +447,7 @@ def test_far_behind_a_slow_topic_in_one_bucket(migrated: Database, monkeypatch: 
 def test_a_thread_that_cannot_be_started(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """The relay raises the error, when what it is sending has ended."""
+    """If a thread cannot be started, the relay raises the error after the running sends have ended."""
     publish(engine, "a1", topic="one")
     publish(engine, "b1", topic="two")
     start, begun = Thread.start, list[str]()
@@ -462,8 +467,8 @@ def test_a_thread_that_cannot_be_started(
 
 
 def test_a_commit_between_two_pages(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relay reads on behind messages of a slow topic. Between two of its statements a message with a low
-    sequence is committed, and then another one of its key is published: they leave in this order."""
+    """A relay is reading past the messages of a slow topic. Between two of its statements a message with a
+    low sequence is committed, and then another one of its key is published: they are sent in this order."""
     engine = postgres.engine()
     same = {"bucket": 1, "payload": b"-", "content_type": "x"}
 

@@ -1,4 +1,4 @@
-"""A relay's lease: renewed in time, and what becomes of a relay that loses it."""
+"""A relay's lease: it is renewed in time, and a relay that loses it does no harm."""
 
 import threading
 import time
@@ -33,11 +33,11 @@ from tests.support.together import Task
 
 KEYS = [f"key-{number}" for number in range(16)]
 LEASE = 3.0
-"""Seconds: so short that a test can wait for its end, so long that no relay at work misses it."""
+"""Seconds: short enough for a test to wait for its end, long enough for a running relay to renew it."""
 
 
 class Long(Recorder):
-    """A publisher that takes as many seconds for a batch as it is told."""
+    """A publisher that takes the given number of seconds for a batch."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -45,15 +45,15 @@ class Long(Recorder):
         self.begun = threading.Event()
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
-        """Take a batch."""
+        """Accept a batch."""
         self.begun.set()
         time.sleep(self._seconds)
         return super().send(batch)
 
 
 def test_a_lease_is_renewed_while_a_send_takes_longer(migrated: Database) -> None:
-    """A send takes twice as long as the lease. Nobody else gets the buckets meanwhile, and the message
-    is sent once."""
+    """A send takes twice as long as the lease. No other relay gets the buckets meanwhile, and the message is
+    sent once."""
     engine = engine_of(migrated)
     publish(engine, "a1")
     slow, other = Long(2 * LEASE), Recorder()
@@ -68,7 +68,7 @@ def test_a_lease_is_renewed_while_a_send_takes_longer(migrated: Database) -> Non
 
 
 class Timed(Paused):
-    """A publisher that says how long a send can take, in seconds."""
+    """A publisher that declares how many seconds a send can take."""
 
     timeout: ClassVar[float] = LEASE - 1
 
@@ -76,8 +76,8 @@ class Timed(Paused):
 def test_no_send_begins_that_could_outlast_the_lease(
     migrated: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once less is left of the lease than a send can take, a relay that cannot renew it sends nothing: not
-    even the second message of a batch whose first one was taken."""
+    """Once less of the lease is left than a send can take, a relay that cannot renew it sends nothing: not
+    even the second message of a batch whose first one was accepted."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite is never away")
     publish(engine_of(migrated), "a1", "a2", "a3")
@@ -98,8 +98,8 @@ def test_no_send_begins_that_could_outlast_the_lease(
 
 
 def test_a_relay_that_reads_no_more(postgres: Database) -> None:
-    """While PostgreSQL is sending it a batch it stands still, or its machine is gone: once its lease is over
-    the others have its buckets, and send what it was about to."""
+    """A relay stops reading while PostgreSQL is sending it a batch, as if it were frozen or its machine were
+    gone. Once its lease has expired, the others take its buckets and send its messages."""
     engine = engine_of(postgres)
     with engine.begin() as connection:
         Outbox().publish_many(connection, [Message("t", b"x" * 900_000) for _ in range(16)])
@@ -118,8 +118,8 @@ def test_a_relay_that_reads_no_more(postgres: Database) -> None:
 
 
 def freeze_at_rest(process: Worker, database: Database, name: str) -> None:
-    """Freeze a relay while it holds no locks. On SQLite nobody else could write, and on MariaDB its rows
-    would be locked until its connection ends."""
+    """Freeze a relay while it holds no locks: otherwise nobody else could write on SQLite, and on MariaDB its
+    rows would stay locked until its connection ends."""
     options: dict[str, Any] = {"connect_args": {"timeout": 0.5}} if database.name == "sqlite" else {}
     engine, its_row = database.engine(**options), TABLES.relay.c.name == name
     while True:
@@ -135,9 +135,9 @@ def freeze_at_rest(process: Worker, database: Database, name: str) -> None:
 
 
 def test_a_relay_that_was_frozen_changes_nothing(migrated: Database) -> None:
-    """Three relays. One stands still past its lease in the middle of a send, and goes on while the others are
-    sending the same messages: its outcomes change no message, it logs so, and it joins again. The messages of
-    each key come in order, copies of the frozen relay included, and each is taken once."""
+    """One of three relays is frozen past its lease during a send, and continues while the others are sending
+    the same messages. Its outcomes change no message, it logs this, and it joins again. The messages of each
+    key arrive in order, including the frozen relay's copies, and each is processed once."""
     engine = engine_of(migrated)
     METADATA.create_all(engine)
     with engine.begin() as connection:
@@ -175,22 +175,23 @@ def test_a_relay_that_was_frozen_changes_nothing(migrated: Database) -> None:
 
 
 def hear_number(worker: Worker) -> int:
-    """How many messages a relay is about to send; what it logs before is passed over."""
+    """How many messages a relay is about to send; skips what it logs before."""
     while not isinstance(heard := worker.hear(), int):
         pass
     return heard
 
 
 def messages(engine: Engine) -> list[tuple[Any, ...]]:
-    """All of them, whole. (Buckets change hands: a relay that has joined again is given its share.)"""
+    """All rows of messages, with all columns. (Buckets are not compared: a relay that has joined again gets
+    its share.)"""
     query = select(TABLES.message).order_by(*TABLES.message.primary_key)
     with engine.connect() as connection:
         return [tuple(row) for row in connection.execute(query)]
 
 
 def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Database) -> None:
-    """A relay stands still while its row is locked by its own transaction. Once its lease is over the server
-    ends that transaction, and others take the buckets."""
+    """A relay is frozen while its own transaction locks its row. Once its lease has expired, the server ends
+    that transaction, and others take the buckets."""
     engine = engine_of(postgres)
     METADATA.create_all(engine)
     with engine.begin() as connection:
@@ -207,7 +208,7 @@ def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Databas
 
 def test_relays_whose_clocks_are_wrong_agree(migrated: Database) -> None:
     """Two relays whose clocks are two hours apart share the buckets for longer than a lease, and neither is
-    taken for lost. When one stands still, the other one takes over as if its clock were right."""
+    taken for lost. When one is frozen, the other takes over as if its clock were right."""
     engine = engine_of(migrated)
     METADATA.create_all(engine)
     slow, fast = ((wrong_clock_relay, migrated.url, f"{minutes}", LEASE, minutes) for minutes in (-60, 60))

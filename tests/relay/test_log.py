@@ -1,4 +1,5 @@
-"""What a relay says about its work: in the log, to hooks, and when the database refuses its login."""
+"""What a relay reports about its work: in the log and to hooks; and what it does when the database rejects
+its login."""
 
 import asyncio
 import logging
@@ -62,8 +63,9 @@ EVENTS = [
 
 
 def test_events_of_a_batch(engine: Engine) -> None:
-    """One for each kind, topic and batch, with the number of messages and the reason; about a single message
-    its id, key and attempt as well. Each is committed before it is told of, and none is told of twice."""
+    """There is one event for each kind, topic and batch, with the number of messages and the reason; an event
+    about a single message has its id, key and attempt too. What an event reports has been committed, and no
+    event is repeated."""
     ids = publish(engine, "a1", "-1", "b1", "c1", "d1")
     publish(engine, "m1", topic="mail")
     told: list[Event] = []
@@ -83,7 +85,7 @@ def test_events_of_a_batch(engine: Engine) -> None:
 
 
 def test_events_of_an_asynchronous_relay(migrated: Database) -> None:
-    """The same for an AsyncRelay."""
+    """An AsyncRelay reports the same events."""
     publish(migrated.engine(), "a1", "-1", "b1", "c1", "d1")
     publish(migrated.engine(), "m1", topic="mail")
     told: list[Event] = []
@@ -100,7 +102,7 @@ def test_events_of_an_asynchronous_relay(migrated: Database) -> None:
 
 
 def test_events_of_direct_delivery(engine: Engine) -> None:
-    """The same where the relay runs the handlers itself."""
+    """A relay that runs the handlers itself reports events in the same way."""
     publish(engine, "a1")
     told: list[Event] = []
 
@@ -114,7 +116,8 @@ def test_events_of_direct_delivery(engine: Engine) -> None:
 
 
 def test_a_hook_that_raises(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and hurts neither the message nor the other hooks."""
+    """An error from a hook is logged and affects neither the message nor the other hooks. A hook that is not
+    callable is rejected."""
     publish(engine, "a1")
     told: list[Event] = []
 
@@ -137,8 +140,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_life_of_a_relay(
     migrated: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line when it starts, is connected, has other buckets, and stops, and a summary of each minute in
-    which something has moved."""
+    """A relay logs one line when it starts, connects, owns other buckets, and stops, and a summary of each
+    minute in which something happened."""
     engine = migrated.engine()
     monkeypatch.setattr(journal, "MINUTE", 0.1)
     publisher = Recorder({"c1": [Refused("no")]})
@@ -176,7 +179,7 @@ LOCKED_OUT: dict[str, dict[str, tuple[str, Any]]] = {
 @pytest.mark.parametrize("how", ["role", "database"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_login_that_is_refused(migrated: Database, how: str, *, is_async: bool) -> None:
-    """Before it has been let in once, a relay ends with an error that names the place and the code, and no
+    """If its first login is rejected, a relay ends with an error that names the address and the code, but no
     password."""
     if migrated.name == "sqlite":
         pytest.skip("a file asks for no password")
@@ -205,8 +208,8 @@ def _run_async(url: URL) -> None:
 
 
 def test_nobody_answers_yet(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that does not answer at all is waited for, also the first time; the log says which, and
-    why."""
+    """A relay waits for a server that does not answer at all, even before its first connection; the log gives
+    the address and the reason."""
     if migrated.name == "sqlite":
         pytest.skip("a file has no server")
     with TcpProxy(str(migrated.url.host), migrated.url.port or 0) as proxy:
@@ -222,7 +225,8 @@ def test_nobody_answers_yet(migrated: Database, caplog: pytest.LogCaptureFixture
 
 @contextmanager
 def own_role(engine: Engine, url: URL) -> Iterator[tuple[URL, Callable[[bool], None]]]:
-    """A role that may do everything, and a function that lets it in or not, ending its connections."""
+    """The URL of a superuser role, and a function that allows or forbids its login and ends its
+    connections."""
     name = f"relay_{uuid4().hex[:12]}"
     if url.get_backend_name() == "postgresql":
         make, drop = f"CREATE ROLE {name} SUPERUSER LOGIN", f"DROP ROLE {name}"
@@ -254,8 +258,8 @@ def own_role(engine: Engine, url: URL) -> Iterator[tuple[URL, Callable[[bool], N
 
 
 def test_a_login_that_is_refused_later(migrated: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """Once it has been let in, a relay that is refused goes on trying, and goes on when it is let in again:
-    a password may just be changing."""
+    """A relay that has been logged in before keeps trying when its login is rejected, and continues when it
+    is allowed again: a password change may be under way."""
     if migrated.name == "sqlite":
         pytest.skip("a file asks for no password")
     engine = migrated.engine()
@@ -279,8 +283,8 @@ def test_a_login_that_is_refused_later(migrated: Database, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_run_in_the_main_thread_handles_signals(postgres: Database, number: signal.Signals) -> None:
-    """`Relay.run()` as README has it: told to end, it gives up its buckets, and the process ends as it would
-    have."""
+    """`Relay.run()`, called as in the README, handles the signal: the relay frees its buckets, and the
+    process exits with status 0."""
     with workers((_run_relay, postgres.url)) as (child,):
         wait_until(lambda: len(status(postgres.engine()).relays) == 1)
         child._signal(number)
@@ -295,7 +299,7 @@ def _run_relay(pipe: Any, url: URL) -> None:
 
 
 def test_run_in_another_thread_handles_none(engine: Engine) -> None:
-    """Only the main thread may: elsewhere the handlers stay as they are."""
+    """Signal handlers can only be set in the main thread: in other threads `run` leaves them unchanged."""
     before = signal.getsignal(signal.SIGTERM)
     running = Relay(engine, Recorder(lambda _: ACCEPTED))
     task = Task(running.run)

@@ -1,4 +1,5 @@
-"""Transactions of a relay that fail for outside reasons: lost answers, deadlocks, a database that is away."""
+"""A relay's transactions fail for outside reasons: lost answers, deadlocks, a database that does not
+answer."""
 
 import re
 from threading import Event
@@ -26,15 +27,15 @@ COMMITS = {
     "completion": COMPLETION,
     "leave": "DELETE FROM outbox_relay",
 }
-"""A relay's transactions, by a statement of which each is the first to have it."""
+"""A relay's transactions, each with a statement that no earlier transaction runs."""
 
 
 @pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost on the way"])
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_lost_answer_to_commit_changes_nothing(migrated: Database, commit: str, *, arrived: bool) -> None:
-    """The connection breaks at the COMMIT of a relay's transaction, before or after the server got it: every
-    message is sent once and recorded once, and so is the dead letter. A relay that has joined without hearing
-    of it counts as another one, whose share is free once its lease is over."""
+    """The connection breaks at a COMMIT of the relay, before or after the server got it. Every message is
+    sent once and recorded once, and so is the dead letter. A relay that has joined without getting the answer
+    counts as another member, whose share is free once its lease has expired."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has no connection that could break")
     direct = engine_of(migrated)
@@ -65,8 +66,8 @@ def test_a_lost_answer_to_commit_changes_nothing(migrated: Database, commit: str
 
 @pytest.mark.parametrize("stopping", [False, True], ids=["at work", "stopping"])
 def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None:
-    """The transaction that writes what became of a batch dies in a deadlock: it is tried again, also when it
-    is the relay's last one. The message is sent once, and the buckets are free at once."""
+    """The transaction that records the outcomes of a batch fails with a deadlock: it is tried again, even if
+    it is the relay's last one. The message is sent once, and the buckets are free immediately."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has one lock")
     engine, relays = engine_of(migrated), engine_of(migrated)
@@ -94,9 +95,9 @@ def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None
         relay.stop()
     with engine.connect() as connection:
         if migrated.name == "postgresql":
-            # Whoever has waited this long looks for a deadlock, and is the one that dies in it.
+            # The session that detects a deadlock is aborted. This one waits too long to be the first.
             connection.exec_driver_sql("SET LOCAL deadlock_timeout = '10min'")
-        # MySQL and MariaDB let the transaction live that has changed more rows.
+        # MySQL and MariaDB abort the transaction that has changed fewer rows.
         connection.execute(insert(MADE), [{"key": "heavy", "number": number} for number in range(1_000)])
         connection.execute(select(TABLES.message.c.id).with_for_update()).all()
         publisher.may_end.set()
@@ -110,7 +111,7 @@ def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None
     relay.stop()
     running.result()
     assert publisher.names == ["a1"]
-    assert died  # once, or more often if its next attempt is quicker than the other transaction
+    assert died  # once, or more often if the relay's next attempt comes before the other transaction ends
     assert all(is_transient(error) for error in died if error is not None)
     assert ownership(engine) == {None: BUCKETS}
 
@@ -118,7 +119,7 @@ def test_a_deadlock_is_no_failure(migrated: Database, *, stopping: bool) -> None
 def test_a_relay_can_be_stopped_while_the_database_is_away(
     migrated: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`run` ends, and says that the buckets are free only once the lease is over."""
+    """`run` ends, and logs that the buckets are free only once the lease has expired."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite is never away")
     direct, address = engine_of(migrated), migrated.url

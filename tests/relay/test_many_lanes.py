@@ -1,4 +1,5 @@
-"""Many topics at a time: what a relay remembers of them, and what others do while they are being sent."""
+"""Many topics at the same time: what a relay remembers of them, and what happens to others while they are
+being sent."""
 
 import json
 import threading
@@ -36,7 +37,8 @@ def engine(postgres: Database) -> Engine:
 
 
 def test_more_topics_than_are_remembered(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each still has its turn, though others have many messages."""
+    """With more topics than a relay remembers, each topic still has its turn, though others have many
+    messages."""
     monkeypatch.setattr(lanes, "_MANY", 4)
     monkeypatch.setattr(loop, "MOST_FLIGHTS", 2)
     for topic in TOPICS:
@@ -57,7 +59,7 @@ def test_more_topics_than_are_remembered(engine: Engine, monkeypatch: pytest.Mon
 
 
 def test_topics_that_were_not_taken_are_forgotten(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once they have no messages any more, nothing of them stays in memory."""
+    """Once a rejected topic has no messages left, it uses no memory."""
     monkeypatch.setattr(lanes, "_MANY", 4)
     monkeypatch.setattr(lanes, "_UNUSED", 0.0)
     relay = Relay(engine, Recorder(lambda _: Unavailable("no such topic")))
@@ -71,7 +73,7 @@ def test_topics_that_were_not_taken_are_forgotten(engine: Engine, monkeypatch: p
 
 
 class Held(Recorder):
-    """A publisher that holds the outcomes of one topic back until it may tell them."""
+    """A publisher that holds the outcomes of one topic back until it is allowed to report them."""
 
     def __init__(self, topic: str) -> None:
         super().__init__()
@@ -86,7 +88,8 @@ class Held(Recorder):
 
 
 def test_a_message_is_being_sent_while_other_topics_are(engine: Engine) -> None:
-    """However many batches of other topics begin meanwhile, nobody can drop it."""
+    """A message that is being sent cannot be dropped, however many batches of other topics begin
+    meanwhile."""
     (slow,) = publish(engine, "a1", topic="slow")
     publisher = Held("slow")
     relay = Relay(engine, publisher, poll=0.05)
@@ -107,7 +110,7 @@ def test_a_message_is_being_sent_while_other_topics_are(engine: Engine) -> None:
 def test_an_answer_that_comes_while_others_are_written(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it is written itself, its message counts as being sent: the relay may die before that."""
+    """Until its answer is recorded, a message counts as being sent: the relay may crash before that."""
     publish(engine, "a1", topic="slow")
     noted: list[int] = []
 
@@ -142,7 +145,8 @@ def test_an_answer_that_comes_while_others_are_written(
 
 
 def test_an_interruption_when_a_batch_has_just_begun(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its outcomes are written before the relay gives up its buckets."""
+    """If Ctrl-C comes when a batch has just begun, its outcomes are recorded before the relay frees its
+    buckets."""
     publish(engine, "a1", topic="slow")
     publisher = Held("slow")
     start = threading.Thread.start
@@ -163,8 +167,8 @@ def test_an_interruption_when_a_batch_has_just_begun(engine: Engine, monkeypatch
 
 @pytest.mark.parametrize("how", ["interrupt", "terminate"])
 def test_a_stop_while_many_topics_are_sent(postgres: Database, how: str) -> None:
-    """Ctrl-C during `run_once`, or SIGTERM during `run`: all batches that are being sent end and are written,
-    no other one begins, and the buckets are free."""
+    """On Ctrl-C during `run_once`, or SIGTERM during `run`, all batches that are being sent end and are
+    recorded, no other one begins, and the buckets are free."""
     engine = postgres.engine()
     for topic in TOPICS:
         publish(engine, f"{topic[1]}1", f"{topic[1]}2", "-1", topic=topic)
@@ -181,7 +185,7 @@ def test_a_stop_while_many_topics_are_sent(postgres: Database, how: str) -> None
 
 
 def _relay(pipe: Pipe, url: URL, how: str) -> None:
-    """Relays; says when all topics are being sent, and lets them end when it has heard something."""
+    """Run a relay that reports when all topics are being sent, and lets the sends end when it is told to."""
     may_end = threading.Event()
     begun: list[str] = []
 

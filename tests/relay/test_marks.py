@@ -1,4 +1,4 @@
-"""PostgreSQL: the marks that relays store with their buckets. The next relay starts there, and overlooks
+"""PostgreSQL: relays store their marks with their buckets. The next relay starts there, and overlooks
 nothing."""
 
 import logging
@@ -47,14 +47,14 @@ MANY = 5 * BUCKETS
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays of this process store every mark that has moved, and look around all the time."""
+    """Relays of this process store every mark that has moved, and tend their buckets all the time."""
     monkeypatch.setattr(stored, "FAR", 1)
     monkeypatch.setattr(Settings, "tend_every", 0)
 
 
 @pytest.fixture
 def unaided(near: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, and nothing looks for messages that were overlooked."""
+    """As `near`; moreover, nothing searches for overlooked messages."""
     monkeypatch.setattr(Recheck, "is_due", False)
     monkeypatch.setattr(Recheck, "sample", lambda *_: Counter())
 
@@ -71,7 +71,7 @@ def running(engine: Engine, publisher: Recorder, **options: Any) -> Iterator[Non
 
 
 def let_many_leave(database: Database) -> int:
-    """Messages of every bucket leave; the highest mark after that."""
+    """Have messages of every bucket sent; return the highest mark afterwards."""
     engine = database.engine()
     publish(engine, *(f"-{number}" for number in range(MANY)))
     relay(database.engine(), Recorder())
@@ -93,7 +93,7 @@ def starts_of(engine: Engine) -> list[int]:
 @pytest.mark.usefixtures("unaided")
 @pytest.mark.parametrize("pool", [QueuePool, NullPool])
 def test_the_next_relay_starts_there(postgres: Database, pool: type[Pool]) -> None:
-    """It reads nothing of what had left before, also if each transaction has a new connection."""
+    """The next relay reads nothing that was sent before, even if each transaction has a new connection."""
     engine = postgres.engine()
     assert let_many_leave(postgres) == MANY
     assert set(marks(engine).values()) == {MANY}
@@ -108,8 +108,8 @@ def test_the_next_relay_starts_there(postgres: Database, pool: type[Pool]) -> No
 @pytest.mark.usefixtures("unaided")
 @pytest.mark.parametrize("fate", ["unavailable", "unknown", "held", "paused", "resumed"])
 def test_what_has_not_left_lies_above_them(postgres: Database, fate: str) -> None:
-    """Whatever a message waits for: the marks are below it, and the next relay finds it, and those behind
-    it."""
+    """Whatever a message waits for, the marks stay below it, and the next relay finds it and those
+    behind it."""
     engine = postgres.engine()
     outcome: dict[str, Outcome] = {"unknown": Unknown("no answer"), "held": Refused("no")}
     first = Recorder(lambda each: outcome.get(fate, Unavailable("away")) if each.key == "a" else ACCEPTED)
@@ -137,14 +137,15 @@ def test_what_has_not_left_lies_above_them(postgres: Database, fate: str) -> Non
 
 
 def are_far(engine: Engine) -> bool:
-    """Whether all buckets but one have marks, and above the first messages."""
+    """Whether all buckets but one have marks, and the highest is above the first messages."""
     found = marks(engine)
     return len(found) >= BUCKETS - 1 and max(found.values()) >= MANY
 
 
 @pytest.mark.usefixtures("unaided")
 def test_a_transaction_that_is_at_work(postgres: Database) -> None:
-    """It has drawn its numbers, and commits when later messages have left: the marks are below them."""
+    """A running transaction has drawn its sequences and commits after later messages were sent: the marks
+    stay below them."""
     engine = postgres.engine()
     publisher = Recorder()
     with engine.connect() as slow:
@@ -159,8 +160,8 @@ def test_a_transaction_that_is_at_work(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("unaided")
 def test_prepared_transactions_and_crashes() -> None:
-    """The same for a transaction that is prepared, while no connection has it any more. After a crash of the
-    server, which may draw numbers again that were lost with it, all new messages leave."""
+    """The same holds for a prepared transaction that no connection belongs to any more. After a crash of the
+    server, which may draw the lost sequences again, all new messages are sent."""
     with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:
         engine, quiet = create_engine(server.url), Outbox(wake=False)
         metadata.create_all(engine)
@@ -179,7 +180,7 @@ def test_prepared_transactions_and_crashes() -> None:
         publisher = Recorder()
         assert relay(engine, publisher) == 2
         assert publisher.names == ["a1", "a2"]
-        with engine.connect() as connection:  # these numbers have no rows left
+        with engine.connect() as connection:  # no rows have these sequences any more
             quiet.publish_many(connection, others)
         relay(engine, Recorder())
         assert min(marks(engine).values()) == 3 * MANY + 2
@@ -193,7 +194,7 @@ def test_prepared_transactions_and_crashes() -> None:
 
 
 def kill_a_session(server: EmbeddedPostgres) -> None:
-    """The server ends all sessions, and recovers, without being started again."""
+    """Kill one session's process: the server ends all sessions and recovers without being restarted."""
     with server._connect() as killed, server._connect() as other:
         os.kill(killed.info.backend_pid, signal.SIGKILL)
         wait_until(lambda: _is_broken(other))
@@ -223,8 +224,9 @@ STARTS_OVER = {
 @pytest.mark.parametrize("how", STARTS_OVER)
 @pytest.mark.parametrize("runs", [False, True], ids=["no relay runs", "a relay runs"])
 def test_numbers_that_start_over(postgres: Database, how: str, *, runs: bool) -> None:
-    """Marks from before say nothing of the new numbers, and are forgotten, even when the new ones have grown
-    beyond them. (If the sequence is set back, that is seen as long as they have not.)"""
+    """After the sequence starts over, the earlier marks do not hold for the new values and are forgotten,
+    even when the new values have grown beyond them. (If the sequence is set back, this is noticed only while
+    they have not.)"""
     engine = postgres.engine()
     before = let_many_leave(postgres)
     first = Recorder()
@@ -245,7 +247,7 @@ def test_numbers_that_start_over(postgres: Database, how: str, *, runs: bool) ->
 
 @pytest.mark.usefixtures("near")
 def test_a_relay_that_has_lost_a_bucket(postgres: Database) -> None:
-    """It stores no mark there."""
+    """A relay stores no mark in a bucket that it has lost."""
     engine = postgres.engine()
     settings = _settings()
     database = relaying("postgresql", TABLES)
@@ -259,8 +261,8 @@ def test_a_relay_that_has_lost_a_bucket(postgres: Database) -> None:
 
 
 def test_numbers_that_have_grown_again(postgres: Database) -> None:
-    """The sequence was set back and has grown beyond the stored marks, but not beyond what a relay has seen:
-    it forgets them."""
+    """If the sequence was set back and has grown beyond the stored marks, but not beyond what a relay has
+    seen, the relay forgets the marks."""
     engine = postgres.engine()
     database = relaying("postgresql", TABLES)
     scanner = Scanner(_settings(), database, Lanes(100, 1))
@@ -276,7 +278,7 @@ def test_numbers_that_have_grown_again(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("near")
 def test_the_last_transaction_on_a_new_connection(postgres: Database) -> None:
-    """A relay does not store what it learned on another connection: it may no longer hold."""
+    """A relay does not store what it learned on another connection: it may no longer be true."""
     engine = postgres.engine()
     publish(engine, "a1")
     for is_new in (True, False):
@@ -326,8 +328,8 @@ def test_few_messages(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_message_below_them(
     postgres: Database, caplog: pytest.LogCaptureFixture, pool: type[Pool], *, once: bool
 ) -> None:
-    """A row that was copied with its number is found by every relay soon after it begins, and reported, also
-    if each transaction has a new connection. As long as it has not left, the mark is below it."""
+    """A row that was copied together with its sequence is found by every relay soon after it starts, and
+    reported, even if each transaction has a new connection. Until it is sent, the mark stays below it."""
     engine = postgres.engine()
     let_many_leave(postgres)
     low = {"bucket": 0, "sequence": 7, "id": "copy", "payload": b"a1", "topic": "orders", "content_type": "x"}

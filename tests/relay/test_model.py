@@ -1,4 +1,4 @@
-"""Relays against a model, for sequences of outcomes that nobody has thought of."""
+"""Relays compared with a model, for random sequences of outcomes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,19 +28,19 @@ OUTCOMES: dict[str, Outcome] = {
 
 @dataclass
 class Expected:
-    """What the model knows of one message."""
+    """What the model knows about one message."""
 
     id: str
     key: str | None
     sends: int = 0
     unanswered: int = 0
     waits: bool = False
-    """Whether it was sent, not taken, and no time has passed since."""
+    """Whether it was sent and not accepted, and no time has passed since."""
     end: Literal["accepted", "refused"] | None = None
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether it has been given up."""
+        """Whether the message has been given up."""
         return self.unanswered >= MAX_ATTEMPTS
 
     @property
@@ -54,16 +54,16 @@ class Expected:
 
 @dataclass
 class World:
-    """An outbox, its relays, and what must have become of every message: the publisher of all relays."""
+    """An outbox, its relays, and the expected state of every message; also the publisher of all relays."""
 
     engine: Engine
     holds: bool
     outcomes: list[str]
-    """What the next sends come to, one after the other; all others are accepted."""
+    """The outcomes of the next sends, in order; later messages are accepted."""
     messages: dict[str, Expected] = field(default_factory=dict)
     """By name, in the order of publishing."""
     errors: list[str] = field(default_factory=list)
-    """What a send showed to be wrong; raised outside, since an error in `send` is an outcome."""
+    """Errors found during a send; raised outside it, since an exception in `send` is an outcome."""
 
     def __post_init__(self) -> None:
         options: dict[str, Any] = {"max_attempts": MAX_ATTEMPTS, "backoff": HOUR, "batch": 7}
@@ -71,7 +71,7 @@ class World:
         self.relays = [Relay(self.engine, self, **options) for _ in range(3)]
 
     def publish(self, keys: list[str]) -> None:
-        """A transaction with a message for each key."""
+        """Publish a message for each key in one transaction."""
         names = [f"{key}{len(self.messages) + number}" for number, key in enumerate(keys)]
         drafts = messages(names)
         with self.engine.begin() as connection:
@@ -80,7 +80,7 @@ class World:
             self.messages[name] = Expected(message_id, draft.key)
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
-        """What is sent has to be what may be sent."""
+        """Check that what is sent may be sent, and answer."""
         keys = [message.key for message in batch if message.key is not None]
         self.expect(len(keys) == len(set(keys)), f"two messages of a key at once: {keys}")
         return [self._send(message) for message in batch]
@@ -106,7 +106,7 @@ class World:
         return OUTCOMES[outcome]
 
     def is_first(self, name: str) -> bool:
-        """Whether nothing of its key that may yet be sent comes before a message."""
+        """Whether no earlier message of the same key may still be sent."""
         key = self.messages[name].key
         for other, each in self.messages.items():
             if other == name:
@@ -121,7 +121,7 @@ class World:
             self.errors.append(otherwise)
 
     def relay(self, number: int) -> None:
-        """One of the relays relays what it can, and counts it."""
+        """One of the relays sends what it can, and counts it."""
         before = self.count_accepted()
         relayed = self.relays[number].run_once()
         assert self.errors == []
@@ -138,7 +138,7 @@ class World:
             each.waits = False
 
     def compare(self) -> None:
-        """The tables say what the model says."""
+        """Check that the tables agree with the model."""
         left = {name: each for name, each in self.messages.items() if each.end != "accepted"}
         put_away = dead(self.engine)
         for name, row in put_away.items():
@@ -158,8 +158,8 @@ class World:
                 assert row.state == expected.state
 
     def drain(self) -> None:
-        """An operator lets go of what is held, the broker takes everything: nothing is left, and all that did
-        not die has been accepted."""
+        """Release everything that is held while the broker accepts everything: nothing is left, and every
+        message that is not dead has been accepted."""
         self.outcomes.clear()
         for _ in range(100):
             self.pass_time()
@@ -194,9 +194,9 @@ def engine(migrated: Database) -> Engine:
 
 
 def test_every_message_leaves_once_and_in_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any sequence of publishing, outcomes, relays in turn and time that passes: what is sent may be sent,
-    with its id and the number of the send; what is accepted of a key is in its order, and never again; and at
-    the end nothing is left, lost or invented."""
+    """For any sequence of publishing, outcomes, relays taking turns and time passing: only what may be sent
+    is sent, with its id and attempt number; the messages of a key are accepted in order and only once; at the
+    end nothing is left, lost or invented."""
 
     monkeypatch.setattr(stored, "FAR", 1)
 

@@ -1,5 +1,5 @@
-"""Operators retry, drop and pause messages while many topics are being sent: each message leaves that nobody
-dropped, those of a key in their order, and the ids of the producers' own stay used."""
+"""Operators retry, drop and pause messages while many topics are being sent: every message that was not
+dropped is sent, in the order of its key, and ids chosen by producers cannot be used again."""
 
 import random
 import threading
@@ -37,12 +37,12 @@ from tests.support.status_workers import wait_until
 TOPICS = [f"topic-{number}" for number in range(12)]
 KEYS = [f"key-{number}" for number in range(20)]
 SECONDS, ENOUGH = 1.5, 4
-"""How long operators act, and how many messages they drop at least."""
+"""For how many seconds the operator acts, and how many messages it drops at least."""
 FAILURES = (Unavailable("away", 0.05), Unknown("silence"), Refused("no"))
 
 
 class Chance:
-    """A publisher that keeps the order of each key, answers slowly and at first by chance."""
+    """A publisher that keeps the order of each key, answers slowly, and at first answers at random."""
 
     ordered = True
 
@@ -53,7 +53,7 @@ class Chance:
         self.accepted: dict[str | None, list[str]] = defaultdict(list)
 
     def send(self, batch: Sequence[Envelope]) -> Iterator[tuple[int, Outcome]]:
-        """Answer each message, unless an earlier one of its key was not accepted."""
+        """Answer for each message, unless an earlier one of its key was not accepted."""
         failed: set[str | None] = set()
         for place, message in enumerate(batch):
             if message.key in failed:
@@ -72,12 +72,12 @@ class Chance:
 
 
 def topic_of(key: str) -> str:
-    """One for each key: across topics, a pause would change the order."""
+    """One topic for each key: across topics, a pause would change the order."""
     return TOPICS[KEYS.index(key) % len(TOPICS)]
 
 
 class Producer:
-    """Publishes to several keys, half of the messages with ids of their own."""
+    """Publishes to several keys; half of the messages have ids chosen by the producer."""
 
     def __init__(self, engine: Engine, chance: random.Random) -> None:
         self._engine = engine
@@ -85,7 +85,7 @@ class Producer:
         self.published: dict[str, list[str]] = defaultdict(list)
 
     def publish(self) -> None:
-        """One transaction."""
+        """Publish in one transaction."""
         keys = [key for key in KEYS if self._chance.random() < 0.4]
         drafts = [
             Message(topic_of(key), b"-", key, id=self._id(key) if index % 2 else None)
@@ -102,12 +102,12 @@ class Producer:
 
     @property
     def own_ids(self) -> list[str]:
-        """The ids that it has chosen."""
+        """The ids that the producer has chosen."""
         return [each for ids in self.published.values() for each in ids if each.startswith("own")]
 
 
 class Operator:
-    """Acts on messages by chance."""
+    """Acts on messages at random."""
 
     def __init__(self, engine: Engine, chance: random.Random) -> None:
         self._engine = engine
@@ -115,7 +115,7 @@ class Operator:
         self.dropped: set[str] = set()
 
     def act(self) -> None:
-        """One act."""
+        """Do one random action."""
         topic = self._chance.choice(TOPICS)
         match self._chance.randrange(5):
             case 0:
@@ -142,7 +142,7 @@ class Operator:
                 self.dropped.add(message_id)
 
     def end(self) -> None:
-        """Let everything go."""
+        """Resume all topics and retry everything."""
         for topic in TOPICS:
             resume(self._engine, topic)
         for state in ("held", "waiting", "unknown"):
@@ -151,7 +151,7 @@ class Operator:
 
 @pytest.mark.quick("postgresql")
 def test_operators_act_meanwhile(migrated: Database) -> None:
-    """While three relays send, by chance, what comes to every outcome."""
+    """An operator acts at random while three relays send and the publisher's outcomes are random."""
     engine, seed = engine_of(migrated), random.randrange(10**6)
     print(f"seed {seed}")
     publisher = Chance(seed)

@@ -1,4 +1,4 @@
-"""Messages of one key leave in their order, whatever becomes of one of them; other keys go on."""
+"""Messages of one key are sent in their order, whatever happens to one of them; other keys go on."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -33,7 +33,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def test_the_order_of_publishing(engine: Engine) -> None:
-    """Within a transaction and across them, for every key."""
+    """Every key's messages are sent in the order of publishing, within a transaction and across
+    transactions."""
     keys = "abcdefghijklmnop"
     for number in range(10, 20):
         publish(engine, *(f"{key}{number}" for key in keys))
@@ -44,9 +45,9 @@ def test_the_order_of_publishing(engine: Engine) -> None:
         assert publisher.of(key) == [f"{key}{number}" for number in range(10, 60)]
 
 
-def test_no_two_messages_of_a_key_are_sent_at_once(engine: Engine) -> None:
-    """In what `send` is handed at once every key occurs at most once, since a publisher may send it in any
-    order; messages without a key may all go together."""
+def test_no_two_messages_of_a_key_are_sent_together(engine: Engine) -> None:
+    """No call of `send` gets two messages of one key, since a publisher may send a batch in any order;
+    messages without a key may all go together."""
     publish(engine, *(["a1", "a2", "b1", "a3", "b2"] + [f"-{number}" for number in range(10)]) * 3)
     publisher = Recorder()
     assert relay(engine, publisher) == 45
@@ -58,25 +59,26 @@ def test_no_two_messages_of_a_key_are_sent_at_once(engine: Engine) -> None:
 
 @pytest.mark.parametrize("outcome", OUTCOMES[1:], ids=["unavailable", "unknown"])
 def test_what_comes_behind_a_failure_waits(engine: Engine, outcome: Outcome) -> None:
-    """Message 2 of a key is not taken: 3 and 4 of that key wait for it, other keys go on, and so do messages
-    without one. Then it is sent again before them."""
+    """Message 2 of a key fails: messages 3 and 4 of that key wait for it, while other keys and messages
+    without a key go on. Message 2 is then sent again before them."""
     publish(engine, *MIXED)
+    minute = Backoff(first=60)
     publisher = Recorder({"a2": [outcome, outcome]})
-    assert relay(engine, publisher) == 6
+    assert relay(engine, publisher, backoff=minute) == 6
     assert list(waiting(engine)) == ["a2", "a3", "a4"]
     assert "a3" not in publisher.names
     publish(engine, "a5", "b4")
-    assert relay(engine, publisher) == 1
+    assert relay(engine, publisher, backoff=minute) == 1
     let_backoffs_end(engine)
-    assert relay(engine, publisher) == 0
+    assert relay(engine, publisher, backoff=minute) == 0
     let_backoffs_end(engine)
-    assert relay(engine, publisher) == 4
+    assert relay(engine, publisher, backoff=minute) == 4
     assert [name for name in publisher.names if name[0] == "a"] == ["a1", "a2", "a2", "a2", "a3", "a4", "a5"]
     assert publisher.of("b") == ["b1", "b2", "b3", "b4"]
 
 
 def test_what_comes_behind_a_refusal_waits_until_it_is_recorded(engine: Engine) -> None:
-    """Message 2 of a key is refused: when message 3 is sent, the dead letter has been committed."""
+    """Message 2 of a key is refused: its dead letter is committed before message 3 is sent."""
     publish(engine, *MIXED)
     recorded: list[str] = []
 
@@ -101,7 +103,8 @@ def test_a_failure_without_a_key_stops_nothing(engine: Engine, outcome: Outcome)
 
 
 def test_many_messages_that_wait_stop_none_behind_them(engine: Engine) -> None:
-    """Thousands wait in a bucket, each for itself: one behind them in the same bucket is sent."""
+    """Thousands of messages without a key wait in a bucket: the messages behind them in the same bucket are
+    sent."""
     names = [f"-{number}" for number in range(3_000)]
     publish(engine, *names, topic="away")
     with engine.begin() as connection:
@@ -122,7 +125,7 @@ def test_many_messages_that_wait_stop_none_behind_them(engine: Engine) -> None:
 
 
 def test_keys_that_wait_stop_none_behind_them(engine: Engine) -> None:
-    """The same for messages that come behind one of their key that waits, however many they are."""
+    """The same for thousands of messages that wait behind a failed one of their key."""
     publish(engine, "a1")
     relay(engine, Recorder({"a1": [Unavailable("away")]}), backoff=Backoff(3_600, longest=3_600))
     with engine.begin() as connection:
@@ -137,7 +140,8 @@ def test_keys_that_wait_stop_none_behind_them(engine: Engine) -> None:
 
 @pytest.mark.parametrize("paused", ["orders", "*"])
 def test_a_paused_topic_waits(engine: Engine, paused: str) -> None:
-    """A row in outbox_pause holds a topic's messages back, or those of all; without it they leave."""
+    """A row in outbox_pause holds back the messages of one topic, or of all; when it is deleted, they are
+    sent."""
     with engine.begin() as connection:
         connection.execute(insert(TABLES.pause).values(topic=paused))
     publish(engine, "a1", "a2")
@@ -153,7 +157,7 @@ def test_a_paused_topic_waits(engine: Engine, paused: str) -> None:
 
 
 def test_a_pause_is_of_one_topic(engine: Engine) -> None:
-    """Messages of the same key to other topics do not wait for those that are paused."""
+    """Messages of the same key to other topics do not wait for the paused ones."""
     with engine.begin() as connection:
         connection.execute(insert(TABLES.pause).values(topic="orders"))
     publish(engine, "a1")
@@ -164,7 +168,7 @@ def test_a_pause_is_of_one_topic(engine: Engine) -> None:
 
 
 def test_a_topic_that_is_paused_meanwhile(engine: Engine) -> None:
-    """A relay that is at work hears of a pause, and of its end."""
+    """A relay that has been created before a pause notices the pause, and its end."""
     publish(engine, "a1", "a2", "b1")
     publisher = Recorder()
     once = Relay(engine, publisher)
@@ -177,14 +181,14 @@ def test_a_topic_that_is_paused_meanwhile(engine: Engine) -> None:
 
 
 class Backwards(Recorder):
-    """Sends a batch from its end, as a broker with several connections may."""
+    """A publisher that sends a batch from its end, as a broker with several connections may."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         return [*super().send(batch[::-1])][::-1]
 
 
 def test_the_order_does_not_depend_on_the_publisher(engine: Engine) -> None:
-    """A publisher that sends a batch in another order keeps every key's."""
+    """Even a publisher that sends a batch in another order keeps the order of every key."""
     publish(engine, *(f"{key}{number}" for number in range(10, 40) for key in "abc"))
     publisher = Backwards()
     assert relay(engine, publisher) == 90
@@ -193,7 +197,8 @@ def test_the_order_does_not_depend_on_the_publisher(engine: Engine) -> None:
 
 
 def test_commits_in_the_opposite_order_lose_nothing(migrated: Database) -> None:
-    """A transaction that wrote its messages first commits last, after later ones have left: its own leave."""
+    """A transaction that wrote its messages first commits last, after later ones have been sent: its messages
+    are still sent."""
     if migrated.name == "sqlite":
         pytest.skip("one writer: nobody overtakes")
     engine = migrated.engine()

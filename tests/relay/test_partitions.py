@@ -1,4 +1,4 @@
-"""The broker takes some keys of a topic and not others, as when a partition has no leader."""
+"""The broker accepts some keys of a topic and rejects others, as when a partition has no leader."""
 
 import pytest
 from sqlalchemy import Engine, update
@@ -26,7 +26,8 @@ def publish(engine: Engine, *keys: str) -> None:
 @pytest.mark.parametrize("outcome", [Unavailable("no leader", 0.0), Unknown("silence")], ids=str)
 @pytest.mark.parametrize("sends", [0, 5])
 def test_keys_that_are_taken_go_on(engine: Engine, outcome: Outcome, sends: int) -> None:
-    """Though many messages of others wait, and are tried again and again, they leave with the next tries."""
+    """The accepted keys go on, although many messages of the other keys wait and are retried again and
+    again."""
 
     def answer(message: Envelope) -> Outcome:
         return outcome if str(message.key).startswith("bad") else ACCEPTED

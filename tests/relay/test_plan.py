@@ -1,4 +1,5 @@
-"""How PostgreSQL reads the outbox: by the index, without what has left, and without overlooking anything."""
+"""How PostgreSQL reads the outbox: by the index, without reading sent messages again, and without overlooking
+anything."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,12 +34,12 @@ LEFT = 20_000
 
 @pytest.fixture
 def always_tends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays of this process look at who is writing before every batch."""
+    """Relays of this process check which transactions are writing before every batch."""
     monkeypatch.setattr(Settings, "tend_every", 0)
 
 
 class Some(Recorder):
-    """A publisher that stops its relay after so many batches."""
+    """A publisher that stops its relay after the given number of batches."""
 
     def __init__(self, batches: int) -> None:
         super().__init__()
@@ -54,9 +55,9 @@ class Some(Recorder):
 
 @pytest.mark.parametrize("analysed", [False, True])
 def test_a_plan_from_an_empty_table(postgres: Database, analysed: bool) -> None:
-    """Statements that were planned while the table was empty, and are kept, read by the primary key when
-    hundreds of thousands of messages wait that nobody has analysed since: never from end to end, and not many
-    more than are sent."""
+    """Cached statements that were planned while the table was empty still read by the primary key when
+    hundreds of thousands of messages wait and the table has not been analyzed since. They never read the
+    whole table, and read few more rows than are sent."""
     engine = postgres.engine(pool_size=1, max_overflow=0)
     _forbid_analysis(engine)
     publisher = Some(batches=-1)
@@ -64,7 +65,7 @@ def test_a_plan_from_an_empty_table(postgres: Database, analysed: bool) -> None:
     for number in range(40):
         _add(engine, [("outbox", number % BUCKETS)])
         assert once.run_once() == 1
-    if analysed:  # it has pages, and no rows
+    if analysed:  # the table has pages, but no rows
         with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             connection.exec_driver_sql("VACUUM (ANALYZE, TRUNCATE off) outbox_message")
         engine.dispose()
@@ -81,8 +82,8 @@ def test_a_plan_from_an_empty_table(postgres: Database, analysed: bool) -> None:
 
 @pytest.mark.usefixtures("always_tends")
 def test_what_has_left_is_not_read_again(postgres: Database) -> None:
-    """While an old transaction keeps the rows of messages that have left from being cleaned away, a scan
-    reads behind them."""
+    """While an old transaction prevents vacuum from removing the rows of sent messages, a scan starts behind
+    them."""
     engine = postgres.engine()
     _forbid_analysis(engine)
     scans: list[tuple[str, Any]] = []
@@ -106,8 +107,8 @@ def test_what_has_left_is_not_read_again(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("always_tends")
 def test_a_low_sequence_that_is_committed_late(postgres: Database) -> None:
-    """A transaction has drawn its sequences, and commits when hundreds of later messages have left: its own
-    leave, in their order, for whatever key."""
+    """A transaction that has drawn its sequences commits after hundreds of later messages were sent: its own
+    messages are sent, in the order of their key."""
     engine = postgres.engine()
     with _running(engine) as publisher, engine.connect() as slow:
         Outbox().publish_many(slow, messages(["a1", "b1", "a2", "-1"]))
@@ -120,8 +121,8 @@ def test_a_low_sequence_that_is_committed_late(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("always_tends")
 def test_a_low_sequence_that_is_prepared() -> None:
-    """The same for transactions that are prepared for a two-phase commit, of which no connection is left, and
-    that are committed in the opposite order."""
+    """The same for transactions that are prepared for a two-phase commit, that no connection belongs to any
+    more, and that are committed in the opposite order."""
     with EmbeddedPostgres({"max_prepared_transactions": "4"}) as server:
         engine = create_engine(server.url)
         metadata.create_all(engine)
@@ -155,7 +156,7 @@ def _running(engine: Engine) -> Iterator[Recorder]:
 
 
 def _let_others_leave(engine: Engine, publisher: Recorder, rounds: int = 10) -> None:
-    """Messages to every bucket, again and again, with time for the relay to look around."""
+    """Have messages of every bucket sent, again and again, with time for the relay to tend its buckets."""
     for _ in range(rounds):
         expected = len(publisher.accepted) + 5 * BUCKETS
         publish(engine, *(f"-{number}" for number in range(5 * BUCKETS)))
@@ -165,7 +166,7 @@ def _let_others_leave(engine: Engine, publisher: Recorder, rounds: int = 10) -> 
 
 @contextmanager
 def _old_transaction(engine: Engine) -> Iterator[None]:
-    """A transaction that has been open since before, and may look at whatever there was."""
+    """A transaction that has been open since before, and whose snapshot can still see the deleted rows."""
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         connection.execute(select(func.count()).select_from(TABLES.message))
         yield
@@ -196,7 +197,7 @@ def _add_many(connection: Connection) -> None:
 
 
 def _statistics(engine: Engine, deleted: int) -> Any:
-    """What was read of the table, once the server has counted it all."""
+    """The table's statistics, once the server has counted this many deleted rows."""
     question = text("SELECT * FROM pg_stat_user_tables WHERE relname = 'outbox_message'")
 
     def counted() -> Any:
@@ -208,7 +209,7 @@ def _statistics(engine: Engine, deleted: int) -> Any:
 
 
 def _buffers(engine: Engine, statement: str, parameters: Any) -> int:
-    """How many pages a scan looks at."""
+    """How many pages a scan reads."""
     with engine.connect() as connection:
         connection.exec_driver_sql("SET enable_seqscan = off")
         connection.exec_driver_sql("SET enable_bitmapscan = off")
@@ -218,7 +219,7 @@ def _buffers(engine: Engine, statement: str, parameters: Any) -> int:
 
 
 class Ordered(Recorder):
-    """A publisher that keeps the order of each key, and so gets many messages of one at a time."""
+    """A publisher that keeps the order of each key, and so gets many messages of one key in one batch."""
 
     ordered = True
 
@@ -226,8 +227,8 @@ class Ordered(Recorder):
 @pytest.mark.usefixtures("always_tends")
 @pytest.mark.parametrize("why", ["a key that waits", "a paused topic"])
 def test_what_may_not_leave_is_not_read_again(postgres: Database, why: str) -> None:
-    """Behind tens of thousands of messages that may not leave, those of other keys are found without reading
-    them each time; and once they may leave, all do."""
+    """Behind tens of thousands of messages that have to wait, messages of other keys are found without
+    reading the waiting ones each time; when the wait ends, all are sent."""
     engine = postgres.engine()
     _forbid_analysis(engine)
     if why == "a paused topic":
@@ -267,8 +268,8 @@ def test_what_may_not_leave_is_not_read_again(postgres: Database, why: str) -> N
 
 @pytest.mark.usefixtures("always_tends")
 def test_a_topic_that_is_resumed_while_its_key_waits(postgres: Database) -> None:
-    """A later message of the key, to another topic, waits to be sent again: what was paused leaves all the
-    same."""
+    """A paused message is sent after its topic is resumed, even if a later message of its key, to another
+    topic, waits for its retry."""
     engine = postgres.engine()
     pause(engine, "orders")
     publisher = Recorder(lambda each: Unavailable("no", 3_600) if each.topic == "billing" else ACCEPTED)

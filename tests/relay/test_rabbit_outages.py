@@ -1,4 +1,4 @@
-"""A RabbitMQ that answers, and takes nothing: the relay goes on when it does, and each message is taken
+"""RabbitMQ answers but accepts nothing: the relay continues when RabbitMQ does, and each message is processed
 once."""
 
 import time
@@ -46,7 +46,7 @@ def engine(postgres: Database) -> Engine:
 
 @contextmanager
 def relaying(engine: Engine, url: str) -> Iterator[None]:
-    """A relay to RabbitMQ at work."""
+    """A running relay to RabbitMQ."""
     publisher = RabbitPublisher(url, timeout=TIMEOUT)
     with running(Relay(engine, publisher, poll=0.1, backoff=Backoff(first=0.1, longest=0.5))):
         yield
@@ -63,14 +63,14 @@ def write(engine: Engine, topic: str, numbers: range, keys: Sequence[str] = KEYS
 
 
 def tried(engine: Engine) -> int:
-    """How often messages were sent that are in the outbox."""
+    """The number of sends of all messages in the outbox."""
     attempts = func.coalesce(func.sum(TABLES.message.c.attempts), 0)
     with engine.connect() as connection:
         return int(connection.execute(select(attempts)).scalar_one())
 
 
 def assert_taken_once(engine: Engine, queues: Queues, *names: str) -> None:
-    """All that was committed is taken exactly once from the queues, each key in order."""
+    """Check that the committed messages in the queues are processed exactly once, each key in order."""
     copies = [_copy(each) for name in names for each in queues.take(name)]
     for copy in copies:
         take(engine, copy)
@@ -85,7 +85,8 @@ def _copy(message: DeliveredMessage) -> Copy:
 
 @pytest.mark.long
 def test_memory_is_lacking(private_rabbitmq: LocalRabbit, engine: Engine) -> None:
-    """RabbitMQ blocks all publishers: nothing leaves. When it has memory again, everything does."""
+    """While RabbitMQ blocks all publishers because it is short of memory, nothing is sent; when it has memory
+    again, everything is."""
     with Queues(private_rabbitmq.url) as queues, relaying(engine, private_rabbitmq.url):
         names = [queues.new() for _ in range(2)]
         for name in names:
@@ -102,7 +103,7 @@ def test_memory_is_lacking(private_rabbitmq: LocalRabbit, engine: Engine) -> Non
 
 @pytest.fixture
 def cluster(private_rabbitmq: LocalRabbit) -> Iterator[list[LocalRabbit]]:
-    """Three nodes; the test may crash the second and the third."""
+    """Three nodes; the test can crash the second and the third."""
     with ExitStack() as stack:
         others = [LocalRabbit(joins=private_rabbitmq) for _ in range(2)]
         for other in others:
@@ -112,7 +113,7 @@ def cluster(private_rabbitmq: LocalRabbit) -> Iterator[list[LocalRabbit]]:
 
 @pytest.mark.long
 def test_a_quorum_queue_without_a_majority(cluster: list[LocalRabbit], engine: Engine) -> None:
-    """Its messages wait until there is a majority, while those of another queue leave."""
+    """Messages to a quorum queue wait until it has a majority, while those to another queue are sent."""
     first, *others = cluster
     with Queues(first.url) as queues, relaying(engine, first.url):
         quorum, classic = queues.new(x_queue_type="quorum"), queues.new()

@@ -1,4 +1,4 @@
-"""PostgreSQL: numbers of messages that were drawn where a relay could not see it hide no message from it."""
+"""PostgreSQL: sequences that were drawn in ways a relay cannot see hide no message from it."""
 
 import logging
 import re
@@ -25,20 +25,20 @@ DEAD_ROWS = 20_000
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays of this process look around all the time."""
+    """Relays of this process tend their buckets and recheck the table all the time."""
     monkeypatch.setattr(Settings, "tend_every", 0)
     monkeypatch.setattr(recheck, "EVERY", 0.1)
     monkeypatch.setattr(recheck, "_STEP", 0)
 
 
 Marks = dict[int, int]
-"""The relay's mark of each bucket that has one."""
+"""A relay's marks, by bucket."""
 
 
 @contextmanager
 def running(engine: Engine, publisher: Recorder, **options: Any) -> Iterator[Marks]:
-    """Let a relay run; the marks below which it looked last for what it had overlooked. The engine is the
-    relay's own: on a new connection it forgets its marks."""
+    """Run a relay; yield the marks below which it last searched for overlooked messages. The engine is the
+    relay's own: on a new connection a relay forgets its marks."""
     marks: Marks = {}
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -61,7 +61,8 @@ def draw_many_at_a_time(engine: Engine, cached: int) -> None:
 
 
 def test_a_sequence_with_a_cache_is_refused(postgres: Database) -> None:
-    """Whoever begins to relay is told the table, the cache and the remedy, and nothing is sent."""
+    """A relay does not start if the sequence has a cache: the error names the table, the cache and the
+    remedy, and nothing is sent."""
     engine = postgres.engine()
     draw_many_at_a_time(engine, 50)
     publish(engine, "a1")
@@ -77,8 +78,8 @@ def test_a_sequence_with_a_cache_is_refused(postgres: Database) -> None:
 
 
 def test_a_sequence_that_is_given_a_cache(postgres: Database) -> None:
-    """A relay that runs meanwhile ends with the same error; what it has sent is written, and its buckets are
-    free."""
+    """A running relay ends with the same error when the sequence gets a cache; what it has sent is recorded,
+    and its buckets are free."""
     engine = postgres.engine()
     publisher = Recorder()
     relay = Relay(engine, publisher)
@@ -94,8 +95,8 @@ def test_a_sequence_that_is_given_a_cache(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_a_message_with_a_low_number(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows that appear below what has left long ago leave all the same, those of one key in the order of
-    their numbers, and are reported and counted."""
+    """Rows that appear below messages sent long ago are sent too, in the order of their sequences within a
+    key, and are counted in the log."""
     engine = postgres.engine()
     publisher = Recorder()
     with caplog.at_level(logging.WARNING, "outbox.relay"), running(postgres.engine(), publisher) as marks:
@@ -110,8 +111,8 @@ def test_a_message_with_a_low_number(postgres: Database, caplog: pytest.LogCaptu
 
 @pytest.mark.usefixtures("often")
 def test_numbers_that_a_session_has_left(postgres: Database) -> None:
-    """The sequence had a cache for a while, and one program still has numbers of that time when all others
-    have gone on: its messages leave."""
+    """The sequence had a cache for a while, and one program still uses sequences of that time after all
+    others have moved on: its messages are sent."""
     engine, other = postgres.engine(), postgres.engine(pool_size=1)
     draw_many_at_a_time(engine, 50)
     publish(other, "a1")
@@ -126,8 +127,8 @@ def test_numbers_that_a_session_has_left(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_behind_a_message_that_is_held(postgres: Database) -> None:
-    """The same where a bucket is read from behind a message that waits for an operator: that one goes on
-    waiting, and no message of its key overtakes it."""
+    """The same where scans of a bucket start behind a held message: that message keeps waiting for an
+    operator, and no message of its key overtakes it."""
     engine = postgres.engine()
     publish(engine, "a1")
     hold(engine)
@@ -146,7 +147,7 @@ def test_behind_a_message_that_is_held(postgres: Database) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While an old transaction keeps what has left from being cleaned away, a look at everything reads each
+    """While an old transaction prevents vacuum from removing the rows of sent messages, a recheck reads each
     page about once, in several steps."""
     monkeypatch.setattr(recheck, "_LEAST_PAGES", 50)
     monkeypatch.setattr(recheck, "_STEPS", 4)
@@ -167,7 +168,7 @@ def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pyt
             let_numbers_grow(engine, publisher, marks)
             asked.clear()
             wait_until(lambda: len(asked) >= 4)
-            steps = [*asked.values()][:4]  # a later look may divide the pages in another way
+            steps = [*asked.values()][:4]  # a later pass may divide the pages differently
         pages = pages_of(postgres.engine())
         plans = [explained(postgres.engine(), *each) for each in steps]
     assert all("Tid Range Scan" in str(plan) for plan in plans)
@@ -176,7 +177,8 @@ def test_dead_rows_are_read_a_few_at_a_time(postgres: Database, monkeypatch: pyt
 
 
 def let_numbers_grow(engine: Engine, publisher: Recorder, marks: Marks, held: int | None = None) -> None:
-    """Messages leave until the relay's marks are above what was there first, but for a held bucket's."""
+    """Have messages sent until the relay's marks are above the first messages, except in the bucket of a held
+    one."""
     publish(engine, *(f"-{number}" for number in range(5 * BUCKETS)))
     with engine.connect() as connection:
         number = connection.exec_driver_sql("SELECT last_value FROM outbox_message_sequence_seq").scalar_one()
@@ -192,7 +194,7 @@ def numbers_in(array: str) -> list[int]:
 
 
 def copy(engine: Engine, names: dict[int, str], bucket: int = 0) -> None:
-    """Insert messages with numbers of their own."""
+    """Insert messages with these sequences."""
     rows = [
         {
             "bucket": bucket,
@@ -210,7 +212,7 @@ def copy(engine: Engine, names: dict[int, str], bucket: int = 0) -> None:
 
 
 def hold(engine: Engine) -> None:
-    """Let all messages be dead letters that an operator has to decide about."""
+    """Make all messages held ones, which wait for an operator."""
     with engine.begin() as connection:
         connection.execute(update(TABLES.message).values(state="held", error="no"))
 
@@ -222,20 +224,20 @@ def pages_of(engine: Engine) -> int:
 
 
 def explained(engine: Engine, statement: str, parameters: Any) -> Any:
-    """How a statement is run."""
+    """The plan with which a statement ran."""
     with engine.connect() as connection:
         asked = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         return connection.exec_driver_sql(asked, parameters).scalar_one()[0]["Plan"]
 
 
 def buffers(plan: Any) -> int:
-    """How many pages it has looked at."""
+    """How many pages the plan read."""
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
 @pytest.mark.usefixtures("often")
 def test_a_look_that_always_fails(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once a minute; the relay goes on, and goes on trying."""
+    """A recheck that always fails is logged once a minute; the relay goes on, and keeps trying."""
     engine, relays = postgres.engine(), postgres.engine()
     failed: list[str] = []
 

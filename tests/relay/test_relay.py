@@ -1,4 +1,4 @@
-"""What becomes of a message, by what the publisher says of it."""
+"""What happens to a message for each outcome that the publisher reports."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,7 +36,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def test_an_accepted_message_is_gone(engine: Engine) -> None:
-    """It was handed over as it was published, with the id that `publish` returned, and leaves nothing."""
+    """An accepted message was sent as it was published, with the id that `publish` returned, and leaves no
+    rows."""
     before = datetime.now(UTC)
     with engine.begin() as connection:
         headers = {"x": "ü", "y": ""}
@@ -56,7 +57,7 @@ def test_an_accepted_message_is_gone(engine: Engine) -> None:
 
 
 def test_a_cursor_that_reads_only_text(postgres: Database) -> None:
-    """psycopg's ClientCursor, which puts parameters into the statement, gets the same messages."""
+    """psycopg's ClientCursor, which puts parameters into the statement's text, yields the same messages."""
     engine = postgres.engine(connect_args={"cursor_factory": ClientCursor})
     payload = bytes(range(256))
     with engine.begin() as connection:
@@ -69,7 +70,7 @@ def test_a_cursor_that_reads_only_text(postgres: Database) -> None:
 
 
 def test_times_are_in_utc(migrated: Database) -> None:
-    """Whatever the session's time zone is."""
+    """A message's creation time is in UTC, whatever the session's time zone is."""
     engine = migrated.engine()
     if migrated.name == "postgresql":
         with engine.begin() as connection:
@@ -87,7 +88,7 @@ def test_times_are_in_utc(migrated: Database) -> None:
 
 
 def test_a_payload_is_bytes_whatever_they_are(engine: Engine) -> None:
-    """Every byte comes out as it went in, and so does none at all."""
+    """Any payload is sent byte for byte, including an empty one."""
     payloads = [bytes(range(256)), b"", b"\0" * 70_000]
     with engine.begin() as connection:
         for payload in payloads:
@@ -110,7 +111,8 @@ def test_what_was_rolled_back_never_leaves(engine: Engine) -> None:
 
 
 def test_how_many_were_relayed(engine: Engine) -> None:
-    """`run_once` counts what was accepted, over all its batches, and begins anew each time."""
+    """`run_once` returns how many messages were accepted in all its batches, and starts from zero at each
+    call."""
     publish(engine, *(f"{key}{number}" for number in range(30) for key in "abcdefgh"))
     publish(engine, *(f"-{number}" for number in range(50)))
     publisher = Recorder({"a3": [Refused("no")], "b5": [Unavailable("later")]})
@@ -124,7 +126,8 @@ def test_how_many_were_relayed(engine: Engine) -> None:
 
 
 def test_a_refused_message_is_a_dead_letter(engine: Engine) -> None:
-    """It is put away with the reason and how often it was sent, and it is not sent again."""
+    """A refused message becomes a dead letter with the reason and the number of sends, and is not sent
+    again."""
     (published,) = publish(engine, "a1", headers={"x": "y"})
     publisher = Recorder({"a1": [Unavailable("busy"), Refused("too large")]})
     assert relay(engine, publisher) == 0
@@ -139,7 +142,8 @@ def test_a_refused_message_is_a_dead_letter(engine: Engine) -> None:
 
 
 def test_an_unavailable_message_is_tried_for_ever(engine: Engine) -> None:
-    """However often the broker has not taken it: the same id, a growing attempt, and never dead."""
+    """However often the broker is unavailable, the message is sent again with the same id and the next
+    attempt number, and never becomes a dead letter."""
     (published,) = publish(engine, "a1")
     publisher = Recorder({"a1": [Unavailable("away")] * 20})
     for attempt in range(1, 21):
@@ -154,7 +158,8 @@ def test_an_unavailable_message_is_tried_for_ever(engine: Engine) -> None:
 
 
 def test_an_unknown_message_is_sent_again_until_it_is_dead(engine: Engine) -> None:
-    """Nobody knows whether it was taken: the same id again, as often as `max_attempts` says."""
+    """If it is unknown whether a message was accepted, it is sent again with the same id, up to
+    `max_attempts` times."""
     (published,) = publish(engine, "a1")
     publisher = Recorder(lambda _: Unknown("no answer"))
     for attempt in range(1, 3):
@@ -175,7 +180,7 @@ def test_an_unknown_message_is_sent_again_until_it_is_dead(engine: Engine) -> No
 
 
 def test_an_unknown_message_that_is_accepted_later(engine: Engine) -> None:
-    """The second send has the same id, and ends it."""
+    """An unknown message that is accepted later was sent with one id throughout."""
     publish(engine, "a1")
     publisher = Recorder({"a1": [Unknown("a"), Unavailable("b")]})
     relay(engine, publisher)
@@ -201,7 +206,8 @@ def test_unavailable_sends_do_not_count_towards_the_end(engine: Engine) -> None:
 
 @pytest.mark.parametrize("outcome", [Unavailable("a"), Unknown("a")], ids=["unavailable", "unknown"])
 def test_the_backoff_grows_with_chance(engine: Engine, outcome: Outcome) -> None:
-    """A message waits by the backoff for its own number of sends, and two of them not equally long."""
+    """A message waits by the backoff for its own number of sends, and the waits of several messages
+    differ."""
     publish(engine, *"abcdefgh")
     backoff = Backoff(first=1_000, factor=3, longest=100_000)
     publisher = Recorder(lambda _: outcome)
@@ -216,7 +222,7 @@ def test_the_backoff_grows_with_chance(engine: Engine, outcome: Outcome) -> None
 
 
 def test_how_long_the_broker_wants_to_be_left_alone(engine: Engine) -> None:
-    """`retry_after` overrules the backoff for that message."""
+    """A broker's `retry_after` overrides the backoff for that message."""
     publish(engine, "a1", "b1")
     publisher = Recorder({"a1": [Unavailable("a", retry_after=50_000)], "b1": [Unavailable("b")]})
     relay(engine, publisher, backoff=Backoff(first=100, longest=100))
@@ -228,7 +234,7 @@ def test_how_long_the_broker_wants_to_be_left_alone(engine: Engine) -> None:
 
 
 def test_what_was_sent_is_recorded_if_that_is_wanted(engine: Engine) -> None:
-    """With `keep_sent` a record stays for so long, and without it there is none."""
+    """With `keep_sent`, a record of each sent message stays for that time; without it there is none."""
     relay(engine, Recorder())
     first, second = publish(engine, "a1", "-2")
     publisher = Recorder({"a1": [Refused("no")]})
@@ -268,7 +274,7 @@ def test_the_publisher_is_asked_once_whether_it_is_safe(engine: Engine) -> None:
 
 
 def test_a_relay_that_is_stopped_begins_no_other_batch(engine: Engine) -> None:
-    """After `stop` the batch that is on its way is finished and written, and what is left stays."""
+    """After `stop` the running batch is finished and recorded, and the other messages stay."""
     publish(engine, *(f"-{number}" for number in range(10)))
 
     def stop(_: Envelope) -> Accepted:

@@ -1,4 +1,4 @@
-"""Random faults while relays send many messages of each key together to RocketMQ: it ends exact."""
+"""Random faults while relays send many messages of each key in one batch to RocketMQ: the result is exact."""
 
 import time
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ pytest_plugins = ["tests.support.rocketmq_fixtures", "tests.support.relay_fault_
 
 LEASE = 3.0
 OFTEN = {"kill": 4, "freeze": 2, "end a connection": 2}
-"""With these, PostgreSQL crashes, and RocketMQ crashes and hangs, in any eleven faults."""
+"""With these weights, any eleven faults crash PostgreSQL, and crash and freeze RocketMQ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +36,26 @@ class Copy:
 
 
 class Faults:
-    """Kills RocketMQ, or lets it hang; it comes back while other faults happen."""
+    """Kills or freezes RocketMQ, which recovers while other faults happen."""
 
     def __init__(self, server: LocalRocket) -> None:
         self._server = server
         self._recovery = Task(lambda: None)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill RocketMQ with kill -9."""
         self.end()
         self._server.crash()
         self._recovery = Task(self._server.start)
 
     def freeze(self) -> None:
-        """Let it stand still for a while."""
+        """Freeze RocketMQ for a while."""
         self.end()
         self._server.freeze()
         self._recovery = Task(self._thaw)
 
     def end(self) -> None:
-        """Wait until it answers."""
+        """Wait until RocketMQ answers."""
         self._recovery.result()
 
     def _thaw(self) -> None:
@@ -66,9 +66,9 @@ class Faults:
 @pytest.mark.long
 @pytest.mark.parametrize("faults", [11, 200])
 def test_faults_of_rocketmq(run: Run, private_rocketmq: LocalRocket, faults: int) -> None:
-    """Producers and relays are killed, or frozen past the lease and continued; connections are ended,
-    PostgreSQL and RocketMQ are killed, and RocketMQ hangs. Every committed message is in RocketMQ, under its
-    id, those of a key in one queue and in their order; none that was rolled back is."""
+    """Producers and relays are killed, or frozen past the lease and continued; connections are terminated,
+    PostgreSQL and RocketMQ are killed, and RocketMQ is frozen. Every committed message is in RocketMQ under
+    its id, the messages of a key in one queue and in order; no message that was rolled back is there."""
     rocket = Faults(private_rocketmq)
     run.crashes |= {"kill RocketMQ": rocket.kill, "freeze RocketMQ": rocket.freeze}
     with Topics(private_rocketmq.address, private_rocketmq.broker) as topics:
@@ -95,7 +95,7 @@ def test_faults_of_rocketmq(run: Run, private_rocketmq: LocalRocket, faults: int
 
 
 def take_all(engine: Engine, copies: Sequence[Copy]) -> None:
-    """Take the copies through an inbox, many together: one after the other would take minutes."""
+    """Take the copies through an inbox in batches; one by one would take minutes."""
     inbox = Inbox("orders")
     for begin in range(0, len(copies), 1_000):
         some = copies[begin : begin + 1_000]

@@ -1,4 +1,4 @@
-"""Routers: which publisher gets a message, and messages that go to several."""
+"""Routers: which publisher gets a message, and messages that go to several publishers."""
 
 import random
 import signal
@@ -60,7 +60,7 @@ def engine(postgres: Database) -> Engine:
 
 
 def turn(engine: Engine, publisher: Any, **options: Any) -> None:
-    """Relay once more, after all backoffs."""
+    """End all backoffs and relay once more."""
     let_backoffs_end(engine)
     relay(engine, publisher, **options)
 
@@ -82,7 +82,8 @@ def turn(engine: Engine, publisher: Any, **options: Any) -> None:
     ],
 )
 def test_which_pattern_counts(topic: str, pattern: str) -> None:
-    """The exact name; else the pattern with most characters besides `*`. No other character is special."""
+    """The exact name wins; otherwise the pattern with the most characters besides `*`. No other character is
+    special."""
     names = ["*", "*.paid", "orders.*", "orders", "orders.eu.*", "a[b]", "a*c"]
     if topic == "orders.x.paid":
         names[2:3] = []
@@ -92,7 +93,7 @@ def test_which_pattern_counts(topic: str, pattern: str) -> None:
 
 
 def test_of_two_as_long_the_first_counts() -> None:
-    """The order of the routes decides between patterns of the same length."""
+    """Between patterns of the same length, the first route wins."""
     for names in (["ab*", "*bc"], ["*bc", "ab*"]):
         publishers = {name: Recorder() for name in names}
         Router(publishers).send([envelope("abc", "1")])
@@ -100,8 +101,8 @@ def test_of_two_as_long_the_first_counts() -> None:
 
 
 def test_a_topic_without_a_route_waits(engine: Engine) -> None:
-    """Its message stays in the outbox, with the reason, and delays no other topic; a relay that has a route
-    sends it."""
+    """A message without a route stays in the outbox with the reason, and delays no other topic; a relay that
+    has a route sends it."""
     first, second = Recorder(), Recorder()
     publish(engine, "a1", topic="mail")
     publish(engine, "b1", topic="order")
@@ -113,7 +114,7 @@ def test_a_topic_without_a_route_waits(engine: Engine) -> None:
 
 
 class Declaring(Recorder):
-    """A publisher that has everything a publisher can have, and notes what is called."""
+    """A publisher with every optional part, which records the calls."""
 
     def __init__(self, timeout: float | None = 2, *, ordered: bool = True, concurrent: bool = True) -> None:
         super().__init__()
@@ -132,8 +133,9 @@ class Declaring(Recorder):
 
 
 def test_what_its_publishers_declare() -> None:
-    """It is ordered, concurrent and has a time limit if all of them are and have; sends of one route follow
-    each other. Each publisher is checked, stopped and closed once, also if another one raises."""
+    """A router is ordered, is concurrent, or has a time limit only if all its publishers do. The time limit
+    covers the sends of one route, which run one after the other. Each publisher is checked, stopped and
+    closed once, even if another one raises."""
     one, two, three = Declaring(2), Declaring(3), Declaring(4)
     router = Router({"a": [one, two], "b": three, "c": one})
     assert (router.ordered, router.concurrent, router.timeout) == (True, True, 5)
@@ -157,7 +159,7 @@ def test_what_its_publishers_declare() -> None:
 
 
 def test_routes_that_cannot_be_used() -> None:
-    """Each is named where the router is made."""
+    """Creating a router with an invalid route raises an error that names the route."""
     one = Recorder()
     wrong: list[tuple[Any, str]] = [
         ({}, "routes={}: expected a mapping"),
@@ -175,8 +177,8 @@ def test_routes_that_cannot_be_used() -> None:
 
 
 def test_one_of_two_is_away(engine: Engine) -> None:
-    """What one publisher has accepted is sent again only to the other one, until that accepts it as well. The
-    row names both."""
+    """A message that one publisher has accepted is sent again only to the other one, until that accepts it
+    too. The row's error names both publishers."""
     first, second = Recorder(), Recorder({"a1": [AWAY, Unknown("no answer")]})
     router = Router({"orders": (first, second)})
     publish(engine, "a1", "b1")
@@ -196,8 +198,8 @@ def test_one_of_two_is_away(engine: Engine) -> None:
 
 
 def test_one_of_two_refuses(engine: Engine) -> None:
-    """A refusal becomes a dead letter once the other delivery has ended as well; sent again by an operator,
-    it goes only to the publisher that refused it."""
+    """A refused message becomes a dead letter once its other delivery has ended as well. When an operator
+    retries it, it goes only to the publisher that refused it."""
     first, second = Recorder({"a1": [Refused("no")]}), Recorder({"a1": [AWAY]})
     router = Router({"orders": [first, second]})
     [message] = publish(engine, "a1")
@@ -215,7 +217,8 @@ def test_one_of_two_refuses(engine: Engine) -> None:
 
 
 def test_an_id_that_is_used_again(engine: Engine) -> None:
-    """What was accepted of a message that an operator has dropped says nothing of another with its id."""
+    """When a message is dropped and another one uses its id, deliveries of the first do not count for the
+    second."""
     first, second = Recorder(), Recorder({"a1": [AWAY]})
     router = Router({"orders": [first, second]})
     for _ in range(2):
@@ -228,7 +231,7 @@ def test_an_id_that_is_used_again(engine: Engine) -> None:
 
 
 class Mumbling(Recorder):
-    """A publisher that raises, or does not answer as it should."""
+    """A publisher that raises or gives invalid answers."""
 
     def __init__(self, *answers: Any) -> None:
         super().__init__()
@@ -244,7 +247,8 @@ class Mumbling(Recorder):
     [((), []), ((ACCEPTED,), [0]), (((1, ACCEPTED),), [1]), (((7, ACCEPTED),), []), (("yes",), [])],
 )
 def test_a_publisher_that_raises(answers: tuple[Any, ...], known: list[int]) -> None:
-    """What it has not answered is unknown; the other publisher has been sent everything."""
+    """Messages that a publisher has not answered are unknown; the other publisher has been sent all of
+    them."""
     good = Recorder()
     batch = [envelope("a", "1"), envelope("a", "2")]
     outcomes = list(Router({"a": [Mumbling(*answers), good]}).send(batch))
@@ -254,7 +258,8 @@ def test_a_publisher_that_raises(answers: tuple[Any, ...], known: list[int]) -> 
 
 
 class Careful(Recorder):
-    """An ordered publisher that takes what chance says, and nothing of a key behind what it did not take."""
+    """An ordered publisher that accepts messages at random, but none of a key behind one that it did not
+    accept."""
 
     ordered = True
 
@@ -276,8 +281,8 @@ class Careful(Recorder):
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_each_of_two_gets_the_order_of_a_key(engine: Engine, forgets: bool) -> None:
-    """However the outcomes of two publishers differ, each gets the messages of a key in their order, and
-    once; after a crash of the router's process it may get some again, and loses none."""
+    """However the outcomes of two publishers differ, each publisher gets the messages of a key in order and
+    once. After a crash of the router's process a publisher may get some again, but loses none."""
     chance = random.Random(7)
     names = [f"{key}{number}" for number in range(12) for key in "abc"]
     publishers = [Careful(chance), Careful(chance)]
@@ -299,8 +304,8 @@ def test_each_of_two_gets_the_order_of_a_key(engine: Engine, forgets: bool) -> N
 
 
 def test_behind_a_refused_message_nothing_is_sent_early() -> None:
-    """While a message that one publisher refused waits for the other one, those behind it in its key wait at
-    both."""
+    """A message that one publisher refused still waits for the other publisher: meanwhile the first one gets
+    no later message of its key."""
     first, second = Declaring(), Declaring()
     first.answer = lambda message: Refused("no") if message.payload == b"1" else ACCEPTED
     second.answer = lambda _: AWAY
@@ -312,7 +317,8 @@ def test_behind_a_refused_message_nothing_is_sent_early() -> None:
 
 
 def test_asynchronous_publishers(postgres: Database) -> None:
-    """The same with an asynchronous relay: by topic, to several, and each finishes by itself."""
+    """An AsyncRouter does the same for an AsyncRelay: it routes by topic, sends to several publishers, and
+    retries each one separately."""
     engine = postgres.engine()
     first, second, third = (
         AsyncRecorder(),
@@ -338,7 +344,7 @@ def test_asynchronous_publishers(postgres: Database) -> None:
 
 
 class Deadly(Recorder):
-    """The process dies when it is to send."""
+    """A publisher whose process is killed when it should send."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         die()
@@ -346,14 +352,15 @@ class Deadly(Recorder):
 
 
 def dying_router(pipe: Pipe, url: URL, address: str, topic: str) -> None:
-    """Relay to RabbitMQ, and die before the same messages go to another broker."""
+    """Relay to RabbitMQ, and be killed before the same messages go to another broker."""
     router = Router({topic: [RabbitPublisher(address), Deadly()]})
     Relay(create_engine(url), router).run_once()
 
 
 def test_two_brokers(postgres: Database, queues: Queues, topics: Topics) -> None:
-    """One message to RabbitMQ and Kafka: while the topic is missing it waits, and RabbitMQ has it once. After
-    a kill -9 between the two sends it goes to both, so RabbitMQ has it twice, under one id."""
+    """A message goes to RabbitMQ and Kafka. While Kafka's topic is missing, the message waits, and RabbitMQ
+    has it once. After a kill -9 between the two sends it goes to both again, so RabbitMQ has it twice, with
+    one id."""
     engine, name = postgres.engine(), queues.new()
     publish(engine, "a1", topic=name)
     kafka = {"bootstrap.servers": topics.address, "topic.metadata.propagation.max.ms": 500}

@@ -1,4 +1,4 @@
-"""A relay that runs: until it is stopped, whatever the broker does."""
+"""A relay runs until it is stopped, whatever the broker does."""
 
 import signal
 import threading
@@ -28,7 +28,7 @@ from tests.support.together import Task
 PENDING = 20_000
 KEYS = [chr(0x4E00 + number) for number in range(1_000)]
 A_HANDFUL = 10
-"""Sends a second to a broker that is away, at most."""
+"""The most sends per second to a broker that is unavailable."""
 
 
 @pytest.fixture
@@ -37,7 +37,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def test_it_relays_what_is_there_and_what_comes(engine: Engine) -> None:
-    """Until `stop` is called from another thread; then its buckets are free."""
+    """A relay sends waiting and new messages until `stop` is called from another thread; then its buckets are
+    free."""
     publish(engine, "a1", "b1")
     publisher = Recorder()
     running = Relay(engine, publisher)
@@ -55,7 +56,7 @@ def test_it_relays_what_is_there_and_what_comes(engine: Engine) -> None:
 
 
 def test_a_batch_that_is_on_its_way_is_finished(engine: Engine) -> None:
-    """After `stop` the send at hand ends and is written; the next message of its key stays as it was."""
+    """After `stop` the current send ends and is recorded; the next message of its key is unchanged."""
     publish(engine, "a1", "a2", "b1")
     sending, go_on = threading.Event(), threading.Event()
 
@@ -76,7 +77,7 @@ def test_a_batch_that_is_on_its_way_is_finished(engine: Engine) -> None:
 
 
 def test_one_that_was_stopped_does_not_begin(engine: Engine) -> None:
-    """A relay that is stopped stays so."""
+    """A relay that was stopped before it runs sends nothing."""
     publish(engine, "a1")
     publisher = Recorder()
     stopped = Relay(engine, publisher)
@@ -87,8 +88,8 @@ def test_one_that_was_stopped_does_not_begin(engine: Engine) -> None:
 
 
 def test_sigterm_finishes_the_batch(migrated: Database) -> None:
-    """A process that is told to end while it sends: what was accepted is written, the buckets are free, and
-    it ends without an error."""
+    """A process that gets SIGTERM during a send records what was accepted, frees its buckets, and exits
+    without an error."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", "b1")
     with workers((_relay_until_sigterm, migrated.url)) as (child,):
@@ -101,7 +102,8 @@ def test_sigterm_finishes_the_batch(migrated: Database) -> None:
 
 
 def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
-    """Relays; says when it sends, and goes on when it has heard something and SIGTERM has come."""
+    """Run a relay that reports when its send begins; the send goes on when it is told to and SIGTERM has
+    arrived."""
     engine = create_engine(url)
 
     def answer(_: Envelope) -> Outcome:
@@ -117,10 +119,11 @@ def _relay_until_sigterm(pipe: Connection, url: URL) -> None:
     engine.dispose()
 
 
-def test_records_of_what_was_sent_are_forgotten_at_once(
+def test_all_expired_records_of_what_was_sent_are_forgotten(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many they are when they are over: not only some at each look."""
+    """A relay deletes all expired records of sent messages when it starts, however many there are, not only
+    one portion each time."""
     monkeypatch.setattr(Settings, "tend_every", 3_600)
     publish(engine, *(f"-{number}" for number in range(2_500)))
     assert Relay(engine, Recorder(), keep_sent=3_600).run_once() == 2_500
@@ -135,15 +138,15 @@ def test_records_of_what_was_sent_are_forgotten_at_once(
 
 
 class Broker(Recorder):
-    """A broker that may be away; it counts what it is sent meanwhile."""
+    """A broker that can be unavailable, and counts what it is sent meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_away = True
         self.asked = 0
-        """How often something was sent while it was away."""
+        """How often `send` was called while the broker was unavailable."""
         self.failed = 0
-        """How many messages that were."""
+        """How many messages these calls contained."""
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         if not self.is_away:
@@ -155,8 +158,9 @@ class Broker(Recorder):
 
 @pytest.mark.quick("postgresql")
 def test_a_broker_that_is_away(engine: Engine) -> None:
-    """While thousands wait and the broker takes nothing, it is tried with single messages, a handful of times
-    a second at most; when it is back, everything leaves at once, each key in its order."""
+    """While thousands of messages wait and the broker accepts nothing, the relay tries it with single
+    messages, a few times a second at most. When the broker is back, everything is sent soon, each key in
+    order."""
     publish(engine, *(f"{KEYS[number % 1_000]}{number}" for number in range(PENDING // 2)))
     publish(engine, *(f"-{number}" for number in range(PENDING // 2)))
     publisher = Broker()

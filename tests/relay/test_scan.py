@@ -1,4 +1,4 @@
-"""What a relay reads: not more bytes than a batch may have, and past thousands of keys that wait."""
+"""What a relay reads: no more bytes than a batch can have, and past thousands of waiting keys."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.support.relay_servers import server
 __all__ = ["server"]
 
 HELD = 40_000
-"""More than SQLite takes parameters in a statement."""
+"""More than the number of parameters that SQLite allows in a statement."""
 SMALL, LARGE = 200, 20
 REJECTED = 3_000
 
@@ -29,8 +29,9 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.mark.parametrize("light", [True, False], ids=["light", "heavy"])
 def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, light: bool) -> None:
-    """Behind many small messages come large ones: no batch holds more than it may, or it is a single message;
-    each is whole, and all are in their order. A payload that is read along, and one that is not."""
+    """No batch exceeds the limit of bytes unless it is a single message, even where large messages follow
+    many small ones. Each message is complete, and all are in order, whether or not the scan reads the payload
+    together with the row."""
     most = 100_000
     monkeypatch.setattr(loading, "_LARGEST_BATCH", most)
     size = most // (SMALL if light else 4) - 1
@@ -49,7 +50,7 @@ def test_a_batch_is_bounded_in_bytes(engine: Engine, monkeypatch: pytest.MonkeyP
 
 
 def test_past_thousands_of_keys_that_wait(engine: Engine) -> None:
-    """A new message leaves while an operator has yet to decide about tens of thousands of others."""
+    """A new message is sent while tens of thousands of others wait for an operator."""
     held = {"payload": b"", "topic": "orders", "content_type": "x", "state": "held", "error": "no"}
     rows = [
         {"bucket": number % BUCKETS, "id": str(number), "key": f"k{number}", **held} for number in range(HELD)
@@ -63,7 +64,7 @@ def test_past_thousands_of_keys_that_wait(engine: Engine) -> None:
 
 
 def test_payloads_are_read_when_they_are_sent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of messages to a topic that the broker rejects, few payloads are read."""
+    """If thousands of messages go to a topic that the broker rejects, few of their payloads are read."""
     kind = type(relaying(engine.dialect.name, TABLES))
     scan, read = kind.scan, 0
 

@@ -1,4 +1,4 @@
-"""Relays share the buckets among them, and hand them over."""
+"""Relays share the buckets and hand them over."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ KEYS = [f"key-{number}" for number in range(24)]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message, and when it was on its way."""
+    """One message, and when its send began and ended."""
 
     relay: int
     message: Envelope
@@ -47,14 +47,14 @@ class Sent:
 
 
 class Logged:
-    """A publisher that takes everything, in its time, and writes it into a log that it shares."""
+    """A slow publisher that accepts everything and writes it to a log that all relays share."""
 
     def __init__(self, log: list[Sent], relay: int) -> None:
         self._log = log
         self._relay = relay
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Take a batch."""
+        """Accept a batch."""
         begin = time.monotonic()
         time.sleep(0.005)
         end = time.monotonic()
@@ -63,7 +63,7 @@ class Logged:
 
 
 class Relays:
-    """Relays on one database that come and go, and the log of what they send."""
+    """Relays on one database that join and leave, and the log of what they send."""
 
     def __init__(self, database: Database) -> None:
         self.log: list[Sent] = []
@@ -72,7 +72,7 @@ class Relays:
         self._begun = 0
 
     def become(self, number: int) -> None:
-        """Let relays join or leave, until so many are at work."""
+        """Start or stop relays until this many are running."""
         while len(self._at_work) > number:
             relay, task = self._at_work.pop(0)
             relay.stop()
@@ -86,8 +86,8 @@ class Relays:
 
 @contextmanager
 def produced(engine: Engine) -> Iterator[None]:
-    """While the block runs, messages are published as fast as they leave: one transaction after the other,
-    with one message for each key."""
+    """During the block, publish messages as fast as they are sent: one transaction after the other, each with
+    one message for each key."""
     ended = threading.Event()
 
     def work() -> None:
@@ -111,9 +111,9 @@ def produced(engine: Engine) -> Iterator[None]:
 def test_relays_share_the_buckets_as_they_come_and_go(
     migrated: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """1, 2, 3, 5, 3 and 1 relays at work: each soon has its fair share, and each bucket one relay that is at
-    work. Meanwhile messages are published: each is sent once, by one relay, and those of a key in order, a
-    later one only after the one before it has been taken."""
+    """1, 2, 3, 5, 3 and 1 relays run: each soon has its fair share, and each bucket has one running owner.
+    The messages published meanwhile are sent once, by one relay, and those of a key in order, each one only
+    after the one before it has been accepted."""
     engine = engine_of(migrated)
     METADATA.create_all(engine)
     relays = Relays(migrated)
@@ -135,7 +135,7 @@ def test_relays_share_the_buckets_as_they_come_and_go(
 
 
 class Interrupted(Recorder):
-    """A publisher during whose first send another relay joins, and it is time to give buckets up to it."""
+    """A publisher during whose first send another relay joins, so that buckets have to be given up to it."""
 
     def __init__(self, engine: Engine, other: Relay) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Interrupted(Recorder):
         self._task: Task[None] | None = None
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
-        """Take a batch."""
+        """Accept a batch."""
         if self._task is None:
             self._task = Task(self._other.run)
             wait_until(lambda: count(self._engine, TABLES.relay) == 2)
@@ -152,15 +152,15 @@ class Interrupted(Recorder):
         return super().send(batch)
 
     def close(self) -> None:
-        """Let the other relay end."""
+        """Stop the other relay."""
         assert self._task is not None
         self._other.stop()
         self._task.result()
 
 
 def test_a_bucket_is_given_up_with_nothing_left_to_write(migrated: Database) -> None:
-    """A relay gives up half of its buckets when it has just sent a message of each, and then stalls. The one
-    that takes them does not send those messages again."""
+    """A relay gives up half of its buckets just after it has sent a message of each, and then stalls. The
+    relay that takes them does not send those messages again."""
     engine, stalling = engine_of(migrated), engine_of(migrated)
     one_each = {bucket_of(f"{number}", BUCKETS): f"{number}" for number in range(2_000)}
     METADATA.create_all(engine)
@@ -194,8 +194,9 @@ def test_a_bucket_is_given_up_with_nothing_left_to_write(migrated: Database) -> 
 
 @pytest.mark.quick("postgresql")
 def test_processes_hand_over_at_once(migrated: Database) -> None:
-    """Two relay processes and two producers on one database. One relay is told to end (SIGTERM) under load:
-    the other one has its buckets at once, not after ten minutes' lease, and every message is sent once."""
+    """Two relay processes and two producers share a database. When one relay gets SIGTERM under load, the
+    other one takes its buckets immediately, not when the lease of ten minutes expires, and every message is
+    sent once."""
     engine = engine_of(migrated)
     METADATA.create_all(engine)
     url = migrated.url
@@ -225,8 +226,8 @@ def test_processes_hand_over_at_once(migrated: Database) -> None:
 
 
 def test_relays_of_another_bucket_count_are_refused(migrated: Database) -> None:
-    """A relay that was told another number of buckets than the database has would break the order of keys: it
-    does not begin, while one that was told the right number is at work."""
+    """A relay configured with another number of buckets than the database has would break the order of keys:
+    it does not start, and a relay with the right number keeps running."""
     engine = engine_of(migrated)
     publisher = Recorder()
     wrong = Relay(engine, publisher, buckets=BUCKETS - 1)

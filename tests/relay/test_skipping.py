@@ -1,5 +1,5 @@
-"""Where the database does not say who is writing, messages that cannot be sent yet are not read again; none
-that appears below them is overlooked."""
+"""On databases that do not report which transactions are writing, messages that cannot be sent yet are not
+read again; no message that appears below them is overlooked."""
 
 from typing import Any
 
@@ -23,17 +23,17 @@ from tests.support.outbox_publishers import TABLES, Recorder, messages, publish
 HELD = 6_400
 PAUSED: dict[str, Any] = {"topic": "slow", "state": "pending", "error": None}
 NEVER = 1e9
-"""Seconds; and a `_SHARE` with which nothing is counted again unless something is to be sent."""
+"""In seconds. As a `_SHARE`, it makes counting happen only when something is to be sent."""
 
 
 @pytest.fixture(params=("mariadb", "mysql", "sqlite"), scope="session")
 def server(request: pytest.FixtureRequest) -> Server:
-    """The databases that do not say it."""
+    """The databases that do not report which transactions are writing."""
     return _server(request.param)
 
 
 class Looks:
-    """A relay's looks at its buckets, all on one connection."""
+    """The scans of a relay's buckets, all on one connection."""
 
     def __init__(self, engine: Engine) -> None:
         database = relaying(engine.dialect.name, TABLES)
@@ -46,8 +46,8 @@ class Looks:
         """The messages that would be sent."""
 
     def look(self) -> list[str]:
-        """The names of `letters`; `given` is how many values the statements had,
-        and `cost` that and how many rows were read."""
+        """Scan; return the names of `letters`. `given` is the number of values in the statements, and `cost`
+        adds the number of rows read."""
         self.given = 0
 
         def count(*args: Any) -> None:
@@ -66,7 +66,7 @@ class Looks:
 
 
 def _rows_read(connection: Connection) -> int:
-    """By this session; SQLite does not count them."""
+    """The number of rows this session has read; SQLite does not count them."""
     if connection.dialect.name == "sqlite":
         return 0
     found = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'")
@@ -74,7 +74,7 @@ def _rows_read(connection: Connection) -> int:
 
 
 def hold(engine: Engine, places: list[tuple[int, int]], **other: Any) -> None:
-    """Messages that wait for an operator, in these places (bucket and sequence)."""
+    """Insert messages that wait for an operator, at these places (bucket and sequence)."""
     held = {"topic": "orders", "payload": b"", "content_type": "x", "state": "held", "error": "no", **other}
     rows = [
         {"bucket": bucket, "sequence": number, "id": str(number), "key": str(number)} | held
@@ -85,7 +85,7 @@ def hold(engine: Engine, places: list[tuple[int, int]], **other: Any) -> None:
 
 
 def appear(engine: Engine, bucket: int, *numbers: int) -> None:
-    """New messages with these numbers, as if their transactions had been open until now."""
+    """Insert new messages with these sequences, as if their transactions had been open until now."""
     hold(engine, [(bucket, number) for number in numbers], state="pending", error=None, payload=b"late")
 
 
@@ -102,15 +102,15 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.fixture(autouse=True)
 def _not_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, no bucket has its turn to be read again."""
+    """No bucket becomes due to be read again, however slow the machine is."""
     monkeypatch.setattr(skipping, "_EVERY", NEVER)
 
 
 @pytest.mark.mysql
 @pytest.mark.parametrize("why", ["held", "paused"])
 def test_they_are_not_read_again(engine: Engine, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """Thousands wait in all buckets: a look costs no more than one at empty buckets, and one that finds a
-    message in one of them reads no others."""
+    """While thousands of messages wait in all buckets, a scan reads few of them, even if it finds a message
+    to send in one of the buckets."""
     monkeypatch.setattr(skipping, "_SHARE", NEVER)
     looks = Looks(engine)
     looks.scanner.pause(["slow"])
@@ -125,14 +125,14 @@ def test_they_are_not_read_again(engine: Engine, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.mysql
 def test_statistics_from_an_empty_table(engine: Engine) -> None:
-    """They were gathered when nothing waited, as is usual for an outbox: a scan of a bucket reads no other
-    bucket."""
+    """With statistics gathered while the table was empty, as is usual for an outbox, a scan of one bucket
+    does not read other buckets."""
     if engine.dialect.name == "sqlite":
         pytest.skip("no statistics")
     with engine.connect() as connection:
         connection.exec_driver_sql("ANALYZE TABLE outbox_message").all()
         hold(engine, [(number % BUCKETS, number) for number in range(1, HELD + 1)])
-        connection.exec_driver_sql("FLUSH TABLES outbox_message")  # they are read again
+        connection.exec_driver_sql("FLUSH TABLES outbox_message")  # so that the statistics are read again
     looks = Looks(engine)
     assert looks.look() == []
     assert looks.cost < 5 * HELD
@@ -140,8 +140,8 @@ def test_statistics_from_an_empty_table(engine: Engine) -> None:
 
 @pytest.mark.mysql
 def test_a_paused_topic_that_grows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look reads what was added. Counting does not take that for messages that have appeared below, and
-    so nothing is read again."""
+    """Each scan reads only the messages that were added. The count of skipped messages does not mistake them
+    for messages that have appeared below, so nothing is read again."""
     monkeypatch.setattr(skipping, "_SHARE", NEVER)
     looks = Looks(engine)
     looks.scanner.pause(["slow"])
@@ -155,11 +155,12 @@ def test_a_paused_topic_that_grows(engine: Engine, monkeypatch: pytest.MonkeyPat
         publish(engine, "a3", topic="slow")
         publish(engine, name)
         assert name in looks.look()
-        assert looks.cost < 1.5 * HELD  # it is counted once, because a message is sent
+        assert looks.cost < 1.5 * HELD  # skipped messages are counted once, because a message is sent
 
 
 def test_a_paused_topic_that_is_resumed(engine: Engine) -> None:
-    """All of it leaves in order, with what has come meanwhile."""
+    """After a paused topic is resumed, all its messages are found in order, including the ones added during
+    the pause."""
     looks = Looks(engine)
     looks.scanner.pause(["slow"])
     hold(engine, [(3, number) for number in range(1, 400)], **PAUSED | {"payload": b"before"})
@@ -178,8 +179,8 @@ def test_a_paused_topic_that_is_resumed(engine: Engine) -> None:
 def test_a_message_that_appears_while_a_scan_ends(
     migrated: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is committed below messages of a paused topic, when a scan has read its place and has yet to count
-    what it has passed over: it is found all the same."""
+    """A message that is committed below those of a paused topic is found even if it appears after a scan has
+    passed its place and before the scan counts what it has skipped."""
     if migrated.name == "sqlite":
         pytest.skip("one writer: nothing appears while another transaction reads")
     monkeypatch.setattr(skipping, "_SHARE", 0)
@@ -200,7 +201,8 @@ def test_a_message_that_appears_while_a_scan_ends(
 
 @pytest.mark.parametrize("also", ["nothing else", "paused", "dropped", "dropped now"])
 def test_a_message_that_appears_below(engine: Engine, monkeypatch: pytest.MonkeyPatch, also: str) -> None:
-    """Counting finds it, whatever else is not known or has gone. That is read once."""
+    """Counting finds a message that appears below the skipped ones, whatever other messages are unknown or
+    gone. It is read once."""
     monkeypatch.setattr(skipping, "_SHARE", 0)
     hold(engine, [(3, number) for number in range(10, 20_000, 10)])
     looks = Looks(engine)
@@ -220,7 +222,8 @@ def test_a_message_that_appears_below(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_counting_takes_little_of_the_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message is not found before it is time to count, and the relay looks again at that time."""
+    """Counting is limited to a small share of the time: a message is not found before the next count is due,
+    and the relay looks again at that time."""
     monkeypatch.setattr(skipping, "_SHARE", NEVER)
     hold(engine, [(3, number) for number in range(10, 4_000, 10)])
     looks = Looks(engine)
@@ -231,8 +234,8 @@ def test_counting_takes_little_of_the_time(engine: Engine, monkeypatch: pytest.M
 
 
 def test_each_bucket_is_read_again(engine: Engine) -> None:
-    """Some messages were dropped, and as many have appeared, with the same sum of numbers. A look when little
-    time has passed reads some of the buckets."""
+    """If as many messages appear as were dropped, with the same sum of sequences, counting cannot find them,
+    but each bucket is read again in time. A scan before that time reads only some of the buckets."""
     hold(engine, [(3, number) for number in range(10, 4_000, 10)])
     looks = Looks(engine)
     assert looks.look() == looks.look() == []
@@ -248,8 +251,8 @@ def test_each_bucket_is_read_again(engine: Engine) -> None:
 
 
 def test_the_order_of_a_key(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction drew its number before those of messages that wait, and commits after they were read: the
-    next message of its key does not overtake its own."""
+    """A transaction draws a sequence below those of waiting messages and commits after they were read: the
+    next message of its key does not overtake it."""
     if migrated.name == "sqlite":
         pytest.skip("one writer: nobody overtakes")
     monkeypatch.setattr(skipping, "_SHARE", NEVER)

@@ -1,4 +1,4 @@
-"""Very many messages wait while the broker takes nothing; then all of them leave."""
+"""Very many messages wait while the broker accepts nothing; then all of them are sent."""
 
 import time
 from collections import defaultdict
@@ -27,11 +27,11 @@ FILL = text(
     """
 )
 AWAY = 5.0
-"""Seconds for which the broker takes nothing."""
+"""Seconds for which the broker accepts nothing."""
 
 
 class Away:
-    """A publisher whose broker is away at first."""
+    """A publisher whose broker is unavailable at first."""
 
     def __init__(self) -> None:
         self.back_at = time.monotonic() + AWAY
@@ -39,7 +39,7 @@ class Away:
         self.taken: dict[str | None, list[int]] = defaultdict(list)
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Take a batch, or nothing of it."""
+        """Accept a batch, or nothing of it."""
         if time.monotonic() < self.back_at:
             self.refused.append(len(batch))
             return [Unavailable("away")] * len(batch)
@@ -50,8 +50,8 @@ class Away:
 
 @pytest.mark.long
 def test_200_000_messages_leave_in_order_once_the_broker_is_back(postgres: Database) -> None:
-    """While the broker takes nothing it is asked seldom, and with one message at a time; then every message
-    leaves once, those of each key in their order."""
+    """While the broker accepts nothing, the relay tries it rarely, with one message at a time; then every
+    message is sent once, each key in order."""
     engine = postgres.engine()
     with engine.begin() as connection:
         connection.execute(FILL, {"keys": KEYS, "buckets": [bucket_of(key, BUCKETS) for key in KEYS]})

@@ -1,4 +1,4 @@
-"""A topic that is not taken at the moment holds up itself, and the keys of its messages, and nothing else."""
+"""A topic that the broker is rejecting holds up itself and the keys of its messages, and nothing else."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, p
 
 
 def answer(outcome: Outcome) -> Recorder:
-    """A publisher that takes everything but the topic "full"."""
+    """A publisher that accepts everything except the topic "full"."""
 
     def of(message: Envelope) -> Outcome:
         return outcome if message.topic == "full" else ACCEPTED
@@ -19,8 +19,8 @@ def answer(outcome: Outcome) -> Recorder:
 @pytest.mark.parametrize("outcome", [Unavailable("the queue is full"), Unknown("no answer")], ids=str)
 @pytest.mark.parametrize("with_keys", [True, False], ids=["keys", "no keys"])
 def test_others_leave(postgres: Database, outcome: Outcome, with_keys: bool) -> None:
-    """Behind thousands of messages of a topic that is not taken, those of another one leave at once, and few
-    of the thousands have been tried."""
+    """Behind thousands of messages of a rejected topic, those of another topic are sent in the same call, and
+    few of the thousands are tried."""
     engine = postgres.engine()
     with engine.begin() as connection:
         for topic, many in (("full", 3_000), ("free", 50)):
@@ -31,14 +31,14 @@ def test_others_leave(postgres: Database, outcome: Outcome, with_keys: bool) -> 
     assert relay.run_once() == 50
     assert {message.topic for message in publisher.accepted} == {"free"}
     tried = len(publisher.sent) - 50
-    assert tried <= 110  # a first batch, and single ones of a topic that has rested
+    assert tried <= 110  # a first batch, and single messages after each backoff of the topic
     assert count(engine, TABLES.message) == 3_000
     assert relay.run_once() == 0
     assert len(publisher.sent) - 50 - tried <= 10
 
 
 def test_their_keys_wait(migrated: Database) -> None:
-    """A key's message to a topic that is taken does not overtake the one before it to a topic that is not."""
+    """A key's message to an accepted topic does not overtake the key's previous message to a rejected one."""
     engine = migrated.engine()
     names = [f"{key}1" for key in "abcdefgh"]
     publish(engine, *names, topic="full")
@@ -49,7 +49,7 @@ def test_their_keys_wait(migrated: Database) -> None:
 
 
 def test_it_goes_on_when_it_is_taken_again(migrated: Database) -> None:
-    """Once a single message of the topic has been taken, all others follow, in the order of their keys."""
+    """Once a single message of the topic has been accepted, all others follow, in the order of their keys."""
     engine = migrated.engine()
     publish(engine, "a1", "a2", "b1", "b2", "-1", topic="full")
     publisher = answer(Unavailable("the queue is full", retry_after=0))
@@ -61,8 +61,8 @@ def test_it_goes_on_when_it_is_taken_again(migrated: Database) -> None:
 
 
 def test_it_is_tried_once_in_a_batch(postgres: Database) -> None:
-    """Keys whose messages to it lie at different depths: it is handed to the publisher once, not once for
-    each depth, and what comes behind it in a key waits."""
+    """Messages to a rejected topic stand at different places in several keys: the publisher gets one of them,
+    not one for each place, and the messages behind them in their keys wait."""
     engine = postgres.engine()
     with engine.begin() as connection:
         for depth in range(8):

@@ -1,4 +1,4 @@
-"""Trouble that passes does not end a relay; trouble that does not is told each time."""
+"""A temporary failure does not end a relay; a permanent one raises an error each time."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ PATIENCE = 60.0
 
 
 class Slow(Recorder):
-    """Takes longer for a send than the lease lasts."""
+    """A publisher whose send takes longer than the lease."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Slow(Recorder):
 
 
 def test_a_pool_that_is_empty(postgres: Database) -> None:
-    """While the application has all connections the relay waits, and goes on when it gets one."""
+    """While the application uses all connections, the relay waits; it continues when it gets one."""
     publish(postgres.engine(), "a1")
     engine = postgres.engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     publisher = Recorder()
@@ -56,7 +56,7 @@ def test_a_pool_that_is_empty(postgres: Database) -> None:
 
 
 def test_what_ends_a_relay_is_told_each_time(database: Database) -> None:
-    """Without tables `run` and `run_once` raise, as often as they are called."""
+    """Without the tables `run` and `run_once` raise an error, however often they are called."""
     looping = Relay(database.engine(), Recorder())
     for begin in (looping.run, looping.run, looping.run_once):
         with pytest.raises(TablesMissing):
@@ -64,7 +64,7 @@ def test_what_ends_a_relay_is_told_each_time(database: Database) -> None:
 
 
 def test_no_buckets(migrated: Database) -> None:
-    """A database whose buckets were deleted is refused, by the relay and when something is published."""
+    """If the buckets were deleted, both the relay and `publish` raise an error."""
     engine = migrated.engine()
     with engine.begin() as connection:
         connection.execute(delete(TABLES.bucket))
@@ -76,7 +76,8 @@ def test_no_buckets(migrated: Database) -> None:
 
 @pytest.mark.quick("postgresql")
 def test_one_pass_renews_its_lease(migrated: Database) -> None:
-    """While a send of `run_once` takes longer than the lease, another relay does not take its buckets."""
+    """If a send of `run_once` takes longer than the lease, the lease is renewed, so that another relay does
+    not take its buckets."""
     engine = migrated.engine()
     publish(engine, "a1")
     slow, other = Slow(), Recorder(lambda _: ACCEPTED)
@@ -108,8 +109,8 @@ ENDED = {
 
 @pytest.mark.parametrize("how", ["cancelled", "time limit"])
 def test_a_statement_that_is_ended_from_outside(migrated: Database, how: str) -> None:
-    """By an operator, or by a time limit of the role's, while it waits for a lock: the relay tries again, and
-    nothing is sent twice."""
+    """An operator, or a time limit of the role, cancels a relay's statement while it waits for a lock: the
+    relay tries again, and nothing is sent twice."""
     if (how, migrated.name) not in ENDED:
         pytest.skip("SQLite has neither, and MySQL limits only the time of reading")
     engine = migrated.engine()
@@ -152,7 +153,7 @@ ACCOUNT = "inbox_outbox_app"
 
 @pytest.mark.parametrize(("trouble", "code"), [("read only", 1290), ("no connection", 1226)])
 def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: int) -> None:
-    """A server that is being switched over, an account without a connection to spare: the relay tries again,
+    """During a switchover of the server, or while the account has no connection left, the relay tries again,
     as on PostgreSQL."""
     if migrated.name not in {"mariadb", "mysql"}:
         pytest.skip("the numbers are those of MariaDB and MySQL")
@@ -170,7 +171,7 @@ def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: in
     spare: list[Connection] = []
 
     def take_the_last() -> bool:
-        with suppress(OperationalError):  # the relay has it
+        with suppress(OperationalError):  # the relay has the last connection
             spare.append(engine.connect())
         return bool(spare)
 
@@ -195,8 +196,8 @@ def test_trouble_of_mysql_that_passes(migrated: Database, trouble: str, code: in
 
 
 def test_a_session_that_is_read_only(postgres: Database) -> None:
-    """One that began while the database was read-only stays so: the pool gets another one, and
-    the relay goes on once the database can be written."""
+    """A session that began while the database was read-only stays read-only: the pool replaces it, and the
+    relay continues once the database is writable."""
     engine, codes = postgres.engine(), list[object]()
     publish(postgres.engine(), "a1")
     event.listen(engine, "handle_error", lambda context: codes.append(context.original_exception.sqlstate))
@@ -216,7 +217,7 @@ def test_a_session_that_is_read_only(postgres: Database) -> None:
 
 
 def test_an_operator_after_the_server_was_read_only(postgres: Database) -> None:
-    """The same for what an operator does."""
+    """When an operator's call fails in a read-only session, the next call gets a new session."""
     engine = postgres.engine()
     admin = postgres.engine(isolation_level="AUTOCOMMIT")
     setting = f"ALTER DATABASE {postgres.url.database} SET default_transaction_read_only"
@@ -228,8 +229,9 @@ def test_an_operator_after_the_server_was_read_only(postgres: Database) -> None:
 
 
 def test_a_connection_that_breaks_on_its_way_to_the_pool(migrated: Database) -> None:
-    """MySQL's and MariaDB's drivers set the isolation level back there, by a statement: the relay goes on,
-    each message leaves once, and the pool has lost no place."""
+    """When a connection returns to the pool, MySQL's and MariaDB's drivers reset its isolation level with a
+    statement. If the connection breaks there, the relay goes on, each message is sent once, and the pool
+    loses no place."""
     if migrated.name not in {"mariadb", "mysql"}:
         pytest.skip("the drivers of the others send nothing")
     publish(migrated.engine(), "a1")

@@ -1,5 +1,5 @@
-"""Messages whose sends got no answer several times, and may kill relays: they are sent alone, and hold up
-nothing else."""
+"""Messages whose sends had no answer several times, and which may kill relays: they are sent alone, and hold
+up nothing else."""
 
 import pytest
 from sqlalchemy import Engine, update
@@ -22,7 +22,7 @@ class Ordered(Recorder):
 
 
 def leave_unanswered(engine: Engine, *ids: str) -> None:
-    """These have been sent three times, and nobody knows what became of them."""
+    """Make these messages have been sent three times without an answer."""
     silent = {"state": "unknown", "unanswered": 3, "attempts": 3, "error": "silence"}
     with engine.begin() as connection:
         connection.execute(update(TABLES.message).where(TABLES.message.c.id.in_(ids)).values(silent))
@@ -30,7 +30,8 @@ def leave_unanswered(engine: Engine, *ids: str) -> None:
 
 @pytest.mark.parametrize("publisher", [Recorder, Ordered])
 def test_many_in_one_topic(engine: Engine, publisher: type[Recorder]) -> None:
-    """Those behind them leave meanwhile: single messages and batches take turns."""
+    """Messages behind many unanswered ones are sent meanwhile: single unanswered messages and batches of
+    others take turns."""
     leave_unanswered(engine, *publish(engine, *(f"-{n}" for n in range(75)), *(f"{n:x}1" for n in range(16))))
     publish(
         engine, *(f"{n:x}2" for n in range(16)), *(f"z{n}" for n in range(5)), *(f"-{n}" for n in range(99))
@@ -45,11 +46,12 @@ def test_many_in_one_topic(engine: Engine, publisher: type[Recorder]) -> None:
 
 
 def test_one_behind_a_message_of_its_key(engine: Engine) -> None:
-    """An operator has released the held message before it: it does not overtake that."""
+    """A message whose sends had no answer does not overtake an earlier message of its key, such as one that
+    an operator has released."""
     publisher = Ordered()
     relay = Relay(engine, publisher)
     publish(engine, "b1")
-    relay.run_once()  # so that now it is the turn of single messages
+    relay.run_once()  # so that single messages have the next turn
     _, second = publish(engine, "a1", "a2")
     leave_unanswered(engine, second)
     assert relay.run_once() == 2

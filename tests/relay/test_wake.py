@@ -1,6 +1,6 @@
-"""How soon a relay hears of new messages, and that it misses none if it does not.
+"""How soon a relay notices new messages, and that it misses none without a wake-up.
 
-Looking by itself is put off for longer than a test takes, so that only a wake-up can explain what arrives.
+Polling is put off for longer than a test takes, so that only a wake-up can explain what arrives.
 """
 
 import asyncio
@@ -45,19 +45,18 @@ NEVER = 3_600
 SOON = 60
 """Seconds: generous, and far below `NEVER`."""
 MANY = 2 * len(BURST)
-"""How many messages, one after the other: more than a relay looks for by itself after it was woken."""
+"""How many messages are published one by one: more often than a relay looks by itself after a wake-up."""
 
 
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays of this process do nothing that nobody wakes them for."""
+    """Relays of this process do nothing until they are woken."""
     monkeypatch.setattr(Settings, "tend_every", NEVER)
 
 
 @pytest.mark.usefixtures("never_looks")
 def test_a_commit_in_the_same_process(migrated: Database) -> None:
-    """A relay in another thread is woken by a commit, on every database, through another engine, and each
-    time anew."""
+    """A commit wakes a relay in another thread each time, on every database and through another engine."""
     publisher, engine = Recorder(), migrated.engine()
     with _running(Relay(migrated.engine(), publisher, poll=NEVER, lease=2 * NEVER)):
         _until_many_arrive(lambda name: publish(engine, name), lambda: len(publisher.accepted))
@@ -84,8 +83,8 @@ def test_a_commit_in_the_same_loop(migrated: Database) -> None:
 
 @pytest.mark.usefixtures("never_looks")
 def test_a_commit_in_another_thread_wakes_a_loop(postgres: Database) -> None:
-    """An asynchronous relay hears of what synchronous code commits to the same database on PostgreSQL, where
-    their engines have one driver; elsewhere such a relay polls."""
+    """On PostgreSQL a synchronous commit wakes an asynchronous relay on the same database, since both engines
+    use one driver; on other databases such a relay polls."""
 
     async def scenario(_: AsyncEngine, publisher: AsyncRecorder) -> None:
         engine = postgres.engine()
@@ -99,7 +98,7 @@ def test_a_commit_in_another_thread_wakes_a_loop(postgres: Database) -> None:
 @pytest.mark.parametrize("schema", [None, "Über"])
 @pytest.mark.parametrize("kind", ["thread", "task"])
 def test_a_commit_in_another_process(postgres: Database, kind: str, schema: str | None) -> None:
-    """On PostgreSQL a relay hears of the commits of other processes, those to its own schema."""
+    """On PostgreSQL commits of other processes to the relay's schema wake it."""
     if schema is not None:
         _make_schema(postgres, schema)
     engine, heard = postgres.engine(), list[str]()
@@ -119,8 +118,8 @@ def test_a_commit_in_another_process(postgres: Database, kind: str, schema: str 
 
 
 def test_a_pool_of_one_connection(postgres: Database) -> None:
-    """An asynchronous relay listens beside its engine's pool: one connection there is enough to send, and to
-    be woken."""
+    """An asynchronous relay does not listen on a connection of its engine's pool: a pool of one connection is
+    enough to send and to be woken."""
 
     async def scenario(_: AsyncEngine, publisher: AsyncRecorder) -> None:
         await asyncio.to_thread(
@@ -145,7 +144,7 @@ def test_one_connection_for_everything(postgres: Database) -> None:
 @pytest.mark.usefixtures("never_looks")
 @pytest.mark.parametrize("kind", ["thread", "task"])
 def test_a_relay_behind_a_pooler(pooled: Database, postgres: Database, kind: str) -> None:
-    """With the server's own address as `listen_url` it is woken by commits of others behind the pooler."""
+    """With the server's own address as `listen_url`, commits of others wake a relay behind a pooler."""
     with (
         _elsewhere(pooled) as engine,
         _relay(kind, pooled, poll=NEVER, lease=2 * NEVER, listen_url=postgres.url) as publisher,
@@ -157,8 +156,8 @@ def test_a_relay_behind_a_pooler(pooled: Database, postgres: Database, kind: str
 def test_a_pooler_that_swallows_notifications(
     pooled: Database, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """Behind it a relay notices that it hears nothing, says so once and what to do, and polls; no session
-    goes on listening."""
+    """A relay behind a pooler that does not pass notifications on notices this, logs once what to do, and
+    polls; no session keeps listening."""
     with _elsewhere(pooled) as engine, _relay(kind, pooled, poll=0.1) as publisher:
         wait_until(lambda: bool(caplog.records))
         publish(engine, "a1")
@@ -175,7 +174,7 @@ def test_a_pooler_that_swallows_notifications(
 
 
 def test_the_address_of_another_database(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """A `listen_url` on which the relay's own notification does not arrive is no use: the log says so."""
+    """If the relay's own notification does not arrive at `listen_url`, the log says so."""
     elsewhere = postgres.url.set(database="postgres")
     with _relay("thread", postgres, listen_url=elsewhere):
         wait_until(lambda: bool(caplog.records))
@@ -185,8 +184,8 @@ def test_the_address_of_another_database(postgres: Database, caplog: pytest.LogC
 
 
 def test_a_signal_handler_that_returns_late() -> None:
-    """A relay that is idle, and a listener that waits for its messages, go on when their time is over, also
-    where a signal handler was running by then."""
+    """The waits of an idle relay, and of a listener for messages, end on time even if a signal handler was
+    running then."""
     wake_up, event = ThreadWakeUp(), SignalSafeEvent()
     for wait, wake in ((partial(wake_up.wait, buckets=[]), wake_up.wake), (event.wait, event.set)):
         helped = threading.Event()
@@ -208,7 +207,7 @@ def test_a_signal_handler_that_returns_late() -> None:
 def test_an_address_that_nobody_answers(
     postgres: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A `listen_url` at which the relay is refused again and again is said once a minute, and nothing else
+    """If connections to `listen_url` fail again and again, this is logged once a minute, and nothing else
     waits for it."""
     tries: list[ListenConnector] = []
 
@@ -226,14 +225,14 @@ def test_an_address_that_nobody_answers(
 
 
 def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
-    """The wake-up is a hint that may come before the messages can be seen: a relay that has found nothing
-    finds them when it looks the next time."""
+    """A wake-up is a hint that can come before the messages are visible: a relay that finds nothing then
+    finds them when it looks next."""
     engine, publisher = migrated.engine(), Recorder()
     with _running(Relay(engine, publisher, poll=0.2)), engine.connect() as slow:
         publish(engine, "a1")
         wait_until(lambda: len(publisher.accepted) == 1)
         Outbox().publish_many(slow, messages(["a2"]))
-        if migrated.name != "sqlite":  # where nobody else can write meanwhile
+        if migrated.name != "sqlite":  # where no other transaction can write meanwhile
             publish(engine, "b1")
             wait_until(lambda: len(publisher.accepted) == 2)
         time.sleep(0.5)
@@ -242,8 +241,8 @@ def test_a_commit_long_after_the_wake_up(migrated: Database) -> None:
         wait_until(lambda: "a2" in publisher.names)
 
 
-def test_a_message_of_a_process_that_wakes_nobody(migrated: Database) -> None:
-    """With `Outbox(wake=False)` nobody is woken, and the relay finds the message by polling."""
+def test_a_message_of_a_process_that_sends_no_wake_up(migrated: Database) -> None:
+    """`Outbox(wake=False)` sends no wake-up, and the relay finds the message by polling."""
     engine, publisher = migrated.engine(), Recorder()
     with _running(Relay(engine, publisher, poll=0.1)):
         for number in range(1, MANY):
@@ -253,8 +252,8 @@ def test_a_message_of_a_process_that_wakes_nobody(migrated: Database) -> None:
 
 
 def _until_many_arrive(publish_there: Callable[[str], object], arrived: Callable[[], int]) -> None:
-    """Publish messages one by one until enough have arrived. A hint that came too early for one of them is
-    made up for by the next."""
+    """Publish messages one by one until enough have arrived. If a wake-up came too early for one of them, the
+    next one makes up for it."""
     published, end = 0, time.monotonic() + SOON
     while arrived() < MANY:
         assert time.monotonic() < end, f"{arrived()} of {published} messages arrived"
@@ -267,7 +266,7 @@ def _until_many_arrive(publish_there: Callable[[str], object], arrived: Callable
 
 @contextmanager
 def _relay(kind: str, database: Database, **options: Any) -> Iterator[Recorder]:
-    """While the block runs, so does a relay in a thread, or in a loop."""
+    """Run a relay in a thread or in a loop during the block."""
     if kind == "thread":
         publisher = Recorder()
         with _running(Relay(database.engine(), publisher, **options)):
@@ -325,7 +324,7 @@ def _make_schema(database: Database, schema: str) -> None:
 
 
 def _threaded(pipe: Connection, url: URL, schema: str | None) -> None:
-    """A relay that never looks by itself, once it has sent the message a0; it says what it sends."""
+    """Run a relay that never looks by itself after it has sent the message a0; it reports what it sends."""
     _never_look()
     engine = create_engine(url)
     _publish_first(engine, schema)
@@ -333,7 +332,7 @@ def _threaded(pipe: Connection, url: URL, schema: str | None) -> None:
 
 
 def _looping(pipe: Connection, url: URL, schema: str | None) -> None:
-    """The same, asynchronously."""
+    """As `_threaded`, with an AsyncRelay."""
     _never_look()
     _publish_first(create_engine(url), schema)
 

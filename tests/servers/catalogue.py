@@ -1,4 +1,4 @@
-"""Which services there are, found once and kept until the end of the run."""
+"""The services that the tests use: each is found once and kept until the end of the run."""
 
 import os
 from collections.abc import Callable
@@ -35,42 +35,42 @@ _stops: list[Callable[[], None]] = []
 
 @cache
 def find(name: str) -> Server | Missing:
-    """The SQL server of that name, started if need be, or why there is none."""
+    """The SQL server of that name, started if necessary, or the reason why there is none."""
     return _kept(FINDERS[name]())
 
 
 @cache
 def find_redis() -> RedisServer | Missing:
-    """Redis, started if need be, or why there is none."""
+    """Redis, started if necessary, or the reason why there is none."""
     return _kept(redis.find())
 
 
 @cache
 def find_kafka() -> KafkaServer | Missing:
-    """Kafka, started if need be, or why there is none."""
+    """Kafka, started if necessary, or the reason why there is none."""
     return _kept(kafka.find())
 
 
 @cache
 def find_rabbit() -> RabbitServer | Missing:
-    """RabbitMQ, started if need be, or why there is none."""
+    """RabbitMQ, started if necessary, or the reason why there is none."""
     return _kept(rabbitmq.find())
 
 
 @cache
 def find_rocket() -> RocketServer | Missing:
-    """RocketMQ, started if need be, or why there is none."""
+    """RocketMQ, started if necessary, or the reason why there is none."""
     return _kept(rocketmq.find())
 
 
 @cache
 def find_pooler() -> Pooler | Missing:
-    """PgBouncer before the PostgreSQL of the tests, started if need be, or why there is none."""
+    """PgBouncer in front of the tests' PostgreSQL, started if necessary, or the reason why there is none."""
     return _kept(pgbouncer.find(find("postgresql")))
 
 
 def _kept(found: S | Missing) -> S | Missing:
-    """What was found, to be stopped at the end if it runs."""
+    """Register a server that was found, so that `stop_all` stops it."""
     if not isinstance(found, Missing):
         _stops.append(found.stop)
     return found
@@ -89,9 +89,10 @@ def stop_all() -> None:
 
 
 def is_required(name: str) -> bool:
-    """Whether ``REQUIRE_SERVICES`` ("all", or names with commas) forbids to do without it.
+    """Whether ``REQUIRE_SERVICES`` ("all", or names separated by commas) names this service: then its tests
+    fail instead of being skipped.
 
-    Raises ValueError for a name that is no service: a misspelt requirement would require nothing.
+    Raises ValueError for an unknown name: a misspelt requirement would require nothing.
     """
     required = set(filter(None, os.environ.get("REQUIRE_SERVICES", "").split(",")))
     if unknown := required - {"all", *NAMES, *OTHERS}:

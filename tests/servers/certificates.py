@@ -1,4 +1,4 @@
-"""Certificates that servers of the tests show to their clients."""
+"""TLS certificates for the tests' servers."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
@@ -11,7 +11,7 @@ from cryptography.x509.oid import NameOID
 
 
 def write(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for 127.0.0.1, which has signed itself, and its key."""
+    """Write a self-signed certificate for 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)

@@ -1,5 +1,5 @@
-"""Databases that are used again once they have been put into the state of their template: to make and drop a
-database takes longer than most tests."""
+"""Databases that tests use one after another, each time reset to the state of their template: creating and
+dropping a database takes longer than most tests."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,22 +8,22 @@ from sqlalchemy import URL
 
 
 class Template(Protocol):
-    """A database that stays as it is."""
+    """A database that never changes."""
 
     def copy(self) -> URL:
-        """Make a database like it."""
+        """Create a database with the same contents."""
         ...
 
     def restore(self, copy: URL) -> bool:
-        """Put a copy into this one's state; False if that cannot be done."""
+        """Reset a copy to the template's state; return False if that is impossible."""
         ...
 
 
 class Copies:
     """Copies of one database, each for one test at a time.
 
-    A copy that was used is put into the template's state before it is used again. It is dropped instead if
-    that cannot be done: its tables are not the template's any more, or somebody is still connected to it.
+    A used copy is reset to the template's state before it is used again. It is dropped instead if that is
+    impossible: its tables have changed, or somebody is still connected to it.
     """
 
     def __init__(self, template_at: Callable[[URL], Template], drop: Callable[[URL], None]) -> None:
@@ -34,7 +34,7 @@ class Copies:
         self._spare: list[URL] = []
 
     def take(self, template: URL) -> URL:
-        """A database like the template, which is always the same."""
+        """A database in the template's state."""
         if self._template is None:
             self._template = self._template_at(template)
         while self._spare:
@@ -48,13 +48,13 @@ class Copies:
         return copy
 
     def give_back(self, gone: URL) -> None:
-        """Keep a copy for later; drop what is none."""
+        """Keep a copy for later; drop a database that is not a copy."""
         if str(gone.database) in self._copies:
             self._spare.append(gone)
         else:
             self._drop(gone)
 
     def close(self) -> None:
-        """Drop what is left."""
+        """Drop the remaining copies."""
         for spare in self._spare:
             self._drop(spare)

@@ -1,18 +1,24 @@
-"""Servers in containers, started through testcontainers when a Docker engine answers."""
+"""Servers in containers, started by testcontainers if a Docker engine answers."""
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from docker.errors import DockerException  # type: ignore[import-untyped]
 from sqlalchemy import URL, create_engine
-from testcontainers.core.container import DockerContainer
 
 from tests.servers.server import Missing
+
+if TYPE_CHECKING:  # at run time imported where an engine answers
+    from testcontainers.core.container import DockerContainer
+
+ANSWERS = "INBOX_OUTBOX_TEST_DOCKER"
+"""Whether an engine answers: "yes" or nothing. Processes that share the tests have it from the one that
+started them."""
 
 PROBE = "from testcontainers.core.docker_client import DockerClient; DockerClient().client.ping()"
 
@@ -28,7 +34,7 @@ def connect_sql(url: URL) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What to run, and the address (without host and port) at which it will answer `connect`."""
+    """An image, and the address (without host and port) at which its server will accept `connect`."""
 
     name: str
     port: int
@@ -42,10 +48,14 @@ class Image:
     """Anything else that Docker is told."""
 
 
-def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
-    """A container that answers, with its address; Missing without an engine or the image."""
+def start(image: Image) -> tuple["DockerContainer", URL] | Missing:
+    """Start a container and wait until it answers; return it with its address, or Missing without an engine
+    or the image."""
     if not _engine_answers():
         return Missing("no Docker engine answers")
+    from docker.errors import DockerException  # type: ignore[import-untyped]
+    from testcontainers.core.container import DockerContainer
+
     container = (
         DockerContainer(image.name)
         .with_bind_ports(image.port, image.host_port)
@@ -68,7 +78,7 @@ def start(image: Image) -> tuple[DockerContainer, URL] | Missing:
 
 
 def _wait_until_it_answers(connect: Callable[[URL], object], url: URL, timeout: float = 90) -> None:
-    """Return once a connection works; raises the driver's error when that takes too long."""
+    """Return as soon as a connection works; raise the driver's error if that takes too long."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -81,8 +91,13 @@ def _wait_until_it_answers(connect: Callable[[URL], object], url: URL, timeout: 
             return
 
 
-@cache
+_asking = threading.Lock()
+
+
 def _engine_answers() -> bool:
-    # In a process of its own, because the library leaves its socket open when nothing answers.
-    probe = [sys.executable, "-c", PROBE]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    with _asking:
+        if ANSWERS not in os.environ:
+            # In a process of its own, because the library leaves its socket open when nothing answers.
+            probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
+            os.environ[ANSWERS] = "yes" if probe.returncode == 0 else ""
+        return os.environ[ANSWERS] == "yes"

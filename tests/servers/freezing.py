@@ -1,4 +1,4 @@
-"""Processes that stand still in the middle of what they do, as on a machine that swaps."""
+"""Stop processes with SIGSTOP in the middle of their work, as on a machine that swaps."""
 
 import os
 import signal
@@ -8,10 +8,11 @@ from pathlib import Path
 
 
 def freeze(process: int) -> None:
-    """Let a process, by its number, do nothing until `thaw`; its connections stay.
+    """Stop a process, given by its number, until `thaw`; its connections stay open.
 
-    One of its threads takes the signal and stops the others. Until that thread gets a core they go on: for
-    20 ms on a busy machine, in which a server answers. So this returns once all of them stand still.
+    One of its threads takes the signal and stops the others. Until that thread gets a core, the others go on:
+    for 20 ms on a busy machine, enough for a server to answer. So this returns only when all of them have
+    stopped.
     """
     os.kill(process, signal.SIGSTOP)
     while not all(state in "tTZX" for state in _states(process)):
@@ -19,12 +20,12 @@ def freeze(process: int) -> None:
 
 
 def thaw(process: int) -> None:
-    """Let a process go on after `freeze`."""
+    """Let a process continue after `freeze`."""
     os.kill(process, signal.SIGCONT)
 
 
 def _states(process: int) -> list[str]:
-    """The states of its threads, as letters."""
+    """The states of a process's threads, as letters."""
     found = []
     for file in Path(f"/proc/{process}/task").glob("*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends

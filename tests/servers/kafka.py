@@ -1,4 +1,4 @@
-"""Kafka: one broker that is its own controller; tests get topics of their own in it."""
+"""Kafka: one broker that is its own controller; each test creates its own topics."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaServer:
-    """A running Kafka; `address` is what clients call its bootstrap servers."""
+    """A running Kafka; `address` is what clients call the bootstrap servers."""
 
     origin: str
     address: str
@@ -90,12 +90,12 @@ class LocalKafka:
             raise
 
     def restart(self) -> None:
-        """Crash the server and start it again on the same port, with all that it had answered."""
+        """Crash the server and start it again on the same port, with everything that it had acknowledged."""
         self.crash()
         self.start()
 
     def crash(self) -> None:
-        """kill -9."""
+        """Kill the server with `kill -9`."""
         self._process.stop(signal.SIGKILL)
 
     def start(self) -> None:
@@ -103,11 +103,11 @@ class LocalKafka:
         self._process = self._start()
 
     def freeze(self) -> None:
-        """Let it do nothing until `thaw`; its connections stay."""
+        """Stop it with SIGSTOP until `thaw`; its connections stay open."""
         freezing.freeze(self._process.pid)
 
     def thaw(self) -> None:
-        """Let it go on after `freeze`."""
+        """Let it continue after `freeze`."""
         freezing.thaw(self._process.pid)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class LocalKafka:
         return ServerProcess(command, self._folder, user=None, is_ready=lambda: answers(self.address))
 
     def _command(self, name: str, *options: str) -> list[str]:
-        """One of its programs, whose last option is the file of settings."""
+        """How to run one of its programs, whose last argument is the settings file."""
         return ["env", f"JAVA_OPTIONS={JAVA_OPTIONS}", self._program, name, *options, str(self._settings)]
 
 
@@ -130,7 +130,7 @@ def find() -> KafkaServer | Missing:
 
 
 def program() -> str | Missing:
-    """What runs Kafka's classes here."""
+    """The program on this machine that runs Kafka's classes."""
     found = os.environ.get(PROGRAM_VARIABLE)
     if not found:
         return Missing(f"{PROGRAM_VARIABLE} is not set")
@@ -138,7 +138,7 @@ def program() -> str | Missing:
 
 
 def answers(address: str) -> bool:
-    """Whether a broker answers there."""
+    """Whether a broker answers at this address."""
     admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
     try:
         admin.list_topics(timeout=1)

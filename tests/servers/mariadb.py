@@ -1,4 +1,4 @@
-"""MariaDB, which follows MySQL's protocol but is a server of its own."""
+"""MariaDB, which uses MySQL's protocol but is a different server."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def _from_program() -> Server | Missing:
 
 
 def program() -> tuple[str, Callable[[Path], Sequence[str]]] | Missing:
-    """The server, and the command that fills a folder for it."""
+    """The server program, and the command that initialises a data folder for it."""
     server = shutil.which("mariadbd", path=mysql_like.PROGRAM_PATH)
     installer = shutil.which("mariadb-install-db", path=mysql_like.PROGRAM_PATH)
     if server is None or installer is None:

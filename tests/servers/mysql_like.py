@@ -1,4 +1,4 @@
-"""What MariaDB and MySQL have in common: one server, a utf8mb4 database for each test."""
+"""What the tests for MariaDB and MySQL share: one server, and a utf8mb4 database for each test."""
 
 import os
 import secrets
@@ -36,8 +36,8 @@ _contexts: list[Any] = []
 
 
 def _one_context(connection: Any, options: Any) -> Any:
-    """What PyMySQL makes for each connection without options of its own: it reads all certificates of the
-    system, which takes longer than many a test."""
+    """Share one TLS context. PyMySQL creates one for each connection without options of its own and reads all
+    certificates of the system, which takes longer than many tests."""
     if options:
         return _new_context(connection, options)
     if not _contexts:
@@ -49,7 +49,7 @@ _CLIENT._create_ssl_ctx = _one_context
 
 
 def from_environment(name: str) -> Server | Missing:
-    """The server whose address the environment gives."""
+    """The server whose address is in the environment."""
     url = environment.address(name)
     if isinstance(url, Missing):
         return url
@@ -80,15 +80,15 @@ def from_program(
     make_data: Callable[[Path], Sequence[str]],
     settings: Sequence[str] = (),
 ) -> Server:
-    """A server of its own from this program; `make_data` is the command that fills a folder."""
+    """A server started from this program; `make_data` is the command that initialises its data folder."""
     local = LocalServer(program, make_data, [*SETTINGS, *settings])
     return _server(name, local.url, origin="local binary", stop=local.close, restart=local.restart)
 
 
 class LocalServer:
-    """A MariaDB or MySQL on a free port of 127.0.0.1, its data in a temporary folder.
+    """A MariaDB or MySQL on a free port of 127.0.0.1, with its data in a temporary folder.
 
-    Started by root it runs as the account ``mysql`` where there is one, else as ``nobody``.
+    Started by root, it runs as the account ``mysql`` if that exists, otherwise as ``nobody``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The database with tables that tests on MariaDB and MySQL get copies of."""
+"""The database with tables that tests on MariaDB and MySQL copy."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 
 class MySQLTemplate:
-    """Its tables are made again in each copy: neither server copies a database."""
+    """Its tables are created again in each copy, because neither server can copy a database."""
 
     def __init__(self, admin: Engine, new: Callable[[], URL], url: URL) -> None:
         self._admin = admin
@@ -23,7 +23,7 @@ class MySQLTemplate:
             ]
 
     def copy(self) -> URL:
-        """Make its tables in another database."""
+        """Create its tables in another database."""
         url = self._new()
         copy = str(url.database)
         with self._admin.connect() as connection:
@@ -33,7 +33,7 @@ class MySQLTemplate:
         return url
 
     def restore(self, copy: URL) -> bool:
-        """Put a copy into this one's state; False if that cannot be done."""
+        """Reset a copy to the template's state; return False if that is impossible."""
         with self._admin.connect() as connection:
             return self._restore(connection, str(copy.database))
 
@@ -63,7 +63,7 @@ class MySQLTemplate:
         return len({row[1] for row in found}) == 1
 
     def _with_rows(self, connection: Connection, copy: str) -> Iterable[str]:
-        """Which of the tables that are empty in the template are not."""
+        """The tables that are empty in the template but have rows here."""
         empty = self._tables.keys() - set(self._filled)
         questions = (f"(SELECT '{table}' FROM {copy}.`{table}` LIMIT 1)" for table in empty)
         return connection.scalars(text(" UNION ALL ".join(questions))).all()
@@ -75,7 +75,7 @@ class MySQLTemplate:
 
 
 def _tables(connection: Connection, database: str) -> dict[str, str]:
-    """How each table is made; not which number comes next, which no test has to know."""
+    """The CREATE TABLE statement of each table, without its next AUTO_INCREMENT number."""
     names = sorted(connection.scalars(text(f"SHOW TABLES FROM {database}")))
     shown = (connection.execute(text(f"SHOW CREATE TABLE {database}.`{table}`")).one()[1] for table in names)
     return dict(zip(names, (re.sub(r" AUTO_INCREMENT=\d+", "", created) for created in shown), strict=True))

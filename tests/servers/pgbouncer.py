@@ -1,5 +1,5 @@
-"""PgBouncer in transaction mode before the PostgreSQL of the tests: a client has a server's session for the
-length of a transaction, and another one for the next."""
+"""PgBouncer in transaction mode in front of the tests' PostgreSQL: a client has a server's session for one
+transaction, and another one for the next."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooler:
-    """A running PgBouncer: `url` and the name of any database of the server behind it."""
+    """A running PgBouncer: its `url`, with the name of any database of the server behind it."""
 
     origin: str
     version: str
@@ -43,7 +43,7 @@ class Pooler:
 
 
 def find(server: Server | Missing) -> Pooler | Missing:
-    """PgBouncer before this PostgreSQL, from the environment, Docker or its program on this machine."""
+    """PgBouncer in front of this PostgreSQL, from the environment, Docker or its program on this machine."""
     if isinstance(server, Missing):
         return server
     return first_of([_from_environment, lambda: _from_docker(server), lambda: _from_program(server)])
@@ -111,7 +111,7 @@ def _started(program: str, configuration: Path, user: str | None, url: URL) -> S
 
 
 def _upstream(url: URL, host: str | None = None) -> dict[str, Any]:
-    """How the pooler logs in at the server, whoever its own client is."""
+    """How the pooler logs in to the server, no matter who its own client is."""
     known = {"host": host or url.host, "port": url.port, "user": url.username, "password": url.password}
     return {name: value for name, value in known.items() if value}
 
@@ -133,7 +133,7 @@ def _pooler(url: URL, origin: str, stop: Callable[[], None]) -> Pooler:
 
 
 def _version(url: URL) -> str:
-    """What its console says; an error if it does not answer."""
+    """The version that its console reports; an error if it does not answer."""
     console = url.set(drivername="postgresql", database="pgbouncer").render_as_string(hide_password=False)
     with psycopg.connect(console, autocommit=True) as connection:
         row = connection.execute("SHOW VERSION").fetchone()

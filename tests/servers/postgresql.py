@@ -1,4 +1,4 @@
-"""PostgreSQL: every test has a database for itself, a copy of a template if it wants tables."""
+"""PostgreSQL: each test has its own database, a copy of a template if it needs tables."""
 
 import secrets
 from collections.abc import Callable

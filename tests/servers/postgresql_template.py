@@ -1,7 +1,7 @@
-"""The database that tests on PostgreSQL get copies of.
+"""The database that tests on PostgreSQL copy.
 
-To make, use and drop a new copy takes the server ten times as long as to empty an old one: the catalog is
-copied, the first session reads all of it, and a checkpoint comes before the end.
+Creating, using and dropping a new copy takes the server ten times as long as emptying an old one: it copies
+the catalog, the first session reads all of it, and a checkpoint comes before the drop.
 """
 
 import time
@@ -58,12 +58,18 @@ STATE = " UNION ALL ".join(
 TABLES = "SELECT oid, oid::regclass::text AS name, pg_relation_size(oid) > 0 OR reltuples >= 0 FROM pg_class"
 TABLES += f" WHERE oid >= {FIRST} AND relkind IN ('r', 'p') ORDER BY pg_class.oid"
 
+RESTART = """
+SELECT setval(seqrelid::regclass, seqstart, false) FROM pg_sequence
+WHERE pg_sequence_last_value(seqrelid) IS NOT NULL
+"""
+"""A sequence may have been used although its table is empty."""
+
 Connection = psycopg.Connection[Any]
 State = list[tuple[Any, ...]]
 
 
 class PostgreSQLTemplate:
-    """The server copies it. A copy is emptied if its test changed only rows, and tables of its own."""
+    """The server copies it. A copy is emptied if its test changed only rows, and tables of the test's own."""
 
     def __init__(self, new: Callable[[], URL]) -> None:
         self._new = new
@@ -72,7 +78,7 @@ class PostgreSQLTemplate:
         self._tables: set[int] = set()
 
     def copy(self) -> URL:
-        """Make a copy, and note what it is like."""
+        """Create a copy, and record what it looks like."""
         url = self._new()
         with _connect(url) as connection:
             tables = connection.execute(TABLES).fetchall()
@@ -83,7 +89,7 @@ class PostgreSQLTemplate:
         return url
 
     def restore(self, copy: URL) -> bool:
-        """Empty a copy; False if there is more to it than that."""
+        """Empty a copy; return False if more than its rows has changed."""
         name = str(copy.database)
         state = self._states.pop(name)
         try:
@@ -106,7 +112,8 @@ class PostgreSQLTemplate:
         changed = [name for name, rows in kept.items() if _rows(connection, name) != rows]
         used = [name for number, name, is_used in tables if is_used and number in self._tables]
         if emptied := changed + [name for name in used if name not in kept]:
-            connection.execute(f"TRUNCATE {', '.join(emptied)} RESTART IDENTITY")
+            connection.execute(f"TRUNCATE {', '.join(emptied)}")
+        connection.execute(RESTART)
         for table in changed:
             with connection.cursor().copy(f"COPY {table} FROM STDIN") as into:
                 into.write(kept[table])
@@ -123,7 +130,7 @@ def _connect(url: URL) -> Connection:
 
 
 def _is_alone(connection: Connection) -> bool:
-    """Whether nobody else is connected, as soon as those have gone that are leaving."""
+    """Whether nobody else is connected, after waiting for sessions that are just ending."""
     deadline = time.monotonic() + LEAVING
     while connection.execute(OTHERS).fetchone() != (0,):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""RabbitMQ: tests have queues of their own in it, and delete them."""
+"""RabbitMQ: each test creates its own queues, and deletes them."""
 
 import os
 import shutil
@@ -64,7 +64,7 @@ class LocalRabbit:
             raise
 
     def answers(self) -> bool:
-        """Whether it does."""
+        """Whether the server answers."""
         return _answers(self._address)
 
     def kill(self) -> None:
@@ -72,7 +72,7 @@ class LocalRabbit:
         self._process.stop(signal.SIGKILL)
 
     def start(self) -> None:
-        """Start the server, with whatever durable data it had."""
+        """Start the server with the durable data that it had."""
         settings = [f"{name}={value}" for name, value in self._environment().items()]
         command = ["env", *settings, str(PROGRAM)]
         self._process = ServerProcess(
@@ -80,11 +80,11 @@ class LocalRabbit:
         )
 
     def freeze(self) -> None:
-        """Let it do nothing until `thaw`; its connections stay."""
+        """Stop it with SIGSTOP until `thaw`; its connections stay open."""
         freezing.freeze(self._process.pid)
 
     def thaw(self) -> None:
-        """Let it go on after `freeze`."""
+        """Let it continue after `freeze`."""
         freezing.thaw(self._process.pid)
 
     def restart(self) -> None:
@@ -148,7 +148,7 @@ class LocalRabbit:
 
 
 def start_local(tries: int = 3) -> LocalRabbit:
-    """A RabbitMQ of one's own; another program may take its port before it does, so it is tried again."""
+    """Start a RabbitMQ for this run. Another program may take its port first; then try again."""
     for left in reversed(range(tries)):
         try:
             return LocalRabbit()
@@ -164,7 +164,7 @@ def find() -> RabbitServer | Missing:
 
 
 def origin() -> str | Missing:
-    """From where `find` is going to have it; it starts nothing, for that takes seconds."""
+    """Where `find` will take RabbitMQ from. Starts nothing, because a start takes seconds."""
     return first_of([_environment_origin, _docker_origin, _program_origin])
 
 
@@ -175,7 +175,7 @@ def program() -> Path | Missing:
 
 
 def version_of(url: str | URL) -> str:
-    """What the server says it is; OSError if it says nothing."""
+    """The version that the server reports; OSError if it does not answer."""
     address = make_url(url)
     return _greeting((address.host or "127.0.0.1", address.port or 5672))
 

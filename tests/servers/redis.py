@@ -1,4 +1,4 @@
-"""Redis, which is no SQL server: tests get a prefix of their own in it."""
+"""Redis: each test uses its own prefix for names."""
 
 import shutil
 import signal
@@ -19,7 +19,8 @@ SETTINGS = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisServer:
-    """A running Redis; `restart` (a crash, then a start at the same address) is None where that cannot be."""
+    """A running Redis; `restart` (a crash, then a start at the same address) is None where that is
+    impossible."""
 
     origin: str
     version: str
@@ -29,7 +30,8 @@ class RedisServer:
 
 
 class LocalRedis:
-    """A Redis on a free port of 127.0.0.1, its data in a temporary folder. `program` is redis-server's."""
+    """A Redis on a free port of 127.0.0.1, with its data in a temporary folder. `program` is the path of
+    redis-server."""
 
     def __init__(self, program: str) -> None:
         self._folder = private_folder("redis-", None)
@@ -44,7 +46,7 @@ class LocalRedis:
             raise
 
     def restart(self) -> None:
-        """Crash the server and start it again on the same port, with all that it had answered."""
+        """Crash the server and start it again on the same port, with everything that it had acknowledged."""
         self.kill()
         self.start()
 
@@ -53,15 +55,15 @@ class LocalRedis:
         self._process.stop(signal.SIGKILL)
 
     def start(self) -> None:
-        """Start it again on the same port, with all that it had answered."""
+        """Start it again on the same port, with everything that it had acknowledged."""
         self._process = self._start()
 
     def freeze(self) -> None:
-        """Let it do nothing until `thaw`; its connections stay."""
+        """Stop it with SIGSTOP until `thaw`; its connections stay open."""
         freezing.freeze(self._process.pid)
 
     def thaw(self) -> None:
-        """Let it go on after `freeze`."""
+        """Let it continue after `freeze`."""
         freezing.thaw(self._process.pid)
 
     def close(self) -> None:
@@ -91,7 +93,7 @@ def program() -> str | Missing:
 
 
 def version_of(url: str | URL) -> str:
-    """What the server says it is; the driver's error if it says nothing."""
+    """The version that the server reports; the driver's error if it does not answer."""
     address = make_url(url).render_as_string(hide_password=False)
     client = redis.Redis.from_url(address)
     try:

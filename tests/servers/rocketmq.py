@@ -1,11 +1,11 @@
-"""RocketMQ: name server, broker and proxy in one process; tests make topics and groups of their own in it."""
+"""RocketMQ: name server, broker and proxy in one process; each test creates its own topics and groups."""
 
 import json
 import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,27 @@ PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_ROCKETMQ"
 # The broker refuses messages on a disk that is nearly full, however small they are.
 JAVA_OPTIONS = "-Xmx256m -Xrs -XX:-UsePerfData -Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"
 
+PROXY: Mapping[str, Any] = {
+    "rocketMQClusterName": "DefaultCluster",
+    # It remembers for so long that there is no such topic.
+    "topicRouteServiceCacheRefreshSeconds": 1,
+}
+"""What the tests want of a proxy, here and in docker-compose.yml."""
+BROKER: Mapping[str, Any] = {
+    "brokerIP1": "127.0.0.1",
+    "autoCreateTopicEnable": "false",
+    # Otherwise a message that it was writing when it was killed may come with half of its properties.
+    "enabledAppendPropCRC": "true",
+    "forceVerifyPropCRC": "true",
+    # Each time it walks through a week of timers: by default that keeps a quarter of a core busy.
+    "timerFlushIntervalMs": 60_000,
+}
+"""The same of a broker."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocketServer:
-    """A running RocketMQ: clients connect to the proxy at `address`; topics and groups are made at
+    """A running RocketMQ: clients connect to the proxy at `address`; topics and groups are created at
     `broker`."""
 
     origin: str
@@ -60,12 +77,12 @@ class LocalRocket:
             raise
 
     def restart(self) -> None:
-        """Crash the server and start it again on the same port, with all that it had answered."""
+        """Crash the server and start it again on the same port, with everything that it had acknowledged."""
         self.crash()
         self.start()
 
     def crash(self) -> None:
-        """kill -9."""
+        """Kill the server with `kill -9`."""
         self._process.stop(signal.SIGKILL)
 
     def start(self) -> None:
@@ -83,11 +100,11 @@ class LocalRocket:
         self.start()
 
     def freeze(self) -> None:
-        """Let it do nothing until `thaw`; its connections stay."""
+        """Stop it with SIGSTOP until `thaw`; its connections stay open."""
         freezing.freeze(self._process.pid)
 
     def thaw(self) -> None:
-        """Let it go on after `freeze`."""
+        """Let it continue after `freeze`."""
         freezing.thaw(self._process.pid)
 
     def close(self) -> None:
@@ -100,7 +117,7 @@ class LocalRocket:
         conf.mkdir()
         names = free_port()
         proxy = {
-            "rocketMQClusterName": "DefaultCluster",
+            **PROXY,
             "proxyMode": "LOCAL",
             "namesrvAddr": f"127.0.0.1:{names}",
             "grpcServerPort": self._port,
@@ -108,23 +125,18 @@ class LocalRocket:
             "tlsTestModeEnable": False,
             "tlsCertPath": str(self.certificate),
             "tlsKeyPath": str(self._key),
-            # It remembers for so long that there is no such topic.
-            "topicRouteServiceCacheRefreshSeconds": 1,
         }
         settings = {
+            **BROKER,
             "brokerClusterName": "DefaultCluster",
             "brokerName": "broker-a",
-            "brokerIP1": "127.0.0.1",
             "listenPort": broker,
             "haListenPort": free_port(),
             "namesrvAddr": f"127.0.0.1:{names}",
             "storePathRootDir": self._folder / "store",
             "storePathCommitLog": self._folder / "store" / "commitlog",
-            "autoCreateTopicEnable": "false",
             "mappedFileSizeCommitLog": 16_777_216,
             "mappedFileSizeConsumeQueue": 600_000,
-            # Each time it walks through a week of timers: by default that keeps a quarter of a core busy.
-            "timerFlushIntervalMs": 60_000,
         }
         if self._login is not None:
             user, secret = self._login
@@ -137,7 +149,7 @@ class LocalRocket:
 
 
 def _provider(prefix: str) -> dict[str, Any]:
-    """Who is asked for the users: a proxy asks the broker, which has them."""
+    """The class that looks users up: a proxy asks the broker, which stores them."""
     return {
         "authenticationProvider": (
             "org.apache.rocketmq.auth.authentication.provider.DefaultAuthenticationProvider"
@@ -152,7 +164,7 @@ def find() -> RocketServer | Missing:
 
 
 def program() -> str | Missing:
-    """What runs RocketMQ here."""
+    """The program on this machine that runs RocketMQ."""
     found = os.environ.get(PROGRAM_VARIABLE)
     if not found:
         return Missing(f"{PROGRAM_VARIABLE} is not set")
@@ -160,14 +172,14 @@ def program() -> str | Missing:
 
 
 def answers(address: str) -> bool:
-    """Whether something listens there; of the server's ports, the proxy's opens last."""
+    """Whether something listens at this address; the proxy's port is the last that the server opens."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
 
 
 def _free_broker_port() -> int:
-    """The broker also takes the port two below its own."""
+    """A free port whose second predecessor is free as well: the broker uses both."""
     while True:
         port = free_port()
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""What a service is once it was found, and how the ways to find one are tried in turn."""
+"""A service that was found, and how the ways to find one are tried in turn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,12 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running database server in which tests make and drop databases.
+    """A running database server in which tests create and drop databases.
 
-    A database that was dropped may come again from `new_database` and `copy_database`, but never from
-    `fresh_database`.
-    `copy_database` is given the same template each time. `restart` (a crash, then a start at the same
-    address) is None where the way in which the server was started cannot do that. `stop` does nothing to a
-    server of others.
+    `new_database` and `copy_database` may return a database that was used before; `fresh_database` never
+    does. `copy_database` is given the same template each time. `restart` (a crash, then a start at the same
+    address) is None if the way the server was started does not allow it. `stop` does nothing to a server that
+    was not started here.
     """
 
     name: str
@@ -34,13 +33,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why a service cannot be had here: one reason for each way that was tried."""
+    """Why a service is not available here: one reason for each way that was tried."""
 
     reason: str
 
 
 def first_of(ways: Sequence[Callable[[], S | Missing]]) -> S | Missing:
-    """The server of the first way that has one; without any, all their reasons."""
+    """The server of the first way that finds one; otherwise the reasons of all ways."""
     reasons = []
     for way in ways:
         found = way()

@@ -15,13 +15,13 @@ ENOUGH = 2**30
 
 
 def _memory() -> Path | None:
-    """Where a commit does not wait for a disk, since tests kill processes, not machines; None if there is no
-    such place, or it is small."""
+    """A folder in memory, where a commit does not wait for a disk: tests kill processes, not machines. None
+    if there is no such folder, or if it is small."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH else None
 
 
 def find() -> Server:
-    """The SQLite that Python brings, its files in a temporary folder."""
+    """The SQLite that comes with Python, with its files in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="sqlite-", dir=_memory()))
 
     def new() -> URL:

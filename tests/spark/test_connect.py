@@ -1,5 +1,5 @@
-"""Spark Connect: the writer, the streams and the data source work without access to the JVM, from the
-wheel; and what a job says, with all its logs, never holds a password."""
+"""Spark Connect: the writer, the streams and the data source work from the wheel, without access to the JVM.
+No error message and no log line of a job contains the password."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LOGGING = spark_cluster.LOGGING.replace("rootLogger.level = error", "rootLogger.
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel brings."""
+    """A folder with the installed contents of the wheel."""
     missing = spark_cluster.missing()
     if missing is not None and servers.is_required("spark"):
         pytest.fail(f"spark is required: {missing.reason}")
@@ -52,7 +52,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def seen(postgres: Database, installed: Path, tmp_path: Path) -> dict[str, Any]:
-    """What the program saw, and all that it and Spark printed."""
+    """What the program recorded, and everything that it and Spark printed."""
     make_result(postgres)
     with postgres.engine().begin() as connection:
         connection.execute(text("CREATE TABLE too_narrow (id varchar(2), amount smallint)"))
@@ -85,9 +85,9 @@ def seen(postgres: Database, installed: Path, tmp_path: Path) -> dict[str, Any]:
 def test_everything_works_with_spark_connect(
     postgres: Database, installed: Path, seen: dict[str, Any]
 ) -> None:
-    """Reports, replays, unseen rows, both ways of streaming, the data source with the session's defaults; and
-    errors on the driver and in tasks that say what is wrong, without the URL's password in them or in Spark's
-    logs."""
+    """Reports, replays, unseen rows, both ways of streaming, and the data source with defaults from the
+    session work. Errors on the driver and in tasks say what is wrong, and neither they nor Spark's logs
+    contain the URL's password."""
     engine = postgres.engine()
     assert all(Path(path).is_relative_to(installed) for path in seen["packages"])
     assert ".connect." in seen["session"]
@@ -120,7 +120,7 @@ def test_everything_works_with_spark_connect(
 
 
 def check_errors(errors: list[str]) -> None:
-    """Each error of a job that was to fail names what was wrong."""
+    """The error of each job that was meant to fail names what was wrong."""
     expected = [
         "InvalidOption: truncate='true'",
         "InvalidOption: key: missing",

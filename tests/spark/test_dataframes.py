@@ -25,7 +25,7 @@ pytest_plugins = ["tests.support.spark_session"]
 
 @pytest.fixture
 def engine(postgres: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(postgres)
 
 
@@ -37,14 +37,14 @@ def writer(database: Database, **options: Any) -> InboxWriter:
 
 
 def usual(database: Database) -> dict[str, Any]:
-    """Where to write."""
+    """The connection options."""
     return {"url": database.url.render_as_string(hide_password=False)}
 
 
 def frame(
     spark: "SparkSession", rows: int = 100, partitions: int = 4, keys: int | None = None
 ) -> "DataFrame":
-    """So many rows, of so many keys."""
+    """`rows` rows with `keys` different keys (all different if None)."""
     numbered = spark.range(rows, numPartitions=partitions)
     return numbered.selectExpr(f"concat('k', id % {keys or rows}) AS id", "id AS amount")
 
@@ -52,7 +52,8 @@ def frame(
 def test_a_write_reports_what_it_did(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """New, repeated inside the job over all partitions, and taken before; and nothing for no rows."""
+    """The report counts new rows, rows whose key is repeated in the job (in any partition), and rows whose
+    key was taken before. A DataFrame without rows gives an empty report."""
     first = writer(postgres).write(frame(spark_session, keys=60))
     assert counts(first) == {"new": 60, "repeated": 40}
     assert (first.partitions, first.replayed, first.transport) == (4, 0, "pgpq")
@@ -70,8 +71,8 @@ def test_a_write_reports_what_it_did(
 def test_a_run_that_is_finished_is_not_done_again(
     postgres: Database, engine: Engine, spark_session: "SparkSession", ledger: str
 ) -> None:
-    """Submitted again, a finished run reports the same, also after a shuffle with adaptive plans; with
-    "trust" what comes before it is not computed."""
+    """A finished run that is submitted again gives the same report, also after a shuffle with adaptive plans.
+    With ledger="trust" Spark does not even compute the DataFrame again."""
     calls = spark_session.sparkContext.accumulator(0)
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -100,8 +101,8 @@ def test_a_run_that_is_finished_is_not_done_again(
 def test_a_run_that_failed_goes_on(
     postgres: Database, engine: Engine, spark_session: "SparkSession", tmp_path: Path, ledger: str
 ) -> None:
-    """Of a run that failed half-way the partitions that have committed stay, and are recognised when it is
-    submitted again."""
+    """When a run fails half-way, its committed partitions stay. The run recognises them when it is submitted
+    again."""
 
     def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for each in batches:
@@ -118,7 +119,7 @@ def test_a_run_that_failed_goes_on(
     (tmp_path / "go").touch()
     report = into.write(rows)
     assert counts(report) == {"new": 100}
-    # Some partition may have committed after the job had failed.
+    # A partition may have committed after the job failed.
     assert report.replayed in ([0] if ledger == "off" else range(len(there), 4))
     assert len(written(engine)) == 100
 
@@ -126,8 +127,8 @@ def test_a_run_that_failed_goes_on(
 def test_a_plan_that_is_not_deterministic(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """A run that draws other keys each time it is submitted: all that were ever committed are applied once,
-    and counted."""
+    """A run produces different keys each time it is submitted. All rows that were ever committed are applied
+    once, and counted."""
     rows = frame(spark_session).selectExpr("uuid() AS id", "amount")
     into = writer(postgres, run="r")
     assert into.write(rows).new == 100
@@ -138,7 +139,8 @@ def test_a_plan_that_is_not_deterministic(
 def test_another_number_of_partitions(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """The same run in other partitions loses nothing, takes nothing twice and counts the same."""
+    """The same run with another number of partitions loses nothing, applies nothing twice and reports the
+    same counts."""
     for partitions in (4, 3, 7):
         report = writer(postgres, run="r").write(frame(spark_session, partitions=partitions))
         assert counts(report) == {"new": 100}
@@ -148,8 +150,8 @@ def test_another_number_of_partitions(
 
 
 def test_all_or_nothing(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
-    """With atomicity="job" one bad row in the last partition leaves nothing; without, what has committed
-    stays, and the same run goes on with the rest."""
+    """With atomicity="job", one bad row in the last partition means that nothing is written. When the rows
+    are corrected, all of them are written in a single partition."""
     bad = frame(spark_session).selectExpr("if(amount = 99, '', id) AS id", "amount")
     with pytest.raises(Exception, match="InvalidRow"):
         writer(postgres, atomicity="job").write(bad)
@@ -159,7 +161,8 @@ def test_all_or_nothing(postgres: Database, engine: Engine, spark_session: "Spar
 
 
 def test_a_function_of_the_program(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
-    """A function that is defined where it is used goes to the tasks with what it needs; so do statements."""
+    """A function that is defined where it is used is sent to the tasks together with the variables it needs.
+    SQL statements are sent, too."""
     accounts.make(engine, ["cash", "bank"])
     added = 3
 
@@ -179,8 +182,8 @@ def test_a_function_of_the_program(postgres: Database, engine: Engine, spark_ses
 def test_a_batch_of_a_stream_that_comes_again(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """`foreach_batch` with a name for its run: the same batch is recognised, and other rows under an old
-    number are applied all the same."""
+    """With a named run, `foreach_batch` recognises a batch that is repeated. Different rows under an old
+    batch number are applied nevertheless."""
     into = writer(postgres, run="stream")
     for rows, number in ((50, 0), (50, 0), (100, 0), (120, 1), (130, 0)):
         into.foreach_batch(frame(spark_session, rows), number)
@@ -193,8 +196,9 @@ def test_a_batch_of_a_stream_that_comes_again(
 def test_awkward_names_of_columns(
     postgres: Database, engine: Engine, spark_session: "SparkSession", large: str
 ) -> None:
-    """Names with blanks, quotes and percent signs are names like others, also when a run is recognised by
-    its keys alone; however wide Spark makes Arrow's texts. The data source takes dots and backticks, too."""
+    """Column names with blanks, quotes and percent signs work like any other, also when a run is recognised
+    by its keys alone, and with both of Arrow's text types that Spark can be set to use. The data source
+    accepts dots and backticks, too."""
     names = ["order id", "it's", 'per "cent" %s', "Größe", "a.b `c`"]
     with engine.begin() as connection:
         columns = ", ".join('"' + name.replace('"', '""') + '" text' for name in names)
@@ -221,8 +225,8 @@ def test_awkward_names_of_columns(
 
 
 def test_unseen_rows(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
-    """Rows that are in the inbox are left out, the others come through with all their columns; it writes
-    nothing."""
+    """`unseen` leaves out rows whose keys are in the inbox and returns the others with all their columns. It
+    writes nothing."""
     writer(postgres).write(frame(spark_session, 30))
     found = writer(postgres).unseen(frame(spark_session).selectExpr("*", "array(amount) AS more"))
     rows = found.collect()
@@ -236,8 +240,8 @@ def test_unseen_rows(postgres: Database, engine: Engine, spark_session: "SparkSe
 
 
 def test_defaults_of_the_session(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
-    """`spark.inbox.*` stands in for what a writer is not given, in any case of its letters, and nothing else
-    does; an option that is not known or cannot be used is refused."""
+    """The session's `spark.inbox.*` settings, in upper or lower case, supply the options that a writer is not
+    given, and nothing else does. An unknown or unusable option is rejected."""
     defaults = {
         "dbtable": "result",
         "KEY": "id",
@@ -258,7 +262,7 @@ def test_defaults_of_the_session(postgres: Database, engine: Engine, spark_sessi
 
 
 class conf:  # noqa: N801 - reads as a function in the `with` that it is made for
-    """Entries of the session's configuration, gone afterwards."""
+    """Settings of the session, removed at the end."""
 
     def __init__(self, session: "SparkSession", options: dict[str, str]) -> None:
         self._session = session
@@ -274,7 +278,7 @@ class conf:  # noqa: N801 - reads as a function in the `with` that it is made fo
 
 
 def save(rows: "DataFrame", **options: str) -> None:
-    """Through the data source."""
+    """Write the rows through the data source."""
     rows.sparkSession.dataSource.register(InboxDataSource)
     rows.write.format("inbox").mode("append").options(**options).save()
 
@@ -282,8 +286,8 @@ def save(rows: "DataFrame", **options: str) -> None:
 def test_the_data_source_writes_once(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """Each key is applied once over several saves; the ids of Delta's options name the run and the batch, so
-    that the same save again is found in the ledger."""
+    """Each key is applied once over several saves. Delta's options txnAppId and txnVersion name the run and
+    the batch, so that a repeated save is found in the ledger."""
     options = {**usual(postgres), "DBTABLE": "result", "key": "id", "Consumer": "billing"}
     for number in ("1", "1", "2"):
         save(frame(spark_session, keys=60), txnAppId="load", txnVersion=number, **options)
@@ -303,7 +307,8 @@ def test_the_data_source_writes_once(
 def test_the_data_source_takes_defaults_of_the_session(
     postgres: Database, engine: Engine, spark_session: "SparkSession"
 ) -> None:
-    """Half of the options from the session; results and its companions may be divided, too."""
+    """The data source takes missing options from the session. A default that it cannot honour
+    (atomicity="job") and an option that is given nowhere raise errors."""
     rows = frame(spark_session)
     with conf(spark_session, {**usual(postgres), "consumer": "session", "maxConnections": "1"}):
         save(rows, dbtable="result", key="id")
@@ -332,7 +337,7 @@ def test_the_data_source_refuses_before_a_task_starts(
     options: dict[str, str],
     said: str,
 ) -> None:
-    """What cannot be kept is told on the driver; no partition is computed."""
+    """Options that cannot be honoured raise an error on the driver, before any partition is computed."""
 
     def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         (tmp_path / "computed").touch()
@@ -346,7 +351,7 @@ def test_the_data_source_refuses_before_a_task_starts(
 
 
 def test_mode_overwrite_is_refused(postgres: Database, engine: Engine, spark_session: "SparkSession") -> None:
-    """Nothing is deleted, nothing written."""
+    """Mode "overwrite" is rejected: nothing is deleted, and nothing is written."""
     rows = frame(spark_session)
     save(rows, **usual(postgres), dbtable="result", key="id", consumer="billing")
     again = rows.write.format("inbox").mode("overwrite").options(**usual(postgres))

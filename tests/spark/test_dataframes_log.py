@@ -1,4 +1,4 @@
-"""What a Spark user sees of a write: its report, in Spark's log and in the ledger, and the job's name."""
+"""What a Spark user sees of a write: the report, in Spark's log and in the ledger, and the job's name."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ CAPTURE = "spark.sql.pyspark.worker.logging.enabled"
 
 
 class SparkLog:
-    """What Spark's own log says at INFO from now on."""
+    """Collects what Spark's own log says at INFO from now on."""
 
     def __init__(self, session: Any) -> None:
         jvm = session._jvm
@@ -35,7 +35,7 @@ class SparkLog:
         self._logger.addAppender(self._appender)
 
     def read(self) -> str:
-        """Read it."""
+        """The collected text; stops collecting."""
         self._logger.removeAppender(self._appender)
         self._set_level(self._log4j.Level.ERROR)
         return str(self._text.toString())
@@ -53,8 +53,8 @@ def last_job(session: Any) -> str:
 def test_the_report_and_the_job_are_named(
     postgres: Database, spark_session: "SparkSession", tmp_path: Path
 ) -> None:
-    """The report is in Spark's log at INFO, and is returned for each batch of a stream. The job has a name in
-    Spark's UI, unless the program or the stream has given one."""
+    """The report is logged in Spark's log at INFO, and is returned for each batch of a stream. The job has a
+    name in Spark's UI, unless the program or the stream has set one."""
     make_result(postgres)
     url = postgres.url.render_as_string(hide_password=False)
     session: Any = spark_session
@@ -79,10 +79,10 @@ def test_the_report_and_the_job_are_named(
 
 
 class Listener:
-    """A listener of the session, in terms of the JVM: the observed metrics of each query."""
+    """A query listener of the session, called by the JVM: collects the observed metrics of each query."""
 
     class Java:
-        """What it is for the JVM."""
+        """The JVM interface that it implements."""
 
         implements = ("org.apache.spark.sql.util.QueryExecutionListener",)
 
@@ -94,7 +94,7 @@ class Listener:
         self._listeners.register(self)
 
     def read(self) -> list[dict[str, int]]:
-        """Read them, and stop listening."""
+        """The metrics seen so far; stops listening."""
         self._session._jsc.sc().listenerBus().waitUntilEmpty()
         self._listeners.clear()
         return self._seen
@@ -110,7 +110,8 @@ class Listener:
 
 
 def test_the_counts_are_observed_metrics(postgres: Database, spark_session: "SparkSession") -> None:
-    """Listeners of the session get what each job has counted, also of a job without rows."""
+    """The session's listeners receive the counts of each job as observed metrics, also for a job without
+    rows."""
     make_result(postgres)
     url = postgres.url.render_as_string(hide_password=False)
     rows = spark_session.range(50, numPartitions=2).selectExpr("concat('k', id % 40) AS id", "id AS amount")
@@ -130,8 +131,8 @@ def test_the_counts_are_observed_metrics(postgres: Database, spark_session: "Spa
 def test_the_report_of_the_data_source(
     postgres: Database, spark_session: "SparkSession", tmp_path: Path
 ) -> None:
-    """The ledger has it, for a job and for each batch of a stream, by its run; and so has the log that Spark
-    keeps of its Python processes, if that is switched on."""
+    """The ledger has the report under its run, for a job and for each batch of a stream. The log that Spark
+    keeps of its Python processes has it, too, if that log is switched on."""
     make_result(postgres)
     url = postgres.url.render_as_string(hide_password=False)
     spark_session.dataSource.register(InboxDataSource)

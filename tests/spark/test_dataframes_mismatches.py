@@ -1,4 +1,4 @@
-"""Content that differs, in DataFrames: through Spark, where the columns of a digest travel with the keys."""
+"""Content mismatches of DataFrames: Spark carries the columns of a digest along with the keys."""
 
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ pytest_plugins = ["tests.support.spark_session"]
 
 
 def test_content_that_differs(postgres: Database, spark_session: "SparkSession") -> None:
-    """A finished run is recognised by the keys and the columns of the digest, and reports the mismatches that
-    it had; `format("inbox")` fails the job, if it shall."""
+    """A finished run is recognised by its keys and the digest's columns, and reports its mismatches again.
+    With mismatches="error", `format("inbox")` fails the job."""
     engine = make_result(postgres)
     url = postgres.url.render_as_string(hide_password=False)
     rows = spark_session.range(100, numPartitions=2).selectExpr("concat('k', id) AS id", "id AS amount")

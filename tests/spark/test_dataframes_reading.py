@@ -21,9 +21,9 @@ SECRET = "hunter2"  # noqa: S105 - the server asks for none
 
 
 def test_reading_and_reconciling(postgres: Database, spark_session: "SparkSession") -> None:
-    """A job leaves out the keys that are taken, by an anti-join with what it reads in several partitions;
-    afterwards every row is there, and one that is deleted is named. Filters give the same rows with and
-    without the database evaluating them."""
+    """A job leaves out the keys that are taken, with an anti-join on the taken keys, which it reads in
+    several partitions. Afterwards every row is in the table, and `reconcile` names a row that is then
+    deleted. Filters give the same rows whether the database or Spark evaluates them."""
     engine = make_result(postgres)
     url = postgres.url.render_as_string(hide_password=False)
     spark_session.dataSource.register(InboxDataSource)
@@ -71,7 +71,8 @@ def test_reading_and_reconciling(postgres: Database, spark_session: "SparkSessio
 
 
 def test_errors_of_a_read(postgres: Database, spark_session: "SparkSession") -> None:
-    """A wrong option, and a database that cannot be read, are told on the driver, without the password."""
+    """A wrong option, and a database that cannot be read, raise an error on the driver that does not contain
+    the password."""
     spark_session.dataSource.register(InboxDataSource)
     url = postgres.url.set(username="postgres", password=SECRET).render_as_string(hide_password=False)
     with pytest.raises(Exception, match="InvalidOption: dbtable='t'") as caught:

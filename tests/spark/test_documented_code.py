@@ -23,7 +23,7 @@ def test_the_code_for_spark_runs(
     postgres: Database,
     spark_session: "SparkSession",
 ) -> None:
-    """Whatever blocks of a page write, in batches and streams, leaves each key in the table once."""
+    """All code blocks of a page, batch and streaming, leave each key in the table once."""
     monkeypatch.chdir(tmp_path)
     engine = postgres.engine()
     with engine.begin() as connection:

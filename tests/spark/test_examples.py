@@ -34,7 +34,7 @@ STREAMING = [
 def test_the_batch_job_counts_each_payment_once(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies in the DataFrame and a second submission change nothing."""
+    """Duplicate rows in the DataFrame and a second submission change nothing."""
     need_spark()
     temporary = temporary_folder(tmp_path, monkeypatch)
     assert output("examples.spark_batch", url=postgres.url) == BATCH
@@ -48,7 +48,7 @@ def test_the_batch_job_counts_each_payment_once(
 def test_the_streaming_job_survives_a_kill(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that had committed when the driver was killed comes again, and is not written twice."""
+    """A batch that had committed when the driver was killed is processed again, but not written twice."""
     need_spark()
     temporary = temporary_folder(tmp_path, monkeypatch)
     assert output("examples.spark_streaming", url=postgres.url) == STREAMING
@@ -56,7 +56,7 @@ def test_the_streaming_job_survives_a_kill(
 
 
 def test_the_payments_overlap(tmp_path: Path) -> None:
-    """The stream's files hold copies, so that writing all rows would show."""
+    """The stream's files contain duplicates, so writing every row would be noticed."""
     spark_streaming.deliver(tmp_path / "in")
     lines = [line for file in sorted((tmp_path / "in").iterdir()) for line in file.read_text().splitlines()]
     assert len(lines) == 3_200
@@ -64,7 +64,7 @@ def test_the_payments_overlap(tmp_path: Path) -> None:
 
 
 def test_the_kafka_job_says_what_it_needs() -> None:
-    """Without a Kafka it can be read: its help names Spark's package, and what it wants to be told."""
+    """`--help` works without Kafka: it names the Spark package that the job needs, and its options."""
     done = run(command("examples.spark_kafka", "--help"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "org.apache.spark:spark-sql-kafka-0-10_2.13" in done.stdout
@@ -72,7 +72,7 @@ def test_the_kafka_job_says_what_it_needs() -> None:
 
 
 def test_an_example_says_that_java_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is missing is named, before anything is started."""
+    """If Java is missing, the error says so before anything is started."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="Java 17 or newer is not installed"), spark_session():
@@ -87,7 +87,7 @@ def test_an_example_says_that_java_is_missing(monkeypatch: pytest.MonkeyPatch, t
 def test_an_old_java_is_told_from_a_new_one(
     version: str, is_enough: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Spark needs Java 17, and would say so in many words only."""
+    """A Java older than 17 is reported as missing: Spark's own error is long and hard to understand."""
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     java.write_text(f"#!/bin/sh\necho '    java.specification.version = {version}' >&2\n")

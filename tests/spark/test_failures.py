@@ -1,6 +1,7 @@
-"""Tasks and processes that die on a real cluster, and attempts that live on when they should not.
+"""Tasks and processes that die on a real cluster, and attempts that keep running after Spark has given them
+up.
 
-Whatever happens: each payment is applied once, the inbox has the same keys, and the report counts that.
+In every case each payment is applied once, the inbox has the same keys, and the report counts them.
 """
 
 import time
@@ -31,7 +32,7 @@ PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}
 def test_an_exception_costs_and_doubles_nothing(
     application: Application, target: Target, faults: Faults, point: Point
 ) -> None:
-    """Tasks fail by an exception just before or just after their COMMIT, and Spark runs them again."""
+    """Tasks raise an exception just before or just after their COMMIT, and Spark runs them again."""
     fault = faults.raise_at(point, times=3)
     report = application.run("write", faults, url=target.url, payments=PAYMENTS)
     assert len(faults.of(fault)) == 3
@@ -71,8 +72,8 @@ def test_a_killed_process_costs_and_doubles_nothing(
 def test_a_zombie_changes_nothing(
     application: Application, target: Target, faults: Faults, ledger: str, point: Point, late: float
 ) -> None:
-    """An attempt is held back until its speculative copy has committed and the job has returned; when it goes
-    on, up to 5 seconds later, nothing changes."""
+    """An attempt is held until its speculative copy has committed and the job has returned. When it
+    continues, up to 5 seconds later, nothing changes."""
     fault = faults.hold_at(point, partition=3)
     job = application.submit("write", faults, url=target.url, payments=PAYMENTS, ledger=ledger)
     [zombie] = faults.wait_for(fault)
@@ -84,8 +85,8 @@ def test_a_zombie_changes_nothing(
 
 
 def test_an_orphan_changes_nothing(application: Application, target: Target, faults: Faults) -> None:
-    """An executor is killed together with what would end its Python workers: one of them lives on, and goes
-    on when the job has returned."""
+    """An executor is killed together with the daemon that would end its Python workers. One worker survives,
+    and continues after the job has returned; nothing changes."""
     fault = faults.hold_at("before ledger", partition=0)
     job = application.submit("write", faults, url=target.url, payments=PAYMENTS)
     [orphan] = faults.wait_for(fault)
@@ -105,8 +106,8 @@ def test_an_orphan_changes_nothing(application: Application, target: Target, fau
 def test_rows_that_differ_by_attempt_are_all_applied(
     application: Application, target: Target, faults: Faults, point: Point
 ) -> None:
-    """Every attempt draws other keys: whatever was committed is applied and taken, and no row of the attempt
-    that the job ended with is missing."""
+    """Every attempt produces different keys. Whatever was committed is applied and in the inbox, and no row
+    of the attempt that the job ended with is missing."""
     fault = faults.raise_at(point, partition=1)
     report = application.run("write_other_rows_each_time", faults, url=target.url, rows=400, partitions=2)
     assert faults.of(fault)
@@ -121,8 +122,8 @@ def test_rows_that_differ_by_attempt_are_all_applied(
 def test_a_zombie_with_rows_of_its_own_does_commit(
     application: Application, target: Target, faults: Faults
 ) -> None:
-    """An attempt that was given up, and whose rows nobody else has, applies them when it goes on: nothing can
-    stop it, and the inbox has its keys."""
+    """Spark gives up an attempt whose rows no other attempt has. When it continues, it applies them: nothing
+    can stop it, and the inbox has its keys."""
     fault = faults.hold_at("before ledger", partition=1)
     job = application.submit("write_other_rows_each_time", faults, url=target.url, rows=400, partitions=2)
     [zombie] = faults.wait_for(fault)
@@ -137,7 +138,7 @@ def test_a_zombie_with_rows_of_its_own_does_commit(
 
 @points
 def test_sums_stay_exact(application: Application, target: Target, faults: Faults, point: Point) -> None:
-    """Statements that add the new rows up, all into one row, add each payment once."""
+    """Statements that add all new rows up into a single row add each payment once."""
     with target.engine.begin() as connection:
         connection.execute(insert(PAYMENT).values(id="total", amount=0))
     fault = faults.raise_at(point, times=3)
@@ -152,7 +153,8 @@ def test_sums_stay_exact(application: Application, target: Target, faults: Fault
 def test_the_data_source_survives_killed_workers(
     application: Application, target: Target, faults: Faults, point: Point
 ) -> None:
-    """The same through `df.write.format("inbox")`, whose commit is Spark's; the ledger has the counts."""
+    """A worker is killed during `df.write.format("inbox")`, which Spark commits: each payment is applied
+    once, and the ledger has the counts."""
     fault = faults.hold_at(point, partition=2)
     job = application.submit("save", faults, options=target.options, payments=PAYMENTS)
     kill(faults.wait_for(fault)[0].pid)
@@ -165,7 +167,8 @@ def test_the_data_source_survives_killed_workers(
 def test_all_partitions_or_none(
     application: Application, target: Target, faults: Faults, point: Point
 ) -> None:
-    """With atomicity="job" a job that fails leaves nothing, and one that lost a worker leaves all."""
+    """With atomicity="job", a job that fails writes nothing, and a job that lost a worker writes
+    everything."""
     faults.raise_at("before commit", partition=0, times=100)
     job = {"url": target.url, "payments": PAYMENTS, "atomicity": "job"}
     with pytest.raises(JobFailed, match="Injected"):
@@ -187,7 +190,7 @@ def executor_of(held: Visit) -> int:
 
 
 def wait_for(happened: Callable[[], bool], complaint: str) -> None:
-    """Wait until this is so."""
+    """Wait until `happened()` is true."""
     deadline = time.monotonic() + PATIENCE
     while not happened():
         assert time.monotonic() < deadline, complaint
@@ -195,7 +198,7 @@ def wait_for(happened: Callable[[], bool], complaint: str) -> None:
 
 
 def finish_late(faults: Faults, fault: str, attempt: Visit, late: float) -> None:
-    """Let an attempt go on when the job is over, and wait until it has got to the end of its transaction."""
+    """Let an attempt continue after the job is over, and wait until its transaction has ended."""
     time.sleep(late)
     assert is_running(attempt.pid), "the attempt was ended before it could do harm"
     released = time.time()

@@ -1,4 +1,4 @@
-"""Sessions that the server ends, COMMITs without an answer, and a server with too few connections."""
+"""Sessions that the server terminates, COMMITs without an answer, and a server with too few connections."""
 
 import time
 from collections.abc import Callable
@@ -42,7 +42,7 @@ NO_MORE = {"postgresql": ["DROP OWNED BY {user}", "DROP ROLE {user}"], "mariadb"
 
 @pytest.fixture
 def poor_url(target: Target, in_the_end: list[Callable[[], None]]) -> str:
-    """The address for a user of the database who may have two connections at a time."""
+    """The URL of a database user that is limited to two connections."""
     user = f"inbox_outbox_{uuid4().hex[:12]}"
     url: URL = target.database.url
     values = {"user": user, "limit": LIMIT, "database": url.database}
@@ -64,7 +64,8 @@ def poor_url(target: Target, in_the_end: list[Callable[[], None]]) -> str:
 def test_a_terminated_session_is_replaced_in_the_task(
     application: Application, target: Target, faults: Faults, point: Point
 ) -> None:
-    """The server ends the session of a task inside its transaction: the task tries again by itself."""
+    """The server terminates a task's session inside its transaction: the task itself retries, and Spark does
+    not run it again."""
     fault = faults.hold_at(point)
     job = application.submit("write", faults, url=target.url, payments=ALONE)
     [held] = faults.wait_for(fault)
@@ -82,8 +83,8 @@ def test_a_terminated_session_is_replaced_in_the_task(
 def test_a_lost_answer_to_commit_is_looked_up(
     application: Application, target: Target, faults: Faults, ledger: str, *, arrived: bool
 ) -> None:
-    """The connection breaks during a COMMIT: whether it arrived or not, the rows are applied once, and Spark
-    sees no failure."""
+    """The connection breaks during a COMMIT. Whether or not the COMMIT arrived, the rows are applied once,
+    and Spark sees no failure."""
     fault = faults.hold_at("before commit")
     address = target.database.url
     with TcpProxy(str(address.host), address.port or 0) as proxy:
@@ -109,8 +110,8 @@ def test_a_lost_answer_to_commit_is_looked_up(
 def test_a_budget_bounds_the_transactions_of_all_tasks(
     application: Application, target: Target, faults: Faults
 ) -> None:
-    """With a budget of one connection, the other tasks wait while one of them is in its transaction; when it
-    is killed its place is free."""
+    """With max_connections=1 the other tasks wait while one task is in its transaction. When that task is
+    killed, another takes its place."""
     fault = faults.hold_at("before commit")
     job = application.submit(
         "write", faults, url=target.url, payments={"rows": ROWS, "partitions": 4}, max_connections=1
@@ -128,8 +129,8 @@ def test_a_budget_bounds_the_transactions_of_all_tasks(
 def test_too_few_connections_are_waited_for(
     application: Application, target: Target, poor_url: str, budget: int | None
 ) -> None:
-    """The server gives fewer connections than there are tasks at a time: with a budget that knows it and
-    without one, the job ends well."""
+    """The server allows fewer connections than there are concurrent tasks. The job succeeds, with
+    `max_connections` set accordingly and without it."""
     payments = {"rows": ROWS, "partitions": 8}
     report = application.run("write", url=poor_url, payments=payments, max_connections=budget)
     target.check(range(ROWS))

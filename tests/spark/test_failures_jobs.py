@@ -1,4 +1,4 @@
-"""Jobs that meet each other or come again: as the same run, as another plan, at the same time."""
+"""Jobs that overlap or are repeated: as the same run, with another plan, at the same time."""
 
 import time
 from typing import Any
@@ -24,8 +24,8 @@ PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}
 def test_a_run_goes_on_where_it_failed(
     application: Application, other_application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
-    """One partition fails each time, and so does the job, with whole partitions left behind. Submitted again
-    as the same run by another application, the job does what is missing, and reports the whole batch."""
+    """One partition fails every time, so the job fails and leaves only whole partitions behind. When another
+    application submits the same run again, the job writes what is missing, and reports the whole batch."""
     job: dict[str, Any] = {"url": target.url, "payments": PAYMENTS, "run": "nightly", "ledger": ledger}
     faults.raise_at("before commit", partition=3, times=100)
     with pytest.raises(JobFailed, match="Injected"):
@@ -48,8 +48,8 @@ def test_a_run_goes_on_where_it_failed(
 def test_another_run_finds_duplicates(
     application: Application, other_application: Application, target: Target
 ) -> None:
-    """Rows of a finished job, written by another application as a run of its own, are duplicates; those that
-    are new among them are applied."""
+    """Rows of a finished job that another application writes as a separate run are duplicates. New rows among
+    them are applied."""
     first = application.run("write", url=target.url, payments=PAYMENTS)
     second = other_application.run("write", url=target.url, payments={**PAYMENTS, "first": 500})
     target.check(range(ROWS + 500))
@@ -63,8 +63,8 @@ def test_another_run_finds_duplicates(
 def test_another_number_of_partitions_is_another_plan(
     application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
-    """A run that failed half-way is submitted again with other partitions: no row is taken for done because
-    the ledger has a partition of the same number."""
+    """A run that failed half-way is submitted again with another number of partitions. A ledger row with the
+    same partition number does not make the job skip a partition."""
     job: dict[str, Any] = {"url": target.url, "run": "nightly", "ledger": ledger}
     faults.raise_at("before commit", partition=2, times=100)
     with pytest.raises(JobFailed, match="Injected"):
@@ -77,7 +77,8 @@ def test_another_number_of_partitions_is_another_plan(
 
 
 def test_other_rows_of_the_same_run_are_not_taken_for_done(application: Application, target: Target) -> None:
-    """A run is submitted again with as many rows in as many partitions, but other ones: all are applied."""
+    """A run is submitted again with the same number of rows and partitions, but different rows: all of them
+    are applied."""
     for first in (0, ROWS // 2, ROWS * 2):
         payments = {**PAYMENTS, "first": first}
         application.run("write", url=target.url, payments=payments, run="nightly")
@@ -88,8 +89,8 @@ def test_other_rows_of_the_same_run_are_not_taken_for_done(application: Applicat
 def test_keys_that_partitions_share_are_taken_once(
     application: Application, target: Target, faults: Faults, ledger: str
 ) -> None:
-    """All partitions have the same keys: one takes them, and the others wait for longer than a lock is waited
-    for. When it is killed while they wait, another one takes them."""
+    """All partitions have the same keys. One partition takes them, and the others wait, longer than the lock
+    timeout. When the one that took them is killed meanwhile, another takes them."""
     fault = faults.hold_at("before commit")
     keys = ROWS // PARTITIONS
     job = application.submit(
@@ -103,11 +104,11 @@ def test_keys_that_partitions_share_are_taken_once(
     check_report(report, new=keys, repeated=ROWS - keys)
 
 
-def test_a_run_that_is_submitted_twice_at_once_counts_once(
+def test_a_run_that_is_submitted_twice_at_the_same_time_counts_once(
     application: Application, other_application: Application, target: Target
 ) -> None:
-    """Two applications run the same batch of the same run at the same time: each partition is committed by
-    one of them, and both report the batch."""
+    """Two applications run the same batch of the same run at the same time. Each partition is committed by
+    one of them, and both report the whole batch."""
     both = (application, other_application)
     jobs = [
         each.submit("write", url=target.url, payments={**PAYMENTS, "rows": 20_000}, run="nightly")
@@ -123,8 +124,8 @@ def test_a_run_that_is_submitted_twice_at_once_counts_once(
 def test_jobs_in_opposite_order_do_not_deadlock(
     application: Application, other_application: Application, target: Target
 ) -> None:
-    """Two applications write the same keys at the same time, in opposite order: no deadlock reaches either of
-    them (on PostgreSQL there is none at all), and each key is new to one of them."""
+    """Two applications write the same keys at the same time, in opposite order. Neither sees a deadlock (on
+    PostgreSQL none occurs at all), and each key is new to exactly one of them."""
     rows, keys, partitions = 60_000, 30_000, 2
     jobs, starts = [], []
     for each, is_descending in ((application, False), (other_application, True)):
@@ -146,7 +147,7 @@ def test_jobs_in_opposite_order_do_not_deadlock(
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_empty_partitions_count_for_nothing(application: Application, target: Target, rows: int) -> None:
-    """A frame without rows, or with fewer rows than partitions, is written like any other."""
+    """A DataFrame without rows, or with fewer rows than partitions, is written like any other."""
     payments = {"rows": rows, "partitions": 8}
     for _ in range(2):
         report = application.run("write", url=target.url, payments=payments, run="small")

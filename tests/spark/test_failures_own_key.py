@@ -1,4 +1,4 @@
-"""inbox="table" on a real cluster: tasks that die, attempts that live on, and jobs that meet each other."""
+"""inbox="table" on a real cluster: tasks that die, attempts that keep running, and jobs that overlap."""
 
 from typing import Any
 
@@ -22,14 +22,14 @@ PAYMENTS = {"rows": ROWS, "partitions": PARTITIONS}
 
 @pytest.fixture
 def job(target: Target) -> dict[str, Any]:
-    """A job whose table has a primary key."""
+    """The options of a job whose table has a primary key."""
     with target.engine.begin() as connection:
         connection.execute(text(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id)"))
     return {"url": target.url, "payments": PAYMENTS, "inbox": "table"}
 
 
 def check(target: Target, numbers: range) -> None:
-    """Each of these payments is applied once, and no other; the inbox has no rows."""
+    """Exactly these payments are applied, each once; the inbox has no rows."""
     assert target.applied() == [(name(number), number) for number in numbers]
     assert target.taken() == []
 
@@ -60,8 +60,8 @@ def test_a_killed_process_costs_and_doubles_nothing(
 def test_a_zombie_changes_nothing(
     application: Application, target: Target, faults: Faults, job: dict[str, Any]
 ) -> None:
-    """An attempt is held back until its speculative copy has committed and the job has returned; then it goes
-    on."""
+    """An attempt is held until its speculative copy has committed and the job has returned. When it
+    continues, nothing changes."""
     fault = faults.hold_at("before ledger", partition=3)
     submitted = application.submit("write", faults, **job)
     [zombie] = faults.wait_for(fault)
@@ -78,8 +78,8 @@ def test_a_run_goes_on_where_it_failed(
     faults: Faults,
     job: dict[str, Any],
 ) -> None:
-    """One partition fails each time, and so does the job. Submitted again with other partitions, and again
-    with the same, the job writes what is missing and reports the whole batch."""
+    """One partition fails every time, so the job fails. Submitted again, with another and then with the same
+    number of partitions, the job writes what is missing and reports the whole batch."""
     faults.raise_at("before commit", partition=3, times=100)
     with pytest.raises(JobFailed, match="Injected"):
         application.run("write", faults, run="nightly", **job)
@@ -98,8 +98,8 @@ def test_a_run_goes_on_where_it_failed(
 def test_jobs_at_the_same_time(
     application: Application, other_application: Application, target: Target, job: dict[str, Any]
 ) -> None:
-    """Two applications write the same keys at the same time, in opposite order and several times each: each
-    key is new to one of them."""
+    """Two applications write the same keys at the same time, in opposite order, each key several times. Each
+    key is new to exactly one of them."""
     rows, keys, partitions = 60_000, 30_000, 2
     jobs, starts = [], []
     for each, is_descending in ((application, False), (other_application, True)):

@@ -1,4 +1,5 @@
-"""Connections that break at any point of a partition's transaction, and servers that go away for a while."""
+"""Connections that break at any point of a partition's transaction, and servers that are unavailable for a
+while."""
 
 from collections.abc import Iterator
 
@@ -22,7 +23,7 @@ ROWS, SHARED = 10, 4
 
 
 class Countdown:
-    """Matches what a client sends for the n-th time."""
+    """Matches the n-th chunk that a client sends."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -48,11 +49,11 @@ class Countdown:
     scope="session",
 )
 def test_a_connection_may_break_anywhere(migrated: Database, ledger: str, arrived: bool) -> None:
-    """Whatever a task sends, from its greeting to its COMMIT, and whether or not that arrives: when the
-    connection breaks there, the task's next try ends with the same rows, keys and counts."""
+    """The connection breaks at each message that a task sends to the server, from its greeting to its COMMIT,
+    whether or not that message arrives. The task's next try ends with the same rows, keys and counts."""
     engine = make_result(migrated)
     address = make_url(migrated.url)
-    # The first keys of each attempt are the last ones of the one before.
+    # The first keys of each attempt are the last keys of the previous one.
     attempt(prepared(migrated), 0, batch(*((f"k{number:04d}", number) for number in range(SHARED))))
     first, point, countdown = 0, 0, Countdown(0)
     with TcpProxy(str(address.host), address.port or 0) as proxy:
@@ -88,7 +89,8 @@ def private_target(server: Server, private_postgres: EmbeddedPostgres) -> Iterat
 def test_a_restarted_server_is_not_seen_by_spark(
     application: Application, private_target: Target, private_postgres: EmbeddedPostgres, faults: Faults
 ) -> None:
-    """The server crashes while tasks are about to commit, and comes back: they try again by themselves."""
+    """The server crashes while tasks are about to commit, and comes back: the tasks themselves retry, and the
+    job succeeds."""
     payments = {"rows": 2_000, "partitions": 2}
     fault = faults.hold_at("before commit", times=2)
     job = application.submit("write", faults, url=private_target.url, payments=payments)

@@ -1,5 +1,5 @@
-"""Functions as results: what they may do in a partition's transaction, and what is found out when they do
-what they must not."""
+"""Functions as results: what they may do in a partition's transaction, and how forbidden actions are
+detected."""
 
 import time
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ every_ledger = pytest.mark.parametrize("ledger", ["verify", "trust", "off"])
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(migrated)
 
 
@@ -48,14 +48,14 @@ def rows_in(engine: Engine, table: Any) -> int:
 
 
 def with_results(task: Task, results: Any) -> Task:
-    """The same task with another function, which need not be sent anywhere."""
+    """The same task with another function, without pickling it."""
     return replace(task, settings=replace(task.settings, results=results))
 
 
 @every_ledger
 def test_a_swallowed_error(migrated: Database, engine: Engine, ledger: str) -> None:
-    """A function that goes on after an error of the database: on PostgreSQL that error has aborted the
-    transaction, which is TransactionAborted; elsewhere it has undone one statement, and the rest commits."""
+    """A function ignores a database error. On PostgreSQL the error has aborted the transaction, and the task
+    raises TransactionAborted. Elsewhere it has undone only one statement, and the rest commits."""
 
     def careless(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         for each in rows:
@@ -89,8 +89,9 @@ ENDINGS = {
 def test_a_function_that_ends_the_transaction(
     migrated: Database, engine: Engine, end: Any, ledger: str
 ) -> None:
-    """TransactionEnded, whatever ended it. The next attempt does not take what was committed for a partition
-    that is whole: it raises, too; or, if nothing was committed or no ledger is kept, it begins anew."""
+    """A function that ends the transaction, in any way, raises TransactionEnded. The next attempt does not
+    mistake what was committed for a whole partition: it raises, too; or, if nothing was committed or no
+    ledger is kept, it starts over."""
 
     def ending(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         connection.execute(insert(RESULT), next(rows).to_pylist())
@@ -115,7 +116,8 @@ def test_a_function_that_ends_the_transaction(
 
 @every_ledger
 def test_a_function_that_reads_only_some_rows(migrated: Database, engine: Engine, ledger: str) -> None:
-    """What it does not read is taken and counted all the same, over all batches of a large partition."""
+    """Rows that the function does not read count as taken nevertheless, over all batches of a large
+    partition."""
     read = []
 
     def one(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
@@ -133,7 +135,7 @@ def test_a_function_that_reads_only_some_rows(migrated: Database, engine: Engine
 
 
 def test_a_large_partition_in_which_an_error_is_swallowed(postgres: Database) -> None:
-    """TransactionAborted, also where keys were still to be taken after the error; nothing is written."""
+    """TransactionAborted is raised even if more keys had to be taken after the error; nothing is written."""
     engine = make_result(postgres)
 
     def careless(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
@@ -147,7 +149,7 @@ def test_a_large_partition_in_which_an_error_is_swallowed(postgres: Database) ->
 
 
 def test_a_large_partition_in_which_a_function_commits(migrated: Database, engine: Engine) -> None:
-    """TransactionEnded, and what came after its COMMIT is not kept."""
+    """TransactionEnded is raised, and nothing that came after the function's COMMIT is kept."""
 
     def hasty(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         connection.execute(insert(RESULT), next(rows).to_pylist())
@@ -162,8 +164,8 @@ def test_a_large_partition_in_which_a_function_commits(migrated: Database, engin
 
 
 def test_a_function_that_makes_a_table(migrated: Database, engine: Engine) -> None:
-    """On MySQL and MariaDB that commits without a word: TransactionEnded. Elsewhere the table belongs to the
-    transaction, as all else does."""
+    """On MySQL and MariaDB, CREATE TABLE commits implicitly: TransactionEnded is raised. Elsewhere the table
+    is part of the transaction."""
 
     def make(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         connection.execute(insert(RESULT), next(rows).to_pylist())
@@ -180,7 +182,7 @@ def test_a_function_that_makes_a_table(migrated: Database, engine: Engine) -> No
 
 
 def test_a_savepoint_of_a_function(migrated: Database, engine: Engine) -> None:
-    """A function that expects an error takes a savepoint, and the rest commits on every database."""
+    """A function that expects an error uses a savepoint; everything else commits on every database."""
 
     def careful(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         for each in rows:
@@ -194,8 +196,8 @@ def test_a_savepoint_of_a_function(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_transient_error_of_a_function_is_tried_again(migrated: Database, engine: Engine) -> None:
-    """The whole transaction runs again in a new one, and all of it is there once; any other error of the
-    database comes through at once."""
+    """When a lock timeout expires, the whole transaction runs again, and its rows are written once. A
+    database error of the function that is not transient is raised immediately."""
     calls = []
 
     def locked(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:

@@ -1,4 +1,4 @@
-"""The writer beside others: workers that take keys of the same consumer one by one, and other tasks."""
+"""The writer beside others: workers that take single keys for the same consumer, and other tasks."""
 
 import random
 import threading
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, event, insert, text
 
 from inbox import Inbox, Verdict
 from inbox.errors import TransientError
+from inbox_outbox_base.databases.postgresql import probing
 from spark._executor.connect import engine_of, transaction
 from spark._executor.probe import unseen_rows
 from spark._executor.task import Done
@@ -41,12 +42,12 @@ NEW, DUPLICATE, IN_FLIGHT = Verdict.NEW, Verdict.DUPLICATE, Verdict.IN_FLIGHT
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(migrated)
 
 
 def accept(engine: Engine, *keys: Any, wait: float = 0, consumer: str = CONSUMER) -> list[Verdict]:
-    """What the inbox says to messages that a worker takes, each in a transaction of its own."""
+    """The verdicts for messages that a worker accepts, each in its own transaction."""
     verdicts = []
     for key in keys:
         with engine.begin() as connection:
@@ -55,7 +56,7 @@ def accept(engine: Engine, *keys: Any, wait: float = 0, consumer: str = CONSUMER
 
 
 def test_a_key_that_a_worker_took_is_a_duplicate(migrated: Database, engine: Engine) -> None:
-    """What `Inbox.accept` and `accept_many` have taken is not written, and counted as taken before."""
+    """Rows whose keys `Inbox.accept` or `accept_many` has taken are not written, and count as duplicates."""
     assert accept(engine, "a", "b") == [NEW, NEW]
     with engine.begin() as connection:
         Inbox(CONSUMER).accept_many(connection, ["c", "d"])
@@ -65,7 +66,8 @@ def test_a_key_that_a_worker_took_is_a_duplicate(migrated: Database, engine: Eng
 
 
 def test_a_key_that_was_written_is_a_duplicate_for_workers(migrated: Database, engine: Engine) -> None:
-    """And the other way round, also in a batch; other consumers have keys of their own."""
+    """A key that the writer has written is a duplicate for `Inbox.accept` and `accept_many`. Other consumers
+    are not affected."""
     write(migrated, [batch(("a", 1), ("b", 2))])
     assert accept(engine, "a", "A", "b", "a ") == [DUPLICATE, NEW, DUPLICATE, NEW]
     assert accept(engine, "a", consumer="shipping") == [NEW]
@@ -74,7 +76,7 @@ def test_a_key_that_was_written_is_a_duplicate_for_workers(migrated: Database, e
 
 
 def test_keys_of_several_columns_are_tuples(migrated: Database, engine: Engine) -> None:
-    """A worker's tuple and a writer's columns are one key."""
+    """A worker's tuple and the same values in a writer's key columns are one key."""
     assert accept(engine, ("shop 1", 7), ("shop,2", 7), ('"', 7)) == [NEW, NEW, NEW]
     rows = pa.record_batch(
         {"id": ["shop 1", "shop,2", '"', "x"], "number": [7, 7, 7, 8], "amount": [1, 2, 3, 4]}
@@ -85,8 +87,8 @@ def test_keys_of_several_columns_are_tuples(migrated: Database, engine: Engine) 
 
 
 def test_a_key_is_in_flight_while_a_partition_is_open(migrated: Database, engine: Engine) -> None:
-    """A worker that meets a key of a partition that has not committed waits as long as it was told, and is
-    told IN_FLIGHT; other consumers do not wait. When the partition has rolled back, the key is new."""
+    """A worker that meets a key of an uncommitted partition waits for at most `wait` and gets IN_FLIGHT;
+    other consumers do not wait. After the partition has rolled back, the key is new."""
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
@@ -105,7 +107,7 @@ def test_a_key_is_in_flight_while_a_partition_is_open(migrated: Database, engine
     assert 0.4 < time.monotonic() - began < 20
     with engine.begin() as connection:
         assert IN_FLIGHT in Inbox(CONSUMER, wait=0).accept_many(connection, ["a", "c"])
-    if migrated.name != "sqlite":  # it has one writer at a time, whatever that writes
+    if migrated.name != "sqlite":  # SQLite has one writer at a time for the whole database
         assert accept(engine, "b", consumer="shipping") == [NEW]
     go_on.set()
     with pytest.raises(ZeroDivisionError):
@@ -117,8 +119,8 @@ def test_a_key_is_in_flight_while_a_partition_is_open(migrated: Database, engine
 def test_a_partition_waits_for_a_worker(
     migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, commits: bool
 ) -> None:
-    """A partition that meets a key in a worker's open transaction goes on when that ends, however often its
-    wait runs out until then: a duplicate if the worker has committed, and else its own."""
+    """A partition that meets a key of a worker's open transaction waits until that transaction ends, however
+    often its lock timeout expires. The key is a duplicate if the worker commits, and new if it rolls back."""
     connected = []
 
     def counted(settings: Settings) -> Engine:
@@ -133,7 +135,7 @@ def test_a_partition_waits_for_a_worker(
         writing = Thread(lambda: attempt(task, 0, batch(("a", 1), ("b", 2), ("c", 3))))
         wait_until_blocked(engine)
         began = time.monotonic()
-        while len(connected) < 2:  # its wait runs out after a second, and it tries again
+        while len(connected) < 2:  # its lock timeout expires after a second, and it retries
             assert time.monotonic() - began < 20
             time.sleep(0.02)
         (connection.commit if commits else connection.rollback)()
@@ -143,24 +145,41 @@ def test_a_partition_waits_for_a_worker(
     assert written(engine) == [("a", 1), ("c", 3)] if commits else [("a", 1), ("b", 2), ("c", 3)]
 
 
-@pytest.mark.parametrize("overlap", [1, 7, 2_500, 4_999, 5_000])
-def test_some_of_many_keys_are_taken(migrated: Database, engine: Engine, overlap: int) -> None:
-    """Of five thousand keys those that were taken before are found, however few or many, wherever they
-    are among the others."""
+@pytest.mark.parametrize("overlap", [0, 1, 7, 2_500, 4_999, 5_000])
+def test_some_of_many_keys_are_taken(
+    migrated: Database, engine: Engine, overlap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among five thousand keys, the writer finds the ones that were taken before, however few or many,
+    wherever they are. It does not count other keys that lie between them."""
+    monkeypatch.setattr(probing, "_SLICE", 700)
     keys = [f"key {number:04d}" for number in range(5_000)]
     before = random.sample(keys, overlap)
-    old = set(before)
-    write(migrated, [batch(*((key, 1) for key in before))])
+    between = [f"{key} " for key in keys[::50]]
+    old = {*before, *between}
+    write(migrated, [batch(*((key, 1) for key in old))])
     report = write(migrated, [batch(*((key, 2) for key in keys))])
     assert counts(report) == {
         name: count for name, count in {"new": 5_000 - overlap, "duplicate": overlap}.items() if count
     }
-    assert written(engine) == [(key, 1 if key in old else 2) for key in keys]
+    assert written(engine) == [(key, 1 if key in old else 2) for key in sorted([*keys, *between])]
+
+
+def test_dense_keys_after_sparse_ones(
+    migrated: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are found where few of the inbox's keys lie between them, and then where many do."""
+    monkeypatch.setattr(probing, "_SLICE", 100)
+    keys = [f"key {number:04d}" for number in range(500)]
+    taken = [*keys[:200:50], *keys[250:400]]
+    write(migrated, [batch(*((key, 1) for key in taken))])
+    report = write(migrated, [batch(*((key, 2) for key in keys))])
+    assert counts(report) == {"new": 500 - len(taken), "duplicate": len(taken)}
+    assert written(engine) == [(key, 1 if key in taken else 2) for key in keys]
 
 
 def test_unseen_leaves_out_what_is_taken(migrated: Database, engine: Engine) -> None:
-    """Rows whose keys the consumer has taken are left out, as they are in any number of batches; all others
-    come through whole and in their order: repeated ones, and those without a key."""
+    """Rows whose keys the consumer has taken are left out, in any number of batches. All others come through
+    unchanged and in order, including repeated rows and rows without a key."""
     accept(engine, "a", "b ", "é")
     accept(engine, "c", consumer="shipping")
     settings = options_of(migrated)
@@ -180,8 +199,8 @@ def test_unseen_leaves_out_what_is_taken(migrated: Database, engine: Engine) -> 
 
 
 def test_no_more_connections_than_allowed(postgres: Database) -> None:
-    """Of eight tasks of two jobs of one consumer no more than `max_connections` have a transaction that
-    writes at any time, as the server sees it, and all of them are done at the end."""
+    """Eight tasks of two jobs share a consumer: the server never sees more than `max_connections`
+    transactions that write, and all tasks finish."""
     engine = make_result(postgres)
     done, seen = threading.Event(), []
 
@@ -213,7 +232,8 @@ def test_no_more_connections_than_allowed(postgres: Database) -> None:
 
 
 def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine) -> None:
-    """On every database no more than `max_connections` tasks of a consumer are inside their results."""
+    """On every database, at most `max_connections` tasks of a consumer run their result function at the same
+    time."""
     running, most, lock = 0, 0, threading.Lock()
 
     def slow(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
@@ -235,7 +255,7 @@ def test_tasks_take_turns_on_few_connections(migrated: Database, engine: Engine)
 
 
 def test_each_consumer_has_connections_of_its_own(migrated: Database, engine: Engine) -> None:
-    """A consumer that uses all its connections does not keep another one waiting."""
+    """A consumer that uses all its connections does not make another one wait."""
     if migrated.name == "sqlite":
         pytest.skip("it has one writer at a time, whatever that writes")
     inside, go_on = threading.Event(), threading.Event()
@@ -255,7 +275,8 @@ def test_each_consumer_has_connections_of_its_own(migrated: Database, engine: En
 
 
 def test_a_slot_that_never_gets_free(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`TransientError` after a while, which names the option, and nothing of the task is there."""
+    """A task that waits too long for a connection raises `TransientError`, which names the option, and writes
+    nothing."""
     engine = make_result(postgres)
     task = prepared(postgres, max_connections=1)
     inside, go_on = threading.Event(), threading.Event()

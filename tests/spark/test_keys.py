@@ -1,4 +1,4 @@
-"""Keys of whole columns: the text that the inbox stores for them, and the fingerprint of many."""
+"""Keys as whole columns: the text that the inbox stores for them, and the fingerprint of many keys."""
 
 import random
 from collections import Counter
@@ -28,7 +28,7 @@ text_types = st.sampled_from([pa.string(), pa.large_string(), pa.string_view()])
 @settings(max_examples=200, deadline=None)
 @given(values=st.lists(texts | st.none()), kind=text_types, cut=st.integers(0, 3))
 def test_one_column_of_text_is_stored_as_it_is(values: list[str | None], kind: pa.DataType, cut: int) -> None:
-    """What `Inbox` stores for the same string, row by row; NULL stays NULL; also in a part of an array."""
+    """Each string is stored as `Inbox` stores it, also in a slice of an array. NULL stays NULL."""
     column = pa.array(values, kind)[cut:]
     assert encode([column]).to_pylist() == [
         None if value is None else encode_key(value) for value in values[cut:]
@@ -37,7 +37,7 @@ def test_one_column_of_text_is_stored_as_it_is(values: list[str | None], kind: p
 
 @st.composite
 def tuples(draw: st.DrawFn) -> tuple[list[tuple[str | int | None, ...]], list[pa.DataType]]:
-    """Rows of a key of two to four columns, and the types of these."""
+    """Rows of a key with two to four columns, and the columns' types."""
     kinds = draw(st.lists(text_types | st.just(pa.int64()), min_size=2, max_size=4))
     parts = [whole_numbers if kind == pa.int64() else part_texts for kind in kinds]
     return draw(st.lists(st.tuples(*(part | st.none() for part in parts)), max_size=8)), kinds
@@ -48,7 +48,8 @@ def tuples(draw: st.DrawFn) -> tuple[list[tuple[str | int | None, ...]], list[pa
 def test_several_columns_are_stored_as_a_tuple_is(
     table: tuple[list[tuple[str | int | None, ...]], list[pa.DataType]], cut: int
 ) -> None:
-    """What `Inbox` stores for the same tuple, row by row; NULL if one part is; also in a part of an array."""
+    """Each row is stored as `Inbox` stores the same tuple, also in a slice of an array. A row with a NULL in
+    any part is NULL."""
     rows, kinds = table
     columns = [pa.array([row[at] for row in rows], kind)[cut:] for at, kind in enumerate(kinds)]
     assert encode(columns).to_pylist() == [expected(row) for row in rows[cut:]]
@@ -74,8 +75,8 @@ def expected(row: tuple[str | int | None, ...]) -> str | None:
     ],
 )
 def test_numbers_and_dates_have_one_text(column: pa.Array, texts: list[str], parts: list[str] | None) -> None:
-    """Whole numbers are digits, inside a tuple without quotes; dates are ISO 8601, and instants are in UTC,
-    whatever the session's time zone is."""
+    """Whole numbers are stored as digits, without quotes inside a tuple. Dates are ISO 8601, and timestamps
+    are in UTC whatever the session's time zone."""
     assert encode([column]).to_pylist() == texts
     assert encode([column, column]).to_pylist() == [f"[{part},{part}]" for part in parts or texts]
 
@@ -95,7 +96,8 @@ def test_numbers_and_dates_have_one_text(column: pa.Array, texts: list[str], par
     ids=str,
 )
 def test_a_type_with_more_than_one_text_is_no_key(kind: pa.DataType) -> None:
-    """`ColumnMismatch`, which names the column and its type."""
+    """A type whose values have more than one text form raises `ColumnMismatch`, which names the column and
+    its type."""
     with pytest.raises(ColumnMismatch, match="'amount'") as caught:
         check_type("amount", kind)
     assert str(kind) in str(caught.value)
@@ -119,13 +121,14 @@ refused = pytest.mark.parametrize("bad", REFUSED.values(), ids=REFUSED)
 
 
 def as_text(*values: bytes | None) -> pa.StringArray:
-    """A column with these bytes in it, text or not: Spark does not check them."""
+    """A text column with these bytes, even if they are not valid UTF-8: Spark does not check them."""
     return pa.array(values, pa.binary()).view(pa.string())
 
 
 @refused
 def test_what_is_no_key_is_refused(bad: bytes) -> None:
-    """`InvalidRow`, wherever it stands among good keys, missing ones and the rest of a larger array."""
+    """An invalid key raises `InvalidRow`, wherever it stands among good keys, NULLs and the rest of a larger
+    array."""
     for column in (
         as_text(bad),
         as_text(b"good", bad, None),
@@ -139,7 +142,7 @@ def test_what_is_no_key_is_refused(bad: bytes) -> None:
 
 @refused
 def test_a_part_that_is_no_text_is_refused(bad: bytes) -> None:
-    """The same for one of several columns; only an empty part is one."""
+    """A part of a key with several columns is checked in the same way, except that a part may be empty."""
     column, numbers = as_text(b"good", bad), pa.array([1, 2])
     if bad == b"":
         assert encode([column, numbers]).to_pylist() == ['["good",1]', '["",2]']
@@ -151,19 +154,19 @@ def test_a_part_that_is_no_text_is_refused(bad: bytes) -> None:
 
 @pytest.mark.parametrize("good", [b"x" * LONGEST_KEY, "🙂".encode() * 128, b"\x01", b"\x7f", b" "])
 def test_what_is_just_a_key_is_taken(good: bytes) -> None:
-    """512 bytes, one control character, a blank."""
+    """Keys at the limits are accepted: 512 bytes, one control character, a blank."""
     assert encode([as_text(good)]).to_pylist() == [good.decode()]
 
 
 def test_what_lies_under_a_null_does_not_matter() -> None:
-    """A NULL may cover any bytes, which are not looked at."""
+    """The bytes under a NULL are not checked."""
     offsets, data = pa.array([0, 1, 4], pa.int32()).buffers()[1], pa.py_buffer(b"a\0\xff\0")
     column = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x01"), offsets, data])
     assert encode([column]).to_pylist() == ["a", None]
 
 
 def digest(keys: Sequence[str], *cuts: int) -> bytes:
-    """The fingerprint of keys that come in batches, cut at these places."""
+    """The fingerprint of keys that arrive in batches, cut at these places."""
     fingerprint, ends = Fingerprint(), [0, *sorted(cut % (len(keys) + 1) for cut in cuts), len(keys)]
     for begin, end in pairwise(ends):
         fingerprint.add(pa.array(keys[begin:end], pa.string()))
@@ -173,12 +176,19 @@ def digest(keys: Sequence[str], *cuts: int) -> bytes:
 @settings(max_examples=200, deadline=None)
 @given(keys=st.lists(texts, max_size=30), seed=st.integers(), cuts=st.lists(st.integers(0, 100), max_size=4))
 def test_a_fingerprint_knows_no_order(keys: list[str], seed: int, cuts: list[int]) -> None:
-    """The same keys, in any order and in any batches, also as parts of larger ones, have one fingerprint."""
+    """The fingerprint is the same for any order of the keys and any division into batches, also for slices of
+    larger arrays."""
     shuffled = random.Random(seed).sample(keys, len(keys))
     assert digest(shuffled, *cuts) == digest(keys)
     sliced, larger = Fingerprint(), pa.array(["before", *keys, "after"], pa.string())
     sliced.add(larger[1:-1])
     assert sliced.digest() == digest(keys)
+
+
+def test_fingerprints_stay_the_same() -> None:
+    """The ledger's fingerprints are recognized by later versions."""
+    keys = ["a", "é", *(f"order-{number:030d}" for number in range(100)), *("x" * n for n in range(1, 40))]
+    assert digest(keys, 3, 50).hex() == "59b2f9fbfc45a39fc7cabcf445741a2e"
 
 
 few = st.text("ab", min_size=1, max_size=3) | st.sampled_from(["a" * 8, "a" * 9, "a" * 16, "a" * 7 + "b"])
@@ -187,7 +197,7 @@ few = st.text("ab", min_size=1, max_size=3) | st.sampled_from(["a" * 8, "a" * 9,
 @settings(max_examples=500, deadline=None)
 @given(one=st.lists(few, max_size=5), other=st.lists(few, max_size=5))
 def test_keys_that_differ_differ_in_their_fingerprint(one: list[str], other: list[str]) -> None:
-    """Two lists of keys share a fingerprint only if each key is in both as often."""
+    """Two lists of keys have the same fingerprint only if each key occurs equally often in both."""
     assert (digest(one) == digest(other)) is (Counter(one) == Counter(other))
 
 
@@ -196,19 +206,19 @@ def near_sets() -> Iterator[tuple[str, ...]]:
     words = ["order-01", "order-02", "2026-01-", "customer"]
     for width in (1, 2, 3):
         yield from (("".join(each),) for each in permutations(words, width))
-    # Beginnings and ends of two keys in all pairings, cut inside of eight bytes and between them.
+    # Heads and tails of two keys in all combinations, cut within and between words of eight bytes.
     for cut in (1, 7, 8, 9, 15, 16):
         head, tail = "h" * (cut - 1), "t" * 20
         for pairing in permutations("0123"):
             yield tuple(f"{head}{begin}{end}{tail}" for begin, end in zip("abcd", pairing, strict=True))
-    # The same characters, divided otherwise.
+    # The same characters, split in different places.
     yield from (("a" * cut, "a" * (40 - cut)) for cut in range(1, 21))
     yield from (("x" * length,) * times for length in range(1, 70) for times in (1, 2, 3, 4))
-    # What looks the same when it is padded with zeros, or read as words of eight bytes.
+    # Keys that look the same if padded with zeros, or read as words of eight bytes.
     yield from (("k" + "\0" * zeros,) for zeros in range(1, 30))
     yield from (("\0" * zeros + "k",) for zeros in range(1, 30))
     yield from ((f"{'z' * at}Z{'z' * (31 - at)}",) for at in range(32))
-    # One bit, in every place of two keys.
+    # One bit, in every position of two keys.
     base = [b"\x00" * 16, b"\x01" * 16]
     for key, at, bit in product(range(2), range(16), range(7)):
         changed = [bytearray(each) for each in base]
@@ -217,14 +227,15 @@ def near_sets() -> Iterator[tuple[str, ...]]:
 
 
 def test_near_sets_differ_in_their_fingerprint() -> None:
-    """Swapped ends, moved characters, repeated keys, zero bytes and single bits all show."""
+    """Swapped ends, moved characters, repeated keys, zero bytes and single bits all change the
+    fingerprint."""
     sets = {tuple(sorted(each)) for each in near_sets()}
     assert len({digest(each) for each in sets}) == len(sets) > 700
 
 
 def test_ordered_numbers_differ_in_their_fingerprint() -> None:
-    """Windows and pairs of a sequence of numbers, as partitions of one job have them, do not collide; nor
-    does half of a fingerprint."""
+    """Windows and pairs of sequential numbers, as the partitions of a job have them, do not collide. Half of
+    a fingerprint hardly ever collides either."""
     keys = [f"flight-{number:08d}" for number in range(2_000)]
     sets = [keys[start : start + 5] for start in range(len(keys) - 5)]
     sets += [[one, other] for one in keys[:60] for other in keys[100:160]]

@@ -1,4 +1,4 @@
-"""What the ledger is for: partitions that come again are recognised, others are not mistaken for them."""
+"""What the ledger is for: repeated partitions are recognised, and others are not mistaken for them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ every_ledger = pytest.mark.parametrize("ledger", LEDGERS)
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(migrated)
 
 
@@ -51,7 +51,7 @@ def entries(engine: Engine) -> int:
 
 @every_ledger
 def test_the_report_is_what_was_committed(migrated: Database, engine: Engine, ledger: str) -> None:
-    """Every row is counted once: new, taken before, repeated in the job, or without a key."""
+    """Every row is counted once: as new, taken before, repeated in the job, or without a key."""
     write(migrated, [batch(("old", 1))])
     report = write(
         migrated,
@@ -72,8 +72,8 @@ def test_the_report_is_what_was_committed(migrated: Database, engine: Engine, le
 
 @every_ledger
 def test_the_same_run_again(migrated: Database, engine: Engine, ledger: str) -> None:
-    """The same run and batch, submitted again, changes nothing and reports the same counts; with a ledger it
-    says that all its partitions were found there, and sends nothing."""
+    """The same run and batch, submitted again, changes nothing and reports the same counts. With a ledger,
+    the report says that all partitions were found there and that nothing was sent."""
     parts = [[batch(*TEN[:4], ("k0", 7))], [batch(*TEN[4:])]]
     first = write(migrated, *parts, run="r", ledger=ledger)
     again = write(migrated, *parts, run="r", ledger=ledger)
@@ -84,8 +84,8 @@ def test_the_same_run_again(migrated: Database, engine: Engine, ledger: str) -> 
 
 
 def test_another_batch_or_run_is_another_piece_of_work(migrated: Database, engine: Engine) -> None:
-    """The number of the batch and the name of the run tell what may be recognised; a run without a name is
-    never taken for another. Keys stay taken all the same."""
+    """Only the same batch of the same named run is recognised; a run without a name never is. The keys of
+    other runs and batches are duplicates nevertheless."""
     for options in ({"batch": 1}, {"batch": 2}, {"run": "r"}, {"run": "r", "batch": 1}, {}, {}):
         report = write(migrated, [batch(*TEN)], **options)
         assert (report.replayed, report.new) == (0, 0 if options != {"batch": 1} else 10)
@@ -95,7 +95,7 @@ def test_another_batch_or_run_is_another_piece_of_work(migrated: Database, engin
 
 @every_ledger
 def test_keys_of_another_batch_were_taken_before(migrated: Database, engine: Engine, ledger: str) -> None:
-    """What an earlier batch of the same run has taken is no repetition inside of this one."""
+    """Keys that an earlier batch of the same run has taken count as duplicates, not as repeated."""
     write(migrated, [batch(*TEN[:6])], run="r", ledger=ledger)
     report = write(migrated, [batch(*TEN)], run="r", batch=1, ledger=ledger)
     assert counts(report) == {"new": 4, "duplicate": 6}
@@ -103,7 +103,7 @@ def test_keys_of_another_batch_were_taken_before(migrated: Database, engine: Eng
 
 
 def test_another_consumer_is_another_ledger(migrated: Database, engine: Engine) -> None:
-    """Two consumers may give their runs the same names."""
+    """Different consumers can use the same run names."""
     for consumer in ("billing", "Billing", "shipping"):
         report = write(migrated, [batch(*TEN)], run="r", ledger="trust", consumer=consumer)
         assert (counts(report), report.replayed) == ({"new": 10}, 0)
@@ -111,8 +111,8 @@ def test_another_consumer_is_another_ledger(migrated: Database, engine: Engine) 
 
 
 def test_trust_does_not_even_read(migrated: Database, engine: Engine) -> None:
-    """With ledger="trust" a partition that has committed is not asked for its rows; with "verify" it is read,
-    and a partition that has not committed is read and written in any case."""
+    """With ledger="trust" the rows of a committed partition are not read; with "verify" they are. A partition
+    that has not committed is read and written in both cases."""
     parts: list[list[pa.RecordBatch]] = [[batch(*TEN[:5])], [batch(*TEN[5:])]]
     task = prepared(migrated, 2, run="r", ledger="trust")
     attempt(task, 0, *parts[0])
@@ -137,8 +137,8 @@ def test_trust_does_not_even_read(migrated: Database, engine: Engine) -> None:
 
 @every_ledger
 def test_another_partitioning_of_the_same_run(migrated: Database, engine: Engine, ledger: str) -> None:
-    """A run that was left half-way and goes on with other partitions loses nothing, takes nothing twice, and
-    reports what the whole run has taken."""
+    """A run that stopped half-way and continues with another number of partitions loses nothing, applies
+    nothing twice, and reports what the whole run has taken."""
     write(migrated, [batch(("k3", 0))])
     attempt(prepared(migrated, 2, run="r", ledger=ledger), 0, batch(*TEN[:6]))
     thirds = [[batch(*TEN[at : at + 4])] for at in (0, 4, 8)]
@@ -151,7 +151,8 @@ def test_another_partitioning_of_the_same_run(migrated: Database, engine: Engine
 
 @every_ledger
 def test_a_run_that_was_left_half_way(migrated: Database, engine: Engine, ledger: str) -> None:
-    """Submitted again, its partitions that have committed are recognised, and the others are written."""
+    """A run that stopped half-way is submitted again: its committed partitions are recognised, and the others
+    are written."""
     parts = 2 if ledger == "trust" else 0
     attempt(prepared(migrated, parts, run="r", ledger=ledger), 1, batch(*TEN[6:]))
     report = write(migrated, [batch(*TEN[:6])], [batch(*TEN[6:])], run="r", ledger=ledger)
@@ -164,8 +165,8 @@ def test_a_run_that_was_left_half_way(migrated: Database, engine: Engine, ledger
 @every_ledger
 @pytest.mark.parametrize("seen", [0, 3, 5])
 def test_another_attempt_sees_other_rows(migrated: Database, engine: Engine, ledger: str, seen: int) -> None:
-    """A plan that is not deterministic: an attempt has committed, which nobody heard of, and the next one of
-    the same partition has other rows, or some of the same. All rows of both are there once."""
+    """The plan is not deterministic: an attempt commits without Spark knowing, and the next attempt at the
+    same partition has different rows, or only some of the same. All rows of both are written once."""
     task = prepared(migrated, 1, run="r", ledger=ledger)
     attempt(task, 0, batch(*TEN[:5]))
     other = attempt(task, 0, batch(*TEN[5 - seen : 10]))
@@ -176,8 +177,8 @@ def test_another_attempt_sees_other_rows(migrated: Database, engine: Engine, led
 
 
 def test_numbers_of_batches_that_begin_again(migrated: Database, engine: Engine) -> None:
-    """A stream whose checkpoint was deleted counts its batches from 0 again: other rows under an old number
-    are applied, and the same rows under a new number are not."""
+    """A stream whose checkpoint was deleted numbers its batches from 0 again. Different rows under an old
+    number are applied, and the same rows under a new number are not."""
     stream = [TEN[:4], TEN[4:8]]
     for number, rows in enumerate(stream):
         write(migrated, [batch(*rows)], run="query", batch=number)
@@ -189,8 +190,8 @@ def test_numbers_of_batches_that_begin_again(migrated: Database, engine: Engine)
 
 @every_ledger
 def test_an_attempt_waits_for_its_copy(migrated: Database, engine: Engine, ledger: str) -> None:
-    """Of two copies of a task the second waits for the first to commit, and then says the same; nothing is
-    applied twice."""
+    """Two copies of a task run at the same time: the second waits for the first to commit, then reports the
+    same counts. Nothing is applied twice."""
     first, second = _two_copies(migrated, engine, ledger, fails=False)
     assert first.counts == second.counts == replace(first.counts, rows=10, new=10)
     with engine.connect() as connection:
@@ -199,7 +200,7 @@ def test_an_attempt_waits_for_its_copy(migrated: Database, engine: Engine, ledge
 
 @every_ledger
 def test_an_attempt_takes_over_from_its_copy(migrated: Database, engine: Engine, ledger: str) -> None:
-    """If the first rolls back, the second does the work."""
+    """If the first copy rolls back, the second one writes the rows."""
     first, second = _two_copies(migrated, engine, ledger, fails=True)
     assert first is None
     assert second.counts == replace(second.counts, rows=10, new=10)
@@ -232,13 +233,14 @@ def _two_copies(database: Database, engine: Engine, ledger: str, *, fails: bool)
 
 
 def replace_results(task: Task, results: Any) -> Task:
-    """The same task with another function, which need not be sent anywhere."""
+    """The same task with another function, without pickling it."""
     return replace(task, settings=replace(task.settings, results=results))
 
 
 @every_ledger
 def test_a_partition_that_fails_leaves_nothing(migrated: Database, engine: Engine, ledger: str) -> None:
-    """Neither keys nor results nor an entry stay of an attempt that failed, in its rows or in its results."""
+    """A partition that fails, because of a row or in its result function, leaves no keys, no results and no
+    ledger row."""
 
     def refuse(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         connection.execute(insert(RESULT), next(rows).to_pylist())
@@ -258,7 +260,8 @@ def test_a_partition_that_fails_leaves_nothing(migrated: Database, engine: Engin
 def test_a_connection_lost_in_the_report(
     postgres: Database, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """The driver asks again, and the job that has committed has its report."""
+    """When the connection is lost while the driver makes the report, it tries again, and the committed job
+    gets its report."""
     make_result(postgres)
     settle = Job._settle
     lost: list[Connection] = []
@@ -279,7 +282,7 @@ def test_a_connection_lost_in_the_report(
 
 
 def test_rows_without_a_key_alone_are_counted_once(migrated: Database, engine: Engine) -> None:
-    """A partition of nothing but such rows is one that has committed, too."""
+    """A partition that contains only rows without a key is recorded in the ledger, too."""
     for _ in range(2):
         report = write(migrated, [batch((None, 1), (None, 2))], run="r", null_keys="drop")
         assert counts(report) == {"dropped": 2}
@@ -288,7 +291,7 @@ def test_rows_without_a_key_alone_are_counted_once(migrated: Database, engine: E
 
 
 def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> None:
-    """Without its entries a run is not recognised, and its keys still are."""
+    """Without its ledger rows a run is not recognised, but its keys still are."""
     write(migrated, [batch(*TEN)], run="r")
     with engine.begin() as connection:
         connection.execute(delete(tables().ledger))
@@ -298,8 +301,8 @@ def test_a_purged_ledger_costs_only_time(migrated: Database, engine: Engine) -> 
 
 
 def test_the_consumer_s_policy(postgres: Database) -> None:
-    """A writer's consumer is of the exactly-once mode: that is stored before the first row, and a consumer of
-    the other mode is refused."""
+    """A writer stores its consumer's policy, with mode exactly-once, and rejects a consumer of status
+    mode."""
     engine = make_result(postgres)
     write(postgres, [batch(("a", 1))])
     stored = [(each.policy.consumer, each.policy.mode) for each in inbox.status(engine) if each.policy]

@@ -1,4 +1,5 @@
-"""Rows that Spark writes in bulk name their load, a row of the ledger, which says when and by whom."""
+"""Inbox rows that Spark writes in bulk refer to their load, a ledger row that records when and by which job
+they were written."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,19 +27,19 @@ MANY = 3_000
 
 @pytest.fixture
 def engine(postgres: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(postgres)
 
 
 def load(database: Database, prefix: str, rows: int = 3, **options: Any) -> list[str]:
-    """A job with one partition; its keys."""
+    """Run a job with one partition. Returns its keys."""
     keys = [f"{prefix}{number:05}" for number in range(rows)]
     write(database, [batch(*((key, 1) for key in keys))], run=prefix, **options)
     return keys
 
 
 def age(engine: Engine, run: str, by: timedelta = MONTH) -> None:
-    """Let a job have committed so long ago."""
+    """Date the job's commit back by `by`."""
     with engine.begin() as connection:
         mine = update(LEDGER).where(LEDGER.c.run == run)
         connection.execute(mine.values(committed_at=datetime.now(UTC) - by))
@@ -59,7 +60,7 @@ def orphans(engine: Engine) -> int:
 
 @contextmanager
 def statements(engine: Engine) -> Iterator[list[tuple[str, Any]]]:
-    """The statements that this engine sends."""
+    """Collects the statements that this engine sends."""
     sent: list[tuple[str, Any]] = []
 
     def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
@@ -71,8 +72,8 @@ def statements(engine: Engine) -> Iterator[list[tuple[str, Any]]]:
 
 
 def test_what_a_load_shares_is_stored_once(postgres: Database, engine: Engine) -> None:
-    """A row of a load has no time and no claim of its own, and is not in the purge's index; `show`, `status`
-    and `audit` get the time from the ledger."""
+    """A row of a load has no time and no claim, and is not in the purge's index. `show`, `status` and `audit`
+    get its time from the ledger."""
     [key, *_] = load(postgres, "a")
     age(engine, "a", timedelta(hours=3))
     with engine.begin() as connection:
@@ -93,8 +94,8 @@ def test_what_a_load_shares_is_stored_once(postgres: Database, engine: Engine) -
 
 
 def test_a_key_that_a_job_has_taken(postgres: Database, engine: Engine) -> None:
-    """It is a duplicate for an inbox, however old its message is, one by one, in batches and from memory; and
-    for a job with a ledger or without."""
+    """A key that a job has taken is a duplicate for an inbox, however old the message is: one by one, in
+    batches and from memory. It is a duplicate for another job, too, with a ledger and without."""
     [key, *_] = load(postgres, "a")
     box = Inbox(CONSUMER, remember=10)
     for _ in range(3):
@@ -111,8 +112,8 @@ def test_a_key_that_a_job_has_taken(postgres: Database, engine: Engine) -> None:
 
 
 def test_a_job_knows_its_own_loads(postgres: Database) -> None:
-    """Keys that the same job has taken in another partition are repeated; without a ledger, those of an
-    earlier attempt at the partition are its own."""
+    """Keys that the same job has taken in another partition count as repeated. Without a ledger, keys from an
+    earlier attempt at the partition count as its own."""
     make_result(postgres)
     ab, bc = [batch(("a", 1), ("b", 1))], [batch(("b", 1), ("c", 1))]
     assert counts(write(postgres, ab, bc, run="r")) == {"new": 3, "repeated": 1}
@@ -121,7 +122,7 @@ def test_a_job_knows_its_own_loads(postgres: Database) -> None:
 
 
 def test_without_a_ledger_rows_are_single(postgres: Database, engine: Engine) -> None:
-    """With `ledger="off"` no ledger row could tell a row's age, so each has its own."""
+    """With `ledger="off"` there is no ledger row for a time, so each row stores its own."""
     load(postgres, "a", ledger="off")
     with engine.begin() as connection:
         assert connection.execute(select(func.count(MESSAGE.c.load), func.count(MESSAGE.c.claim))).one() == (
@@ -133,7 +134,7 @@ def test_without_a_ledger_rows_are_single(postgres: Database, engine: Engine) ->
 
 
 def test_if_nothing_is_due_only_the_ledger_is_read(postgres: Database, engine: Engine) -> None:
-    """A purge looks for rows of loads only if a load is old enough."""
+    """A purge searches for rows of loads only if a load is old enough."""
     load(postgres, "a")
     with statements(engine) as sent:
         assert purge(engine).finished
@@ -142,8 +143,8 @@ def test_if_nothing_is_due_only_the_ledger_is_read(postgres: Database, engine: E
 
 
 def test_old_loads_are_purged(postgres: Database, engine: Engine) -> None:
-    """Rows of old loads go in short transactions, and their ledger rows after them; other loads, other
-    consumers' and single messages stay. Progress counts them."""
+    """Rows of old loads are deleted in short transactions, then their ledger rows. Other loads, other
+    consumers' rows and single messages stay. Progress reports count the rows."""
     load(postgres, "a", 250)
     load(postgres, "b", 50)
     young = load(postgres, "c", 50)
@@ -176,7 +177,7 @@ def test_loads_that_are_far_apart(
 
 
 def test_a_budget_ends_it(postgres: Database, engine: Engine) -> None:
-    """When the time is up, loads are left, with their ledger rows, for the next purge."""
+    """When the time budget is used up, the remaining rows and their ledger rows stay for the next purge."""
     load(postgres, "a", 300)
     age(engine, "a")
     assert not purge(engine, budget=0).finished
@@ -185,11 +186,11 @@ def test_a_budget_ends_it(postgres: Database, engine: Engine) -> None:
 
 
 class Killed(BaseException):
-    """What ends a purge between two statements."""
+    """Ends a purge between two statements."""
 
 
 def test_a_purge_killed_at_any_point(postgres: Database, engine: Engine) -> None:
-    """Wherever a purge is killed, no row is left without its load, and the next purge goes on."""
+    """Wherever a purge is killed, no row is left without its load, and the next purge continues."""
     load(postgres, "a", 60)
     load(postgres, "b", 60)
     for run in ("a", "b"):
@@ -205,7 +206,7 @@ def test_a_purge_killed_at_any_point(postgres: Database, engine: Engine) -> None
 
 @contextmanager
 def killed_after(engine: Engine, count: int) -> Iterator[None]:
-    """Whatever is run ends at the statement after this many, or at the COMMIT."""
+    """The code inside is interrupted after `count` statements and COMMITs."""
     left = count
 
     def visit(*_: Any) -> None:
@@ -225,7 +226,7 @@ def killed_after(engine: Engine, count: int) -> Iterator[None]:
 
 
 def rewrite(engine: Engine) -> None:
-    """What a dump and a restore do: every row gets another place."""
+    """Move every row to another place, as a dump and a restore do."""
     with engine.begin() as connection:
         for statement in (
             "CREATE TABLE dumped AS SELECT * FROM inbox_message",
@@ -237,7 +238,7 @@ def rewrite(engine: Engine) -> None:
 
 
 def alone(statement: str) -> Callable[[Engine], None]:
-    """A statement that runs in no transaction."""
+    """Run a statement outside any transaction."""
 
     def run(engine: Engine) -> None:
         with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
@@ -255,8 +256,8 @@ def alone(statement: str) -> Callable[[Engine], None]:
 def test_rows_that_have_moved(
     postgres: Database, engine: Engine, move: Callable[[Engine], None], when: str
 ) -> None:
-    """VACUUM FULL, CLUSTER and a restore give each row another place. Before a purge, that makes no
-    difference; during one, rows may be missed, and then their load stays for the next purge."""
+    """VACUUM FULL, CLUSTER and a restore move rows to other places. Before a purge that makes no difference.
+    During a purge, some rows may be missed; their load then stays for the next purge."""
     load(postgres, "z", MANY // 2)
     load(postgres, "a", MANY)
     for run in ("z", "a"):
@@ -288,7 +289,8 @@ def test_two_purges_share_the_work(postgres: Database, engine: Engine) -> None:
 
 
 def test_a_locked_row_keeps_its_load(postgres: Database, engine: Engine) -> None:
-    """A row that somebody has locked is skipped, and its load stays until the row is gone."""
+    """A purge skips a row that another transaction has locked, and its load stays until the row is
+    deleted."""
     keys = load(postgres, "a", 50)
     age(engine, "a")
     with engine.connect() as connection:
@@ -300,8 +302,8 @@ def test_a_locked_row_keeps_its_load(postgres: Database, engine: Engine) -> None
 
 
 def test_a_replay_while_its_load_is_purged(postgres: Database, engine: Engine) -> None:
-    """A job that comes again between two batches of the purge finds its ledger row, and writes nothing. The
-    same rows in other partitions get a load of their own, which that purge leaves alone."""
+    """A job that is repeated between two batches of the purge finds its ledger row, and writes nothing. The
+    same rows in different partitions get a new load, which that purge leaves alone."""
     keys = load(postgres, "a", 300)
     age(engine, "a")
     reports: list[dict[str, int]] = []
@@ -314,7 +316,7 @@ def test_a_replay_while_its_load_is_purged(postgres: Database, engine: Engine) -
 
     assert purge(engine, batch=100, progress=progress).rows == 300
     assert reports == [{"new": 300}]
-    # The 100 keys that were purged already are written again, as after any purge.
+    # The 100 keys that were already purged are written again, as after any purge.
     assert (len(taken(engine)), len(written(engine))) == (100, 400)
     assert orphans(engine) == 0
     assert inbox.status(engine)[0].rows == 100
@@ -323,7 +325,8 @@ def test_a_replay_while_its_load_is_purged(postgres: Database, engine: Engine) -
 
 
 def test_a_load_that_the_ledger_has_lost(postgres: Database, engine: Engine) -> None:
-    """Its keys stay taken, no purge deletes them, and `status` counts them."""
+    """If a load's ledger row is lost, its keys stay taken, no purge deletes them, and `status` counts
+    them."""
     [key, *_] = load(postgres, "a")
     load(postgres, "b")
     age(engine, "b")
@@ -345,7 +348,8 @@ def test_a_load_that_the_ledger_has_lost(postgres: Database, engine: Engine) -> 
 
 
 def test_half_states_are_refused(migrated: Database) -> None:
-    """The database refuses a row that has neither a time and a claim of its own nor a load, or both."""
+    """The database rejects a row unless it has either a time and a claim of its own, or a load, but not
+    both."""
     own: dict[str, object] = {"accepted_at": datetime.now(UTC), "claim": bytes(16), "load": None}
     lean: dict[str, object] = {"accepted_at": None, "claim": None, "load": 1}
     halves = [own | {"accepted_at": None}, own | {"claim": None}, own | {"load": 1}]
@@ -360,7 +364,8 @@ def test_half_states_are_refused(migrated: Database) -> None:
 
 
 def test_each_batch_reads_only_a_part_of_the_table(postgres: Database, engine: Engine) -> None:
-    """A batch reads a range of places and deletes by place, without reading the table from its beginning."""
+    """Each batch of a purge reads a range of places (ctid) and deletes by place, without scanning the table
+    from its beginning."""
     load(postgres, "a", MANY)
     age(engine, "a")
     alone("VACUUM ANALYZE inbox_message")(engine)

@@ -1,4 +1,5 @@
-"""A purge that is killed at any moment while a job comes again: a partition is applied whole or not."""
+"""A purge is killed at any moment while its job is repeated: each partition is applied as a whole or not at
+all."""
 
 import os
 import random
@@ -26,9 +27,9 @@ ROUNDS, MONTH = 10, timedelta(days=30)
 
 @pytest.mark.long
 def test_a_purge_killed_while_a_job_comes_again(migrated: Database) -> None:
-    """kill -9 at random moments of a purge: no row of the inbox is left without its load, and a partition
-    that comes again finds its row in the ledger, or none of its keys. The next purge leaves nothing, and
-    after the next job everything is there once."""
+    """A purge is killed with kill -9 at random moments. No row of the inbox is left without its load, and a
+    repeated partition finds either its ledger row or none of its keys. The next purge deletes everything, and
+    the next job writes each row once."""
     engine = make_result(migrated)
     url = migrated.url.render_as_string(hide_password=False)
     replay(migrated, engine)
@@ -52,7 +53,7 @@ def test_a_purge_killed_while_a_job_comes_again(migrated: Database) -> None:
 
 
 def replay(database: Database, engine: Engine) -> None:
-    """Both partitions of the job again: each is applied as a whole, or was applied."""
+    """Run both partitions of the job again: each is applied as a whole, or was applied before."""
     task = prepared(database, len(PARTS), run="r")
     for part, keys in enumerate(PARTS):
         done = attempt(task, part, batch(*((key, 1) for key in keys)))
@@ -65,7 +66,8 @@ def replay(database: Database, engine: Engine) -> None:
 
 
 def copies(engine: Engine) -> list[int]:
-    """How often each partition was applied: all of its keys equally often."""
+    """How often each partition was applied; checks that all keys of a partition were applied equally
+    often."""
     rows = Counter(key for key, _ in written(engine))
     counted = [{rows[key] for key in keys} for keys in PARTS]
     assert [len(each) for each in counted] == [1] * len(PARTS)
@@ -73,7 +75,7 @@ def copies(engine: Engine) -> list[int]:
 
 
 def age(engine: Engine) -> None:
-    """Let all that is there have been committed a month ago."""
+    """Date everything back by a month."""
     long_ago = datetime.now(UTC) - MONTH
     with engine.begin() as connection:
         connection.execute(update(LEDGER).values(committed_at=long_ago))
@@ -88,7 +90,7 @@ def entries(engine: Engine) -> list[int]:
 
 
 def die_purging() -> None:
-    """Purges, one after the other, in a process that is killed after a moment."""
+    """Runs purges in a loop, in a process that is killed after `delay` seconds."""
     url, delay = sys.argv[1:]
     engine = create_engine(url)
     with engine.connect():

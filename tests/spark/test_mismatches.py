@@ -1,4 +1,4 @@
-"""Rows that come again with other content: `digest` finds them, and the report counts each once."""
+"""Rows that are repeated with other content: `digest` detects them, and the report counts each once."""
 
 import logging
 from collections.abc import Iterator
@@ -44,12 +44,12 @@ every_ledger = pytest.mark.parametrize("ledger", ["verify", "trust", "off"])
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(migrated)
 
 
 def load(database: Database, *partitions: Any, **options: Any) -> tuple[dict[str, int], int]:
-    """A job that compares the amount; its counts, and how many rows had another one."""
+    """Run a job that compares amounts. Returns its counts and the number of mismatches."""
     report = write(database, *partitions, **{"digest": "amount", **options})
     return counts(report), report.mismatch
 
@@ -62,7 +62,8 @@ def load(database: Database, *partitions: Any, **options: Any) -> tuple[dict[str
 def test_a_key_comes_again_with_other_content(
     migrated: Database, engine: Engine, caplog: pytest.LogCaptureFixture, ledger: str, level: str
 ) -> None:
-    """It is counted among the duplicates and as a mismatch, the log says so, and its row stays as it was."""
+    """A key that is repeated with other content counts as a duplicate and as a mismatch, and a warning is
+    logged. The stored row does not change."""
     options = {"ledger": ledger, "isolation_level": level}
     assert load(migrated, [batch(("a", 1), ("b", 2), ("c", 3))], run="r", **options) == ({"new": 3}, 0)
     again = [batch(("a", 1), ("b", 9), ("d", 4))]
@@ -74,7 +75,7 @@ def test_a_key_comes_again_with_other_content(
 
 @pytest.mark.mysql
 def test_many_keys_come_again(migrated: Database, engine: Engine) -> None:
-    """The same of thousands, in a partition that does not fit into memory."""
+    """Mismatches among thousands of keys are found, in a partition that does not fit into memory."""
     old = [batch(*((f"key {at:05}", at) for at in range(0, 30_000, 2)))]
     new = [batch(*((f"key {at:05}", -at if at % 6 == 0 else at) for at in range(30_000)))]
     assert load(migrated, old) == ({"new": 15_000}, 0)
@@ -83,7 +84,8 @@ def test_many_keys_come_again(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_key_that_repeats_in_the_job(migrated: Database, engine: Engine) -> None:
-    """Rows of a job are compared with the one that was applied, in its partition and in others."""
+    """Rows whose key repeats in a job, in one partition or in several, are compared with the row that was
+    applied."""
     first = [batch(("a", 1), ("b", 2), ("a", 5)), batch(("a", 1), ("b", 2), ("a", 5))]
     assert load(migrated, first, [batch(("a", 1), ("b", 7))]) == ({"new": 2, "repeated": 6}, 3)
     assert written(engine) == [("a", 1), ("b", 2)]
@@ -91,7 +93,8 @@ def test_a_key_that_repeats_in_the_job(migrated: Database, engine: Engine) -> No
 
 @every_ledger
 def test_the_same_job_again_counts_the_same(migrated: Database, engine: Engine, ledger: str) -> None:
-    """A job that is submitted again, whole or after a part of it has committed, reports each row once."""
+    """A job that is submitted again, after it finished or after some of its partitions committed, counts each
+    row once."""
     load(migrated, [batch(("a", 1), ("b", 2))], run="before")
     parts = [[batch(("a", 7), ("c", 3), ("c", 4))], [batch(("b", 8), ("d", 5))]]
     task = prepared(migrated, 2, run="r", ledger=ledger, digest="amount")
@@ -106,7 +109,7 @@ def test_the_same_job_again_counts_the_same(migrated: Database, engine: Engine, 
 
 
 def test_a_zombie_counts_nothing(migrated: Database, engine: Engine) -> None:
-    """Of two attempts at a partition that run at the same time, one writes, and both report the same."""
+    """Two attempts at a partition run at the same time: one of them writes, and both report the same."""
     load(migrated, [batch(("a", 1))])
     inside, go_on = Event(), Event()
 
@@ -132,7 +135,7 @@ def test_a_zombie_counts_nothing(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_job_that_comes_again_with_other_content(migrated: Database, engine: Engine) -> None:
-    """The same run with the same keys is not taken for done if the content is another."""
+    """A run that is submitted again with the same keys but other content is not taken for finished."""
     assert load(migrated, [batch(("a", 1), ("b", 2))], run="r") == ({"new": 2}, 0)
     for _ in range(2):
         assert load(migrated, [batch(("a", 1), ("b", 3))], run="r") == ({"new": 2}, 1)
@@ -140,8 +143,8 @@ def test_a_job_that_comes_again_with_other_content(migrated: Database, engine: E
 
 
 def test_a_mismatch_can_fail_the_job(migrated: Database, engine: Engine) -> None:
-    """With `mismatches="error"` nothing of a partition with such a row is written: one whose key was taken
-    before, or one that repeats in the partition. The error names keys."""
+    """With `mismatches="error"`, a partition that contains a mismatch writes nothing, whether the key was
+    taken before or repeats in the partition. The error names the keys."""
     load(migrated, [batch(("a", 1))])
     options = {"mismatches": "error", "run": "r"}
     for bad in (batch(("c", 3), ("a", 2)), batch(("c", 3), ("c", 4))):
@@ -157,12 +160,12 @@ def test_a_mismatch_can_fail_the_job(migrated: Database, engine: Engine) -> None
 
 
 def test_the_inbox_has_the_same_digests(migrated: Database, engine: Engine) -> None:
-    """A worker that gives a tuple of the columns as payload, and the writer, compare the same."""
+    """An inbox that is given a tuple of the columns as payload computes the same digest as the writer."""
     box = Inbox(CONSUMER, wait=0)
     with engine.begin() as connection:
         assert box.accept(connection, "a", payload=("a", 1)) is Verdict.NEW
         assert box.accept(connection, "b", payload=("b", 1)) is Verdict.NEW
-        assert box.accept(connection, "c") is Verdict.NEW  # without a digest nobody can tell
+        assert box.accept(connection, "c") is Verdict.NEW  # no digest: nothing to compare
     rows = [batch(("a", 1), ("b", 2), ("c", 3), ("d", 4))]
     assert load(migrated, rows, digest=["id", "amount"]) == ({"new": 1, "duplicate": 3}, 1)
     load(migrated, [batch(("e", 5))], digest=None)
@@ -175,8 +178,8 @@ def test_the_inbox_has_the_same_digests(migrated: Database, engine: Engine) -> N
 
 @pytest.mark.mysql
 def test_a_key_that_is_taken_meanwhile(migrated: Database, engine: Engine) -> None:
-    """A key in another transaction that commits while the partition waits for it is compared, too, and the
-    partition's own keys get their digests."""
+    """A key that another transaction takes while the partition waits for it is compared, too. The partition's
+    own keys get their digests."""
     box = Inbox(CONSUMER, wait=0)
     with engine.connect() as connection:
         box.accept(connection, "b", payload=(9,))
@@ -191,7 +194,7 @@ def test_a_key_that_is_taken_meanwhile(migrated: Database, engine: Engine) -> No
 
 
 def test_new_rows_and_messages_have_no_digest(migrated: Database, engine: Engine) -> None:
-    """Statements and messages see the DataFrame's columns, no others."""
+    """Statements and outbox messages see the DataFrame's columns only, not the digest."""
     copied = Statements("INSERT INTO result SELECT new_rows.*, 'x' FROM new_rows")
     load(migrated, [batch(("a", 1))], results=copied, outbox=PerRow("t"))
     assert written(engine) == [("a", 1)]
@@ -237,8 +240,8 @@ def digest_of(values: dict[str, tuple[pa.DataType, Any]]) -> str:
 
 
 def test_a_digest_never_changes() -> None:
-    """Digests stay in databases for long, so every value has one form, whatever Python, Arrow, the session's
-    time zone, and the width or the scale of the type are."""
+    """Digests stay in databases for a long time, so each value has a single form, whatever the versions of
+    Python and Arrow, the session's time zone, and the type's width or scale."""
     assert digest_of(VALUES) == blake2b(JSON, digest_size=16).hexdigest()
     same = {
         "int": (pa.int64(), -5),
@@ -255,7 +258,8 @@ def test_a_digest_never_changes() -> None:
 
 
 def test_what_cannot_be_compared_is_refused(migrated: Database, engine: Engine) -> None:
-    """Before a row is read, in words that name the option and its value."""
+    """A digest that cannot be computed is rejected before any row is read, by an error that names the option
+    and its value."""
     refused: list[tuple[type[Exception], dict[str, Any], str]] = [
         (ColumnMismatch, {"digest": ["amount", "x"], "results": print}, "digest='x'"),
         (ColumnMismatch, {"digest": "items", "results": print}, "digest='items'.*to_json"),

@@ -1,4 +1,4 @@
-"""The writer against a model, for failures, copies and replays that nobody has thought of."""
+"""The writer against a model: random failures, duplicate attempts and replays."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, delete, select
 
 from inbox import Inbox, Verdict
 from inbox.schema import tables
-from inbox_outbox_base.databases.loading import WriterClaim
+from inbox_outbox_base.databases.loading_values import WriterClaim
 from spark import WriteReport
 from spark._driver.job import Job
 from spark._executor.task import Done, Task, run_task
@@ -28,12 +28,12 @@ FAILURES = ["reading", "results", "answer", "answer, of other rows"]
 
 
 class Failed(Exception):
-    """An attempt that dies."""
+    """Raised where an attempt dies."""
 
 
 @dataclass
 class World:
-    """A consumer, and which job has taken which of its keys."""
+    """A consumer, and the job that owns each of its keys."""
 
     database: Database
     engine: Engine
@@ -45,7 +45,7 @@ class World:
     def submit(
         self, run: str | None, batch_number: int, ledger: str, plan: list[tuple[list[Row], list[str]]]
     ) -> None:
-        """A job whose partitions have these rows and die so many times before they succeed."""
+        """Run a job whose partitions have these rows and die at these points before they succeed."""
         options = {"consumer": self.consumer, "run": run, "batch": batch_number, "ledger": ledger}
         settings = options_of(self.database, null_keys="drop", **options)
         job = Job(settings, run)
@@ -76,7 +76,7 @@ class World:
             except Failed:
                 pass
             else:
-                # Nothing was new in it, so that nothing could fail.
+                # It had no new rows, so the result function was not called and could not fail.
                 self._note(rows, owner)
         else:
             other = rows if death == "answer" else [(key, -amount) for key, amount in rows[1:]]
@@ -84,7 +84,7 @@ class World:
             run_task(task, part, iter(batches(other)))
 
     def deliver(self, key: str) -> None:
-        """A message of the same consumer that a worker handles without Spark."""
+        """Accept a message of the same consumer without Spark."""
         with self.engine.begin() as connection:
             verdict = Inbox(self.consumer, wait=0).accept(connection, key)
         assert verdict is (Verdict.DUPLICATE if key in self.owners else Verdict.NEW)
@@ -96,7 +96,7 @@ class World:
                 self.amounts.setdefault(key, set()).add(amount)
 
     def check(self, report: WriteReport, owner: tuple[str, int], *, exact: bool) -> None:
-        """The tables have what the model has, and the report counts it."""
+        """Check that the tables match the model and that the report matches both."""
         assert taken(self.engine, self.consumer) == sorted(self.owners)
         rows = written(self.engine)
         assert [key for key, _ in rows] == sorted(self.amounts)
@@ -107,7 +107,7 @@ class World:
         assert report.new == owned == self.claimed(*owner) if exact and report.partitions else True
 
     def claimed(self, run: str, batch_number: int) -> int:
-        """How many keys the inbox has under a job's claim, or under its loads."""
+        """The number of inbox rows with the job's claim or one of its loads."""
         message, ledger = tables().message, tables().ledger
         job = WriterClaim.of(tables(), self.consumer, run, batch_number, 0).job
         rows = (
@@ -134,7 +134,7 @@ def dying(given_batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def refuse(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-    """Results that fail."""
+    """A result function that fails."""
     next(rows)
     raise Failed
 
@@ -154,9 +154,9 @@ steps = st.one_of(jobs, jobs, jobs, st.tuples(st.just("deliver"), keys), st.just
 
 
 def test_each_key_is_applied_once_whatever_happens_around_it(migrated: Database) -> None:
-    """Any sequence of jobs whose attempts die before or after their COMMIT, come again with other rows or
-    other partitions, meet keys of other jobs and of workers without Spark: each key is applied once, nothing
-    is lost, and the report's counts are what the tables have."""
+    """In any sequence of jobs each key is applied once, nothing is lost, and the report's counts match the
+    tables: even if attempts die before or after their COMMIT, if jobs are repeated with other rows or
+    partitions, and if other jobs or workers without Spark have taken some of the keys."""
     engine = make_result(migrated)
 
     @settings(max_examples=40, deadline=None)
@@ -179,8 +179,8 @@ def test_each_key_is_applied_once_whatever_happens_around_it(migrated: Database)
 
 
 def test_jobs_that_run_at_the_same_time(migrated: Database) -> None:
-    """Four jobs with the same keys, each in an order of its own, and a worker without Spark that takes some
-    of them one by one: no error reaches anybody, each key is applied once, and the jobs count each once."""
+    """Four jobs write the same keys, each in a different order, while a worker without Spark takes some of
+    them one by one. There is no error, each key is applied once, and each job counts every key once."""
     engine, total = make_result(migrated), 400
 
     def job(number: int) -> list[Done | None]:
@@ -201,7 +201,7 @@ def test_jobs_that_run_at_the_same_time(migrated: Database) -> None:
 
 
 def deliver(database: Database, key: str) -> Verdict:
-    """A message of the same consumer that a worker handles without Spark, as often as it takes."""
+    """Accept a message of the same consumer without Spark, and retry while it is in flight."""
     while True:
         with database.engine().begin() as connection:
             verdict = Inbox("billing", wait=1).accept(connection, key)

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: what LOAD DATA LOCAL, session settings and unique keys could do to a write."""
+"""MySQL and MariaDB: how LOAD DATA LOCAL, session settings and unique keys affect a write."""
 
 import time
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ pytestmark = [
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(migrated)
 
 
 @pytest.fixture
 def no_local_infile(migrated: Database) -> Iterator[None]:
-    """A server that takes no LOAD DATA LOCAL, as MySQL's is by default."""
+    """Makes the server reject LOAD DATA LOCAL, as MySQL does by default."""
     engine = migrated.engine(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text("SET GLOBAL local_infile = OFF"))
@@ -39,7 +39,7 @@ def no_local_infile(migrated: Database) -> Iterator[None]:
 
 
 def test_load_data(migrated: Database, engine: Engine) -> None:
-    """Where the server lets it, rows come by LOAD DATA, and the report says so."""
+    """If the server allows it, rows are sent with LOAD DATA, and the report says so."""
     report = write(migrated, [batch(*TEN)])
     assert (counts(report), report.transport) == ({"new": 10}, "load data")
     assert written(engine) == TEN
@@ -47,21 +47,22 @@ def test_load_data(migrated: Database, engine: Engine) -> None:
 
 @pytest.mark.usefixtures("no_local_infile")
 def test_without_load_data(migrated: Database, engine: Engine) -> None:
-    """Where it does not, they come by INSERT, and the report says so."""
+    """If the server does not allow LOAD DATA, rows are sent with INSERT, and the report says so."""
     report = write(migrated, [batch(*TEN)], batch_size=3)
     assert (counts(report), report.transport) == ({"new": 10}, "insert")
     assert written(engine) == TEN
 
 
 def test_a_url_may_forbid_load_data(migrated: Database, engine: Engine) -> None:
-    """``local_infile=0`` in the URL is kept: whoever answers there may not ask for files."""
+    """``local_infile=0`` in the URL is respected: the server cannot ask for files."""
     url = migrated.url.update_query_dict({"local_infile": "0"})
     assert write(migrated, [batch(*TEN)], url=url).transport == "insert"
     assert written(engine) == TEN
 
 
 def test_a_warning_of_load_data_is_an_error(migrated: Database, engine: Engine) -> None:
-    """LOCAL turns errors into warnings; nothing is written after one."""
+    """LOAD DATA LOCAL turns errors into warnings. A warning raises an error, and nothing is written
+    after it."""
     table = pa.table({"a": ["1", "x"]})
     settings = options_of(migrated)
     database = MySQLLoading()
@@ -72,7 +73,7 @@ def test_a_warning_of_load_data_is_an_error(migrated: Database, engine: Engine) 
 
 
 def test_text_that_is_no_text(migrated: Database, engine: Engine) -> None:
-    """Bytes that are not UTF-8 in a column of text are an error, not another text."""
+    """Bytes in a text column that are not valid UTF-8 raise an error; they are not stored as other text."""
     note = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xff"], pa.binary()).buffers())
     with pytest.raises(Exception, match=r"(?i)utf|incorrect string"):
         write(migrated, [pa.record_batch({"id": ["a"], "note": note})])
@@ -85,7 +86,7 @@ MODES = ["''", "'NO_BACKSLASH_ESCAPES,ANSI_QUOTES'", "'TRADITIONAL,PAD_CHAR_TO_F
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("infile", ["0", "1"])
 def test_every_sql_mode(migrated: Database, engine: Engine, mode: str, infile: str) -> None:
-    """Whatever the session's mode is, text arrives as it is, and a wrong value is an error."""
+    """In every SQL mode, text is stored unchanged, and a wrong value raises an error."""
     notes = ["\\", "a\\'b\"\t\n", "", "\\N", None]
     rows = pa.record_batch({"id": list("abcde"), "note": notes})
     url = migrated.url.update_query_dict({"local_infile": infile})
@@ -99,7 +100,7 @@ def test_every_sql_mode(migrated: Database, engine: Engine, mode: str, infile: s
 
 
 def test_limits(migrated: Database, engine: Engine) -> None:
-    """Waits are bounded on the server, also for a client that is no more; clocks show UTC."""
+    """The server limits waiting, also for a client that no longer exists. The session's time zone is UTC."""
     for lock_timeout, seconds, idle in ((0, 1, 60), (1.5, 2, 60), (90, 90, 90)):
         settings = options_of(migrated, lock_timeout=lock_timeout, query_timeout=7)
         with transaction(engine_of(settings), MySQLLoading(), settings) as connection:
@@ -117,8 +118,8 @@ def _statement_limit(connection: Connection) -> str:
 
 
 def test_connections_are_counted_by_database_and_consumer(migrated: Database, engine: Engine) -> None:
-    """`max_connections` is shared by all writers of a consumer, and by nobody else; a connection that closes
-    gives its place back."""
+    """All writers of a consumer share `max_connections`; other consumers have their own. A connection that
+    closes frees its place."""
     settings = options_of(migrated, max_connections=2)
     other = options_of(migrated, max_connections=1, consumer="shipping")
     database = MySQLLoading()
@@ -143,7 +144,8 @@ UNIQUE = {
 
 @pytest.mark.parametrize(("keys", "said"), UNIQUE.values(), ids=UNIQUE)
 def test_an_upsert_needs_one_unique_key(migrated: Database, engine: Engine, keys: str, said: str) -> None:
-    """ON DUPLICATE KEY UPDATE cannot name the key that it means, so there may be no other."""
+    """ON DUPLICATE KEY UPDATE cannot name its key. An upsert into a table with another unique key is
+    therefore rejected."""
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE price (item varchar(9), version bigint, amount bigint{keys})"))
     rows = pa.record_batch({"item": ["a"], "version": [1], "amount": [1]})
@@ -152,7 +154,7 @@ def test_an_upsert_needs_one_unique_key(migrated: Database, engine: Engine, keys
 
 
 def test_an_upsert_beside_a_counter(migrated: Database, engine: Engine) -> None:
-    """A primary key that the table itself counts does not matter."""
+    """An AUTO_INCREMENT primary key beside the upsert's key is allowed."""
     with engine.begin() as connection:
         connection.execute(
             text(
@@ -170,7 +172,8 @@ def test_an_upsert_beside_a_counter(migrated: Database, engine: Engine) -> None:
 
 
 def test_an_upsert_compares_as_the_table_does(migrated: Database, engine: Engine) -> None:
-    """Keys that differ in case only are one row where the table's collation says so, and else two."""
+    """Keys that differ only in case are one row if the table's collation ignores case, and two rows
+    otherwise."""
     for collation, expected in (("utf8mb4_general_ci", [("b", 2)]), ("utf8mb4_bin", [("B", 1), ("b", 2)])):
         with engine.begin() as connection:
             connection.execute(text("DROP TABLE IF EXISTS price"))
@@ -189,7 +192,7 @@ def test_an_upsert_compares_as_the_table_does(migrated: Database, engine: Engine
 
 
 def test_a_table_that_is_the_inbox_compares_as_it_does(migrated: Database, engine: Engine) -> None:
-    """With inbox="table", keys that the table's collation takes for the same are one key, also in one
+    """With inbox="table", keys that are equal in the table's collation are one key, also within a
     partition."""
     with engine.begin() as connection:
         connection.execute(

@@ -1,4 +1,5 @@
-"""An Upsert by the writer's own key: each version is taken once, and takes effect if it is newer."""
+"""An Upsert whose key and version are the writer's key: each version is taken once, and is written if it is
+newer."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -40,7 +41,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def states(*rows: tuple[str, int | None], zone: str = "UTC") -> pa.RecordBatch:
-    """A state of each account, changed so many microseconds after the first moment, which is its amount."""
+    """A state of each account; the number is its amount, and the microseconds after the first moment at which
+    it changed."""
     at = [None if number is None else FIRST + timedelta(microseconds=number) for _, number in rows]
     return pa.record_batch(
         {
@@ -59,8 +61,8 @@ def stored(engine: Engine) -> dict[str, int]:
 
 @INBOXES
 def test_the_newest_state_stands(migrated: Database, engine: Engine, inbox: str) -> None:
-    """In whatever order states come, in one partition, in several, and in later jobs. One that comes again
-    changes nothing, whatever the session's time zone is."""
+    """The newest state of each account is stored, in whatever order states arrive: in one partition, in
+    several, and in later jobs. A repeated state changes nothing, whatever the session's time zone."""
     options = OPTIONS | {"inbox": inbox}
     first = write(migrated, [states(("a", 2), ("a", 9), ("b", 1))], [states(("a", 5))], **options)
     assert stored(engine) == {"a": 9, "b": 1}
@@ -76,7 +78,8 @@ def test_the_newest_state_stands(migrated: Database, engine: Engine, inbox: str)
 
 @INBOXES
 def test_jobs_with_other_states_at_the_same_time(migrated: Database, engine: Engine, inbox: str) -> None:
-    """Four jobs with states of the same accounts: the newest of each stands, and no error reaches anybody."""
+    """Four jobs write different states of the same accounts at the same time: the newest of each is stored,
+    without an error."""
     options = OPTIONS | {"inbox": inbox}
 
     def job(number: int) -> None:
@@ -91,7 +94,8 @@ def test_jobs_with_other_states_at_the_same_time(migrated: Database, engine: Eng
 
 
 def test_a_state_that_is_lost_is_named(migrated: Database, engine: Engine) -> None:
-    """A newer state that was taken and is not in the table any more, and one that was not written."""
+    """`reconcile` reports a state that was taken but is not in the table any more, and one that was never
+    written."""
     write(migrated, [states(("a", 1), ("a", 2), ("b", 1))], **OPTIONS)
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM account_state WHERE account = 'b'"))
@@ -105,7 +109,7 @@ def test_a_state_that_is_lost_is_named(migrated: Database, engine: Engine) -> No
 
 
 def test_a_state_without_a_version(migrated: Database, engine: Engine) -> None:
-    """It has no key: an error, or left out and counted."""
+    """A row without a version has no key: it raises an error, or is dropped and counted."""
     with pytest.raises(InvalidRow, match=r"changed_at.*1 rows have no key"):
         write(migrated, [states(("a", 1), ("b", None))], **OPTIONS)
     report = write(migrated, [states(("a", 1), ("b", None))], null_keys="drop", **OPTIONS)
@@ -113,7 +117,8 @@ def test_a_state_without_a_version(migrated: Database, engine: Engine) -> None:
 
 
 def test_what_remains_refused() -> None:
-    """A key that is a part of the upsert's, and targets besides the first one."""
+    """An upsert is rejected if the writer's key is only a part of its key, and, where both keys are equal, if
+    there is another target or an exploded array."""
     usual: dict[str, Any] = {"url": "postgresql://h/d", "table": "t", "consumer": "c"}
     for key, results in (
         ("shop", Upsert(["shop", "item"], "v")),

@@ -1,5 +1,5 @@
-"""Every option of the Spark writer: what is wrong is refused before anything is read, in words that name it
-and never a password."""
+"""Every option of the Spark writer: a wrong value is rejected before anything is read, by an error that names
+the option and never contains a password."""
 
 import traceback
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ BAD: dict[str, list[Any]] = {
     ids=lambda value: f"{value!r:.40}",
 )
 def test_a_bad_value_is_refused_at_once(option: str, value: Any) -> None:
-    """One `InvalidOption`, from the constructor: it begins with the option and its value."""
+    """The constructor raises an `InvalidOption` that begins with the option and its value."""
     with pytest.raises(InvalidOption) as caught:
         InboxWriter(**{**GOOD, option: value})
     shown = value.total_seconds() if isinstance(value, timedelta) else value
@@ -71,7 +71,8 @@ def test_a_bad_value_is_refused_at_once(option: str, value: Any) -> None:
 
 @pytest.mark.parametrize("level", ["NONE", "READ_UNCOMMITTED", "Read Uncommitted"])
 def test_too_weak_an_isolation_level_says_why(level: str) -> None:
-    """What Spark's JDBC source would take is refused with its reason, not as a word that nobody knows."""
+    """An isolation level that Spark's JDBC source accepts but that is too weak here is rejected with the
+    reason, not as an unknown word."""
     with pytest.raises(InvalidOption, match="guarantee"):
         InboxWriter(**{**GOOD, "isolation_level": level})
 
@@ -104,8 +105,8 @@ BAD_URLS = [
 
 @pytest.mark.parametrize("url", BAD_URLS)
 def test_a_bad_url_is_refused_without_repeating_it(url: Any) -> None:
-    """The error names the option, or the database that is not proven, and not the URL: it may hold a
-    password."""
+    """The error names the option, or the unsupported database, but does not repeat the URL, which may contain
+    a password."""
     with pytest.raises((InvalidOption, UnsupportedDatabase), match=r"^(url|dialect|driver)\b") as caught:
         InboxWriter(**{**GOOD, "url": url})
     assert SECRET not in "".join(traceback.format_exception(caught.value, chain=True)).split("Error: ")[-1]
@@ -113,14 +114,14 @@ def test_a_bad_url_is_refused_without_repeating_it(url: Any) -> None:
 
 @pytest.mark.parametrize("option", ["user", "password"])
 def test_a_user_or_password_that_is_no_text(option: str) -> None:
-    """The same for these two."""
+    """A user or password that is not a string is rejected without being repeated."""
     with pytest.raises(InvalidOption, match=f"^{option}: expected text") as caught:
         InboxWriter(**{**GOOD, option: 31415})
     assert "31415" not in str(caught.value)
 
 
 def test_an_unknown_option_is_refused() -> None:
-    """By Python, as for every function, and by `InvalidOption` where options are text."""
+    """An unknown argument raises Python's TypeError, and an unknown text option raises `InvalidOption`."""
     with pytest.raises(TypeError, match="overwrite"):
         InboxWriter(**{**GOOD, "overwrite": True})
     for name, value in (("overwrite", "true"), ("numpartition", "4"), ("fetchsize", "10"), ("", "")):
@@ -157,21 +158,21 @@ JDBC = {
 
 @pytest.mark.parametrize(("given", "meant"), JDBC.items())
 def test_urls_in_either_form(given: str, meant: str) -> None:
-    """JDBC's URLs and SQLAlchemy's mean the same database, with the driver that the inbox speaks through."""
+    """A JDBC URL and a SQLAlchemy URL mean the same database, with the driver that the inbox uses."""
     found = checked(**{**GOOD, "url": given}).url
     assert found == make_url(meant)
     assert checked(**{**GOOD, "url": found}).url == found
 
 
 def test_user_and_password_go_before_those_of_the_url() -> None:
-    """As with Spark's JDBC source."""
+    """The options `user` and `password` override the URL, as in Spark's JDBC source."""
     for url in ("jdbc:postgresql://h/d?user=a&password=b", "postgresql://a:b@h:5432/d"):
         found = checked(**{**GOOD, "url": url}, user="u", password="p@/:w").url  # noqa: S106
         assert (found.username, found.password, found.host) == ("u", "p@/:w", "h")
 
 
 def test_a_jdbc_url_reaches_each_database(migrated: Database) -> None:
-    """The address of a real server in JDBC's form, with the user in options, is written to."""
+    """The writer writes to a real server whose address is a JDBC URL, with user and password as options."""
     engine, url = make_result(migrated), migrated.url
     where = f"{url.host}:{url.port}/" if url.host else ""
     slashes = "//" if url.host else ""
@@ -209,7 +210,8 @@ STRINGS = {
 
 @pytest.mark.parametrize("spelled", [str, str.lower, str.upper, str.swapcase])
 def test_text_options_have_the_names_of_sparks_jdbc_source(spelled: Any) -> None:
-    """In any case of their letters; each means the writer's argument, and all together are good."""
+    """Text options are case-insensitive. Each sets the matching argument of the writer, and all of them can
+    be used together."""
     given = {spelled(name): text for name, (_, text, _) in STRINGS.items()}
     found = from_strings(given)
     assert found == {argument: value for argument, _, value in STRINGS.values()}
@@ -255,7 +257,8 @@ BAD_TEXTS = [
 
 @pytest.mark.parametrize(("options", "said"), BAD_TEXTS, ids=lambda value: str(value))
 def test_the_data_source_refuses_as_early(options: Mapping[str, str], said: str) -> None:
-    """`InvalidOption` on the driver, when Spark asks for a writer, for a batch and for a stream."""
+    """A wrong option raises `InvalidOption` on the driver, when Spark asks for a writer, for a batch and for
+    a stream."""
     source = InboxDataSource({**SOURCE, **options})
     for ask in (source.writer, source.streamWriter):
         with pytest.raises(InvalidOption) as caught:
@@ -264,14 +267,15 @@ def test_the_data_source_refuses_as_early(options: Mapping[str, str], said: str)
 
 
 def test_the_data_source_does_not_overwrite() -> None:
-    """Mode "overwrite" is refused: rows that are there are never taken away."""
+    """Mode "overwrite" is rejected: existing rows are never deleted."""
     for ask in (InboxDataSource(SOURCE).writer, InboxDataSource(SOURCE).streamWriter):
         with pytest.raises(InvalidOption, match=r"overwrite.*append"):
             ask(ROWS, True)
 
 
 def test_results_are_checked_when_they_are_made() -> None:
-    """`InvalidOption` for SQL that is none and for columns that are none."""
+    """`Statements` rejects anything but SQL text, and `Upsert` anything but column names, with
+    `InvalidOption`."""
     for texts in ((), ("",), ("  ",), (5,), ("SELECT 1", None)):
         with pytest.raises(InvalidOption, match=r"^Statements\("):
             Statements(*texts)
@@ -284,8 +288,8 @@ def test_results_are_checked_when_they_are_made() -> None:
 
 
 def test_nothing_shows_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the writer nor what a task is told, nor an error of a connection that is refused, with all
-    that stands in its traceback."""
+    """The password is not in the repr of the writer or of a task's settings, nor anywhere in the traceback of
+    a refused connection."""
     shown = [InboxWriter(**GOOD), InboxWriter(**GOOD, password=SECRET), checked(**GOOD, password=SECRET)]
     for form in (repr, str):
         assert all(SECRET not in form(each) for each in shown)
@@ -298,7 +302,7 @@ def test_nothing_shows_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_password_in_a_query_is_not_shown_either() -> None:
-    """`?password=...`, which libpq takes as well."""
+    """A password as `?password=...`, which libpq accepts, is not shown either."""
     url = URL.create("postgresql", host="127.0.0.1", database="app", query={"password": SECRET})
     settings = checked(**{**GOOD, "url": url})
     assert SECRET not in repr(settings)

@@ -1,4 +1,4 @@
-"""Messages that a partition publishes: they leave if and only if the partition commits."""
+"""Messages that a partition publishes: they are sent if and only if the partition commits."""
 
 import json
 import signal
@@ -38,19 +38,19 @@ TEN = [(f"k{number}", number) for number in range(10)]
 
 
 class Recorder:
-    """Accepts everything, and keeps it."""
+    """Accepts and records every message."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str | None, bytes]] = []
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Keep a batch."""
+        """Record a batch."""
         self.sent += [(message.key, message.payload) for message in batch]
         return [Accepted() for _ in batch]
 
 
 def bill(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
-    """A result and a message for every new row."""
+    """Write a result and publish a message for every new row."""
     for each in rows:
         found = each.to_pylist()
         connection.execute(insert(RESULT), found)
@@ -58,7 +58,7 @@ def bill(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
 
 
 def relayed(database: Database) -> list[tuple[str | None, bytes]]:
-    """What leaves, sorted."""
+    """Relay everything. Returns the messages sent, sorted."""
     recorder = Recorder()
     Relay(database.engine(), recorder).run_once()
     return sorted(recorder.sent, key=str)
@@ -66,7 +66,8 @@ def relayed(database: Database) -> list[tuple[str | None, bytes]]:
 
 @pytest.mark.parametrize("ledger", ["verify", "trust", "off"])
 def test_new_rows_are_told_once(migrated: Database, ledger: str) -> None:
-    """Each new row's message leaves once, though the job comes again and brings some rows twice."""
+    """Each new row's message is sent once, even if the job is repeated and another one has some of the same
+    rows."""
     engine = make_result(migrated)
     options = {"run": "r", "ledger": ledger, "results": bill}
     assert counts(write(migrated, [batch(*TEN[:7])], **options)) == {"new": 7}
@@ -78,7 +79,7 @@ def test_new_rows_are_told_once(migrated: Database, ledger: str) -> None:
 
 
 def test_a_partition_that_fails_says_nothing(migrated: Database) -> None:
-    """What a function has published is gone with everything else when it raises."""
+    """When a function raises, the messages that it has published are rolled back with everything else."""
 
     def fail(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
         bill(connection, rows)
@@ -92,13 +93,13 @@ def test_a_partition_that_fails_says_nothing(migrated: Database) -> None:
 
 
 def objects(database: Database) -> list[tuple[str | None, Any]]:
-    """The keys and the JSON of all that leaves, sorted."""
+    """Relay everything. Returns the keys and the decoded JSON of the messages sent, sorted."""
     return sorted(((key, json.loads(payload)) for key, payload in relayed(database)), key=str)
 
 
 @pytest.mark.parametrize("ledger", ["verify", "off"])
 def test_a_message_for_each_new_row(migrated: Database, ledger: str) -> None:
-    """It leaves once, with the row's key and its columns, however often the row comes."""
+    """A message with the row's key and columns is sent once, however often the row is repeated."""
     engine = make_result(migrated)
     options = {"run": "r", "ledger": ledger, "outbox": PerRow("billed")}
     assert counts(write(migrated, [batch(*TEN[:7], ("k0", 9))], **options)) == {"new": 7, "repeated": 1}
@@ -109,7 +110,8 @@ def test_a_message_for_each_new_row(migrated: Database, ledger: str) -> None:
 
 
 def test_what_a_message_says(migrated: Database) -> None:
-    """The chosen columns, with every digit; a column's own text or bytes; the key of another column."""
+    """A payload consists of the chosen columns, with every digit, or of one column's own text or bytes. The
+    key can be another column."""
     make_result(migrated)
     rows = pa.record_batch(
         {
@@ -142,8 +144,8 @@ def test_what_a_message_says(migrated: Database) -> None:
 
 
 def test_a_message_for_each_partition(migrated: Database) -> None:
-    """One for each partition with new rows, with its counts, also if the table's own key is the inbox; none
-    for a replay."""
+    """Each partition with new rows publishes one message with its counts, also with inbox="table". A replay
+    publishes none."""
     engine = make_result(migrated)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE UNIQUE INDEX own ON result (id)")
@@ -166,7 +168,7 @@ def test_a_message_for_each_partition(migrated: Database) -> None:
 
 @pytest.mark.parametrize("how", [PerRow("billed"), PerPartition("loaded")], ids=["row", "partition"])
 def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRow | PerPartition) -> None:
-    """The transaction is tried again, and its messages leave once."""
+    """When the answer to a COMMIT is lost, the transaction is retried, and its messages are sent once."""
     make_result(migrated)
     task = prepared(migrated, schema=SCHEMA, outbox=how)
     lost: list[Any] = []
@@ -189,7 +191,8 @@ def test_a_lost_answer_to_a_commit_publishes_once(migrated: Database, how: PerRo
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("point", ["before commit", "after commit"])
 def test_a_killed_task_publishes_with_its_rows(migrated: Database, point: str) -> None:
-    """kill -9 around the COMMIT: there are as many messages as rows, then and after another attempt."""
+    """After kill -9 just before or after the COMMIT, there are as many messages as rows; and again after
+    another attempt."""
     engine = make_result(migrated)
     url = migrated.url.render_as_string(hide_password=False)
     code, _, errors = run_forked(die_publishing, ["die_publishing", url, point])
@@ -201,7 +204,7 @@ def test_a_killed_task_publishes_with_its_rows(migrated: Database, point: str) -
 
 
 def die_publishing() -> None:
-    """A task in a process of its own, which is killed at a point."""
+    """Runs a task in a separate process that is killed at a point."""
     url, point = sys.argv[1:]
     database: Any = create_engine(url)
     task = prepared(database, run="r", outbox=PerRow("billed"))
@@ -210,8 +213,8 @@ def die_publishing() -> None:
 
 
 def test_messages_that_cannot_be_published(migrated: Database) -> None:
-    """Columns that are missing or do not fit are refused on the driver; a row without a payload is an error,
-    and so is a database without the outbox."""
+    """Columns that are missing or have the wrong type are rejected on the driver. A row without a payload
+    raises an error, and so does a database without the outbox tables."""
     engine = make_result(migrated)
     wrong = {
         PerRow("t", payload=["id", "sum"]): "no column 'sum'",
@@ -232,7 +235,8 @@ def test_messages_that_cannot_be_published(migrated: Database) -> None:
 
 
 def test_wrong_options_for_messages() -> None:
-    """Each is refused with its name, before a connection is made; as text they mean the same."""
+    """Each wrong option is rejected by name, before a connection is made. Options given as text mean the
+    same."""
     usual: dict[str, Any] = {"url": "postgresql://h/d", "table": "t", "key": "k", "consumer": "c"}
     for options, said in (
         ({"outbox": "topic"}, "outbox='topic'"),

@@ -1,4 +1,4 @@
-"""inbox="table": the target's own unique key takes the place of inbox rows."""
+"""inbox="table": the target's own unique key replaces the inbox rows."""
 
 import random
 from typing import Any
@@ -56,14 +56,14 @@ def balances(*rows: tuple[str, int, int]) -> pa.RecordBatch:
 
 
 def stored(engine: Engine, table: Table = EVENT) -> list[Any]:
-    """The numbers of the events in the table, or the rows of another one."""
+    """The numbers of the stored events, or the rows of another table."""
     with engine.connect() as connection:
         found = sorted(tuple(row) for row in connection.execute(select(table)))
     return sorted(row[1] for row in found) if table is EVENT else found
 
 
 def test_each_key_is_appended_once(migrated: Database, engine: Engine) -> None:
-    """Rows whose key the table has are duplicates, repeated ones are counted, and the inbox has no rows."""
+    """Rows whose key is in the table are duplicates, repeated rows are counted, and the inbox stays empty."""
     assert counts(write(migrated, [events(1, 2, 3, 2)], [events(4)], **APPEND)) == {"new": 4, "repeated": 1}
     assert counts(write(migrated, [events(3, 4, 5, 9, 9)], **APPEND)) == {
         "new": 2,
@@ -75,7 +75,8 @@ def test_each_key_is_appended_once(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_deleted_row_may_be_written_again(migrated: Database, engine: Engine) -> None:
-    """Only rows that are in the table are known to another run; a replay of the same run is none."""
+    """Only rows that are in the table are duplicates for another run, so a deleted row is written again. A
+    replay of the same run does not write it."""
     write(migrated, [events(1, 2)], run="r", **APPEND)
     with engine.begin() as connection:
         connection.execute(delete(EVENT).where(EVENT.c.amount == 1))
@@ -85,7 +86,7 @@ def test_a_deleted_row_may_be_written_again(migrated: Database, engine: Engine) 
 
 
 def test_the_newest_version_stays(migrated: Database, engine: Engine) -> None:
-    """Older and equal versions change nothing, in whatever order and however often they come."""
+    """Older and equal versions change nothing, in whatever order and however often they arrive."""
     first = write(migrated, [balances(("a", 2, 20), ("a", 1, 10), ("b", 1, 1))], **UPSERT)
     assert counts(first) == {"new": 2, "duplicate": 1}
     later = [balances(("a", 1, 10), ("a", 2, 99), ("b", 2, 2), ("c", 1, 3))]
@@ -94,8 +95,8 @@ def test_the_newest_version_stays(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_late_attempt_changes_nothing(migrated: Database, engine: Engine) -> None:
-    """A second attempt at a partition finds the ledger's counts; one with other rows writes only those that
-    are new."""
+    """A second attempt at a partition reports the ledger's counts. An attempt with other rows writes only the
+    new ones."""
     task = prepared(migrated, schema=events().schema, **APPEND)
     first, again = (attempt(task, 0, events(1, 2)) for _ in range(2))
     assert first is not None
@@ -108,7 +109,7 @@ def test_a_late_attempt_changes_nothing(migrated: Database, engine: Engine) -> N
 
 
 def test_another_plan_of_the_same_run_counts_its_rows_once(migrated: Database, engine: Engine) -> None:
-    """Rows that an attempt with other partitions has written are new ones of the batch, not duplicates."""
+    """Rows that an attempt with other partitions has written count as new in the batch, not as duplicates."""
     write(migrated, [events(7)], **APPEND)
     task = prepared(migrated, schema=events().schema, run="r", **APPEND)
     attempt(task, 0, events(1, 2, 7))
@@ -118,7 +119,8 @@ def test_another_plan_of_the_same_run_counts_its_rows_once(migrated: Database, e
 
 
 def test_a_lost_answer_to_a_commit_is_looked_up(migrated: Database, engine: Engine) -> None:
-    """The transaction is tried again, and the ledger says that it has committed."""
+    """When the answer to a COMMIT is lost, another attempt finds in the ledger that the transaction has
+    committed."""
     task = prepared(migrated, schema=events().schema, **APPEND)
     done = [_attempt_without_an_answer(task), attempt(task, 0, events(*range(100)))]
     assert [each.counts.new for each in done if each is not None] == [100, 100]
@@ -143,8 +145,8 @@ def _attempt_without_an_answer(task: Any) -> Done | None:
 
 @pytest.mark.parametrize("options", [APPEND, UPSERT], ids=["append", "upsert"])
 def test_jobs_that_run_at_the_same_time(migrated: Database, engine: Engine, options: dict[str, Any]) -> None:
-    """Four jobs with the same keys, each in partitions of its own: no error reaches anybody, and each key is
-    new to one of them."""
+    """Four jobs write the same keys at the same time, each in different partitions. There is no error, and
+    each key is new to exactly one of them."""
     total = 200
     schema = events().schema if options is APPEND else balances(("a", 1, 1)).schema
 
@@ -165,7 +167,8 @@ def _rows(options: dict[str, Any], numbers: list[int]) -> pa.RecordBatch:
 
 
 def test_another_unique_key_is_an_error(migrated: Database, engine: Engine) -> None:
-    """A row that another unique key of the table rejects is not taken for a duplicate."""
+    """A row that violates another unique key of the table raises an error; it does not count as a
+    duplicate."""
     write(migrated, [events(1)], **APPEND)
     same_amount = pa.record_batch({"id": ["other"], "amount": pa.array([1], pa.int64())})
     for rows in ([same_amount], [events(1), same_amount]):
@@ -184,8 +187,8 @@ WAIT = (
 def test_another_writer_is_faster_in_both_of_two_keys(
     migrated: Database, engine: Engine, results: Append | Upsert
 ) -> None:
-    """Between ON CONFLICT's look at its key and its insertion, another transaction commits the row; the error
-    of the table's other unique key reaches nobody."""
+    """Another transaction commits the same row after ON CONFLICT has checked its key and before it inserts.
+    The violation of the table's other unique key does not become an error."""
     with engine.begin() as connection:
         for statement in (
             "CREATE TABLE target (id text, amount bigint)",
@@ -254,7 +257,7 @@ def _make(engine: Engine, columns: str) -> None:
 
 
 def test_a_key_that_cannot_be_the_inbox(migrated: Database, engine: Engine) -> None:
-    """It is refused before a row is read, with the reason."""
+    """A key that cannot be the inbox is rejected with the reason, before any row is read."""
     for name, (columns, said) in KEYS.items():
         declared = columns.get(migrated.name, columns.get("any"))
         if declared is not None:
@@ -265,7 +268,7 @@ def test_a_key_that_cannot_be_the_inbox(migrated: Database, engine: Engine) -> N
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 def test_keys_that_can_be_the_inbox(migrated: Database, engine: Engine) -> None:
-    """A unique index will do, and so will a nullable column whose NULLs are alike."""
+    """A unique index can be the inbox, and so can a nullable column whose NULLs are not distinct."""
     for name, columns in GOOD.items():
         _make(engine, columns)
         with case(name):
@@ -274,7 +277,7 @@ def test_keys_that_can_be_the_inbox(migrated: Database, engine: Engine) -> None:
 
 
 def test_what_needs_rows_in_the_inbox() -> None:
-    """Statements, functions, and a writer without a ledger are refused."""
+    """Statements, functions, and a writer without a ledger are rejected with inbox="table"."""
     usual: dict[str, Any] = {"url": "postgresql://h/d", "table": "t", "key": "k", "consumer": "c"}
     wrong: list[dict[str, Any]] = [{"results": Statements("x")}, {"results": print}, {"ledger": "off"}]
     for options in wrong:

@@ -1,4 +1,4 @@
-"""Reading keys and the ledger back: each row once, in partitions, with its job, and by time."""
+"""Reading keys and the ledger back: each row once, in partitions, with its job, and filtered by time."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,12 +24,12 @@ OLD = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(migrated)
 
 
 def source(database: Database, **options: Any) -> InboxDataSource:
-    """The data source, as Spark makes it."""
+    """The data source, created as Spark creates it."""
     url = database.url.render_as_string(hide_password=False)
     return InboxDataSource({"url": url, **{name: str(value) for name, value in options.items()}})
 
@@ -53,8 +53,8 @@ def keys(database: Database, **options: Any) -> list[str]:
 
 
 def test_each_key_comes_once_with_its_job(migrated: Database, engine: Engine) -> None:
-    """Keys come in ranges, page by page; those of a job with its run, batch and partition, single messages
-    with their own time, and those of other consumers not at all."""
+    """Keys are read in ranges, page by page. Keys of a job come with its run, batch and partition, and single
+    messages with their own time. With `consumer`, only that consumer's keys are read."""
     names = [f"k{number:03}" for number in range(100)]
     write(migrated, [batch(*((name, 1) for name in names[:60]))], run="a", batch=3)
     write(migrated, [], [batch(*((name, 1) for name in names[50:99]))], run="b")
@@ -74,7 +74,7 @@ def test_each_key_comes_once_with_its_job(migrated: Database, engine: Engine) ->
 
 
 def test_keys_that_come_later_have_their_partition(migrated: Database, engine: Engine) -> None:
-    """Keys before the first one, and behind the last one, when the partitions were planned."""
+    """Keys before the first and after the last planned range are read, too."""
     write(migrated, [batch(*((f"k{number}", 1) for number in range(10, 30)))])
     read = source(migrated, consumer="billing", rowsPerPartition=10)
     reader = read.reader(read.schema())
@@ -86,7 +86,8 @@ def test_keys_that_come_later_have_their_partition(migrated: Database, engine: E
 
 
 def test_times(migrated: Database, engine: Engine) -> None:
-    """`since` and `before` compare the time of a single message, and that of the load of the others."""
+    """`since` and `before` compare a single message's own time, and for all other keys the time of their
+    load."""
     write(migrated, [batch(("old", 1))], run="old")
     write(migrated, [batch(("new", 1))], run="new")
     with engine.begin() as connection:
@@ -106,7 +107,7 @@ def test_times(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_load_that_the_ledger_has_lost(migrated: Database, engine: Engine) -> None:
-    """Its keys are read without their job."""
+    """If a load's ledger row is lost, its keys are read without their job."""
     write(migrated, [batch(("k", 1))])
     with engine.begin() as connection:
         connection.execute(delete(LEDGER))
@@ -115,8 +116,8 @@ def test_a_load_that_the_ledger_has_lost(migrated: Database, engine: Engine) -> 
 
 
 def test_the_parts_of_a_key(migrated: Database, engine: Engine) -> None:
-    """A key of several columns comes as these columns, too, to be joined with; one with other parts is an
-    error."""
+    """With the option `key`, the parts of each key are read as separate columns, for joins. A key with a
+    different number of parts raises an error."""
     rows = pa.record_batch({"id": ["a", 'ä,"', "c"], "amount": pa.array([1, -2, 3], pa.int64())})
     write(migrated, [rows], key=["amount", "id"])
     [read] = partitions(migrated, consumer="billing", key="number, id")
@@ -129,7 +130,7 @@ def test_the_parts_of_a_key(migrated: Database, engine: Engine) -> None:
 
 
 def test_the_ledger(migrated: Database, engine: Engine) -> None:
-    """Each of its rows comes once, with its counts."""
+    """Each ledger row is read once, with its counts."""
     for number in range(3):
         write(migrated, [batch(("a", 1), (f"k{number}", 1))], run="r", batch=number)
     write(migrated, [batch(("a", 1))], consumer="other")
@@ -149,7 +150,7 @@ def test_the_ledger(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_page_whose_connection_breaks_is_read_again(migrated: Database, engine: Engine) -> None:
-    """The other pages are read once."""
+    """If the connection breaks, that page is read again, and the other pages only once."""
     write(migrated, [batch(*((f"k{number}", 1) for number in range(10, 40)))])
     read = source(migrated, consumer="billing", fetchsize=10)
     reader = read.reader(read.schema())
@@ -172,7 +173,7 @@ def test_a_page_whose_connection_breaks_is_read_again(migrated: Database, engine
 
 
 def test_nothing_to_read(migrated: Database) -> None:
-    """A consumer without keys has no rows; a database without the tables is an error."""
+    """A consumer without keys has no rows, and empty tables have none either."""
     for options in ({"consumer": "nobody"}, {}, {"read": "ledger"}):
         with case(options):
             assert [row for part in partitions(migrated, **options) for row in part] == []
@@ -180,14 +181,14 @@ def test_nothing_to_read(migrated: Database) -> None:
 
 @pytest.mark.parametrize("server", ["sqlite"], indirect=True, scope="session")
 def test_a_database_without_the_tables(database: Database) -> None:
-    """It is refused on the driver."""
+    """A database without the tables is rejected on the driver."""
     with pytest.raises(TablesMissing):
         partitions(database, consumer="billing")
 
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 def test_a_page_walks_through_the_primary_key(migrated: Database, engine: Engine) -> None:
-    """However many keys the consumer has, a page reads its own rows and no others."""
+    """A page reads only its own rows, however many keys the consumer has."""
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO inbox_message (consumer, key, claim) "
@@ -231,7 +232,7 @@ WRONG = [
 
 
 def test_wrong_options() -> None:
-    """Each is refused with its name and value, before a connection is made."""
+    """Each wrong option is rejected by name and value, before a connection is made."""
     for options, said in WRONG:
         with case(options), pytest.raises(InvalidOption) as caught:
             InboxDataSource({**USUAL, **options}).schema()
@@ -243,7 +244,7 @@ def test_wrong_options() -> None:
 
 
 def test_filters_that_the_database_evaluates() -> None:
-    """Filters on the consumer and on the time are taken over; the others are left to Spark."""
+    """The database evaluates filters on the consumer and the time; all others are left to Spark."""
     filters = pytest.importorskip("pyspark.sql.datasource")
     read = InboxDataSource({**USUAL, "pushdown": "true", "since": OLD.isoformat()})
     reader = read.reader(read.schema())

@@ -1,4 +1,4 @@
-"""A DataFrame is compared with the inbox and the table, and what is missing is named."""
+"""`reconcile` compares a DataFrame with the inbox and the table, and names what is missing."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ LEDGER, MESSAGE = tables().ledger, tables().message
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the tables for results."""
+    """A database with the result tables."""
     OWN_KEY.create_all(migrated.engine())
     return make_result(migrated)
 
@@ -36,7 +36,7 @@ def reconcile(database: Database, *partitions: list[pa.RecordBatch], **options: 
 
 
 def counts(found: Reconciliation) -> dict[str, int]:
-    """The counts that are not zero, after a look at their sum."""
+    """The counts that are not zero; checks that they add up."""
     names = ("present", "missing", "unapplied", "untaken")
     kinds = {name: getattr(found, name) for name in names}
     assert found.keys == sum(kinds.values()), found
@@ -48,15 +48,16 @@ def counts(found: Reconciliation) -> dict[str, int]:
 
 
 def test_a_digest_does_not_matter(migrated: Database, engine: Engine) -> None:
-    """A writer with a digest compares the keys alone: its tasks do not even get the other columns."""
+    """A writer with a digest compares only the keys: its tasks do not even receive the other columns."""
     write(migrated, [batch(("a", 1))], digest="amount")
     rows = batch(("a", 2), ("b", 1)).select(["id"])
     assert counts(reconcile(migrated, [rows], digest="amount")) == {"present": 1, "missing": 1}
 
 
 def test_what_is_missing_is_named(migrated: Database, engine: Engine) -> None:
-    """Keys that were never written, rows that have been deleted since, with the job that wrote them, and rows
-    that others have written; by partition, with the first keys as a sample."""
+    """`reconcile` names keys that were never written, rows that were deleted later, with the job that wrote
+    them, and rows that are in the table but not in the inbox. They are grouped by partition, with the first
+    keys as a sample."""
     rows = [batch(*((f"k{number:02}", number) for number in range(part, 40, 2))) for part in range(2)]
     write(migrated, [rows[0].slice(0, 15)], [rows[1]], run="r", batch=5)
     assert counts(reconcile(migrated, [rows[1], rows[1]])) == {"present": 20}
@@ -84,7 +85,7 @@ def test_what_is_missing_is_named(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_partition_larger_than_memory(migrated: Database, engine: Engine) -> None:
-    """Its differences are those of one partition, with the first keys of all as a sample."""
+    """A partition larger than memory is reported as one partition, with its first keys as a sample."""
     rows = [
         batch(*((f"k{number:06}" * 9, 1) for number in range(at, at + 4_000))) for at in (0, 4_000, 8_000)
     ]
@@ -96,7 +97,7 @@ def test_a_partition_larger_than_memory(migrated: Database, engine: Engine) -> N
 
 
 def test_rows_without_a_key(migrated: Database, engine: Engine) -> None:
-    """They are an error, or are counted."""
+    """Rows without a key raise an error, or are counted with null_keys="drop"."""
     rows = [batch(("a", 1), (None, 2), ("a", 3))]
     with pytest.raises(InvalidRow, match="have no key"):
         reconcile(migrated, rows)
@@ -105,7 +106,7 @@ def test_rows_without_a_key(migrated: Database, engine: Engine) -> None:
 
 
 def test_an_upsert_compares_versions(migrated: Database, engine: Engine) -> None:
-    """A row is present if the table has this version of it, or a newer one."""
+    """A row is present if the table has that version of it, or a newer one."""
     options = {**UPSERT, "inbox": "rows"}
     rows = [balances(("a", 1, 10), ("a", 3, 30), ("b", 2, 20)), balances(("c", 1, 1), ("d", 1, 1))]
     write(migrated, rows, **options)
@@ -121,7 +122,7 @@ def test_an_upsert_compares_versions(migrated: Database, engine: Engine) -> None
 
 
 def test_with_the_tables_own_key(migrated: Database, engine: Engine) -> None:
-    """Only the table is compared, for rows that are appended and for those that are updated."""
+    """With inbox="table", only the table is compared, for Append and for Upsert."""
     write(migrated, [events(1, 2)], **APPEND)
     found = reconcile(migrated, [events(1, 2, 3)], **APPEND)
     assert (counts(found), found.compares_inbox) == ({"present": 2, "missing": 1}, False)
@@ -131,7 +132,7 @@ def test_with_the_tables_own_key(migrated: Database, engine: Engine) -> None:
 
 
 def test_only_the_inbox_is_compared(migrated: Database, engine: Engine) -> None:
-    """If rows go to statements, or if the table has no column for the key."""
+    """Only the inbox is compared if the results are statements, or if the table has no column for the key."""
     keyed = pa.record_batch({"event": ["e1", "e2"], "id": ["a", "b"]})
     for options in ({"key": "event"}, {"key": "event", "table": None, "results": Statements("SELECT 1")}):
         write(migrated, [keyed.slice(0, 1)], consumer=f"c{len(options)}", **options)
@@ -140,7 +141,7 @@ def test_only_the_inbox_is_compared(migrated: Database, engine: Engine) -> None:
 
 
 def test_what_cannot_be_compared(migrated: Database, engine: Engine) -> None:
-    """It is refused on the driver."""
+    """A target that cannot be compared is rejected on the driver."""
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"table": "nowhere"}, "table='nowhere': there is no such table"),
         ({"key": "event"}, "key='event'"),

@@ -1,4 +1,4 @@
-"""What happens to new rows: appended, merged, or handed to SQL and functions, exactly once."""
+"""New rows are appended, merged, or passed to SQL and functions, exactly once."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +60,7 @@ NEWEST = Upsert(["shop", "item"], "version")
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with tables for results."""
+    """A database with the result tables."""
     METADATA.create_all(migrated.engine())
     return make_result(migrated)
 
@@ -71,8 +71,8 @@ def rows(**columns: list[Any]) -> pa.RecordBatch:
 
 
 def test_append_goes_by_the_names_of_columns(migrated: Database, engine: Engine) -> None:
-    """The order of columns does not matter, one that may be NULL can be left out, and a key that the table
-    has no column for is kept by the inbox alone."""
+    """Columns are matched by name, in any order. A nullable column can be left out. A key for which the table
+    has no column is stored only in the inbox."""
     write(migrated, [rows(amount=[1], event=["e1"], id=["a"])], key="event", results=Append())
     write(migrated, [rows(note=["n"], id=["b"])], key="id")
     assert taken(engine) == ["b", "e1"]
@@ -91,7 +91,7 @@ def prices(*values: tuple[str, int | None, int]) -> pa.RecordBatch:
 
 
 def price(engine: Engine) -> list[tuple[int | None, int]]:
-    """What stands in the table: versions and prices."""
+    """The stored versions and prices."""
     with engine.connect() as connection:
         return [(row.version, row.price) for row in connection.execute(select(PRICE))]
 
@@ -110,8 +110,8 @@ ORDERS: list[tuple[list[Any], tuple[int, int]]] = [
 
 
 def test_upsert_keeps_the_newest(migrated: Database, engine: Engine) -> None:
-    """Of rows of one item the one with the highest version stands in the table at the end, in whatever order
-    they come and however many come at once; a version that is NULL beats none, nor does an equal one."""
+    """Of all rows of an item, the one with the highest version is in the table at the end, in whatever order
+    and however many at a time they arrive. A NULL or equal version does not replace a row."""
     for batches, newest in ORDERS:
         with case(batches):
             for values in batches:
@@ -124,14 +124,14 @@ def test_upsert_keeps_the_newest(migrated: Database, engine: Engine) -> None:
 
 
 def test_upsert_of_equal_versions_keeps_one_whole_row(migrated: Database, engine: Engine) -> None:
-    """Of two new rows of equal version one is kept, and all of it."""
+    """Of two new rows with equal versions, one is kept as a whole."""
     write(migrated, [prices(("a", 1, 10), ("b", 1, 20))], table="price", key="event", results=NEWEST)
     assert price(engine) in ([(1, 10)], [(1, 20)])
 
 
 def test_upsert_takes_each_version_once(migrated: Database, engine: Engine) -> None:
-    """Where an item and its version are the key, a newer version updates the row in a later run as well; one
-    that comes again changes nothing."""
+    """If the key is the item with its version, a newer version in a later run updates the row, and a repeated
+    version changes nothing."""
     options: dict[str, Any] = {"table": "price", "key": ["shop", "item", "version"], "results": NEWEST}
     columns = ["shop", "item", "version", "price"]
     for version, amount, verdict in ((1, 10, "new"), (3, 30, "new"), (2, 20, "new"), (3, 99, "duplicate")):
@@ -141,7 +141,7 @@ def test_upsert_takes_each_version_once(migrated: Database, engine: Engine) -> N
 
 
 def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None:
-    """An event that comes again with a higher version is a duplicate, and changes nothing."""
+    """An event that is repeated with a higher version is a duplicate, and changes nothing."""
     write(migrated, [prices(("a", 1, 10))], table="price", key="event", results=NEWEST)
     report = write(migrated, [prices(("a", 9, 90))], table="price", key="event", results=NEWEST)
     assert counts(report) == {"duplicate": 1}
@@ -149,7 +149,7 @@ def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None
 
 
 def test_upsert_of_nothing_but_its_key(migrated: Database, engine: Engine) -> None:
-    """A table whose only other column is the version, and a version that is a part of the key."""
+    """Upsert works for a table that has only a key and a version."""
     METADATA.tables["price"].drop(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE price (item INTEGER PRIMARY KEY, version BIGINT)")
@@ -171,8 +171,8 @@ def payments(first: int, last: int) -> pa.RecordBatch:
 
 
 def test_sums_of_statements_are_exact(migrated: Database, engine: Engine) -> None:
-    """An update by a sum over the new rows sees each event once, over partitions, copies, replays and
-    overlapping jobs."""
+    """An UPDATE that adds up the new rows counts each event once, over partitions, repeated attempts, replays
+    and overlapping jobs."""
     accounts.make(engine, ["cash", "bank"])
     options: dict[str, Any] = {"table": None, "key": "event", "results": TAKING_SUMS}
     parts = [[payments(0, 40), payments(30, 50)], [payments(45, 100)]]
@@ -186,8 +186,8 @@ def test_sums_of_statements_are_exact(migrated: Database, engine: Engine) -> Non
 
 
 def test_statements_run_in_order_and_as_they_are(migrated: Database, engine: Engine) -> None:
-    """All statements see the same new rows, also those of a large partition; colons and percent signs stand
-    for themselves; without new rows none is run."""
+    """All statements see the same new rows, also in a large partition. Colons and percent signs are taken
+    literally. Without new rows no statement runs."""
     results = Statements(
         "INSERT INTO result (id, amount, note) "
         "SELECT id, amount, '100 % :x %s' FROM new_rows WHERE id LIKE 'a%'",
@@ -205,7 +205,7 @@ def test_statements_run_in_order_and_as_they_are(migrated: Database, engine: Eng
 
 
 def test_a_statement_that_fails_leaves_nothing(migrated: Database, engine: Engine) -> None:
-    """Neither what the statements before it did, nor keys."""
+    """When a statement fails, the work of the statements before it and the keys are rolled back."""
     results = Statements(
         "INSERT INTO result (id, amount) VALUES ('x', 1)", "INSERT INTO no_such_table VALUES (1)"
     )
@@ -215,8 +215,8 @@ def test_a_statement_that_fails_leaves_nothing(migrated: Database, engine: Engin
 
 
 def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -> None:
-    """It is called once in a partition's transaction with its new rows, not at all without any, and what it
-    writes is there if and only if the keys are."""
+    """The function is called once in each partition's transaction, with the new rows, and not at all if there
+    are none."""
     accounts.make(engine)
     calls = []
 
@@ -232,7 +232,7 @@ def test_a_function_sees_all_new_rows_once(migrated: Database, engine: Engine) -
 
 
 def test_the_first_row_of_a_key_is_the_one(migrated: Database, engine: Engine) -> None:
-    """Of rows with one key in a partition, that which came first is applied."""
+    """If several rows of a partition have the same key, the first one is applied."""
     write(migrated, [batch(("b", 1), ("a", 2)), batch(("a", 3), ("b", 4), ("c", 5))])
     assert written(engine) == [("a", 2), ("b", 1), ("c", 5)]
 
@@ -274,7 +274,8 @@ MISFITS: dict[str, tuple[dict[str, Any], list[tuple[str, pa.DataType]], str]] = 
 
 @pytest.mark.usefixtures("engine")
 def test_what_does_not_fit_is_found_before_a_row_is_read(migrated: Database) -> None:
-    """`ColumnMismatch`, which names the column, from what the driver does before it starts a task."""
+    """A column that does not fit the target raises `ColumnMismatch`, which names it, on the driver before a
+    task starts."""
     for name, (given, columns, said) in MISFITS.items():
         options = {**given, "key": "event"} if "event" in dict(columns) else given
         with case(name), pytest.raises(ColumnMismatch, match=said):
@@ -282,14 +283,14 @@ def test_what_does_not_fit_is_found_before_a_row_is_read(migrated: Database) -> 
 
 
 def test_missing_tables_are_found_before_a_row_is_read(database: Database) -> None:
-    """`TablesMissing`, with the command that makes them."""
+    """A database without the inbox tables raises `TablesMissing`, with the command that creates them."""
     make_result(database)
     with pytest.raises(TablesMissing, match=r"inbox_message.*inbox-outbox migrate"):
         prepared(database, schema=SCHEMA)
 
 
 def test_a_value_that_the_table_refuses_leaves_nothing(migrated: Database, engine: Engine) -> None:
-    """A row that breaks a constraint takes its whole partition with it, keys and ledger included."""
+    """A row that violates a constraint rolls back its whole partition, keys included."""
     METADATA.create_all(engine)
     with engine.begin() as connection:
         connection.execute(insert(PRICE), {"shop": "s", "item": 1, "version": 1, "price": 1})
@@ -300,7 +301,7 @@ def test_a_value_that_the_table_refuses_leaves_nothing(migrated: Database, engin
 
 
 def test_everything_a_task_is_told_can_be_sent(migrated: Database) -> None:
-    """All kinds of results survive the way to an executor."""
+    """A task's settings survive pickling: results and password arrive on an executor unchanged."""
     make_result(migrated)
     METADATA.create_all(migrated.engine())
     for results in (Append(), TAKING_SUMS):

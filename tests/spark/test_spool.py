@@ -1,4 +1,5 @@
-"""The spool of a partition: each key once, in byte order, within its memory, however large the partition."""
+"""The spool of a partition: it returns each key once, in byte order, within its memory limit, however large
+the partition is."""
 
 import os
 import random
@@ -26,7 +27,7 @@ memories = st.sampled_from([1, 100, 300, 1_000, 5_000, MEBIBYTE])
 
 
 def batch(rows: Rows, *, width: int = 0) -> pa.RecordBatch:
-    """Rows with a number, a text so long, and their key."""
+    """Rows with a number, a text of `width` characters, and a key."""
     numbers, filler = [number for _, number in rows], [os.urandom(width // 2).hex() for _ in rows]
     columns = {
         "number": pa.array(numbers, pa.int64()),
@@ -37,7 +38,7 @@ def batch(rows: Rows, *, width: int = 0) -> pa.RecordBatch:
 
 
 def numbered(batches: Sequence[Sequence[str]]) -> list[list[tuple[str, int]]]:
-    """The keys with the number of their arrival."""
+    """The keys, each with its position in the order of arrival."""
     numbers = iter(range(sum(map(len, batches))))
     return [[(key, next(numbers)) for key in keys] for keys in batches]
 
@@ -54,8 +55,9 @@ def read(spool: Spool) -> list[tuple[str, int]]:
 @settings(max_examples=300, deadline=None)
 @given(keys=batches_of_keys, memory=memories)
 def test_each_key_once_in_byte_order(keys: list[list[str]], memory: int) -> None:
-    """All tables together have each key once, with the row that arrived first, in the order of the keys'
-    bytes; asked again, even in the middle of it, they have the same. How many rows came is known."""
+    """All tables together contain each key once, with the row that arrived first, in byte order of the
+    keys. They can be read again, even after a read that was broken off. The spool counts all rows that
+    were added."""
     arrived = numbered(keys)
     first: dict[str, int] = {}
     for rows in arrived:
@@ -74,7 +76,7 @@ def test_each_key_once_in_byte_order(keys: list[list[str]], memory: int) -> None
 
 
 def test_parts_of_larger_batches() -> None:
-    """Batches that are parts of larger arrays, and nested columns beside the key, come back whole."""
+    """Slices of larger batches, and nested columns beside the key, are returned unchanged."""
     rows = [(f"{number % 7}", number) for number in range(100)]
     with Spool(500) as spool:
         larger = batch([("before", -1), *rows, ("after", -1)])
@@ -98,27 +100,27 @@ def test_parts_of_larger_batches() -> None:
 
 
 def random_keys(count: int) -> Iterator[str]:
-    """In no order."""
+    """Keys in random order."""
     return (os.urandom(16).hex() for _ in range(count))
 
 
 def ordered_keys(count: int) -> Iterator[str]:
-    """As a sequence gives them."""
+    """Keys in ascending order, as from a sequence."""
     return (f"{number:012d}" for number in range(count))
 
 
 def reversed_keys(count: int) -> Iterator[str]:
-    """The other way round."""
+    """Keys in descending order."""
     return (f"{number:012d}" for number in reversed(range(count)))
 
 
 def crowded_keys(count: int) -> Iterator[str]:
-    """Half of all rows have one key, and the others are near it."""
+    """Half of the rows have the same key, and the others sort next to it."""
     return (random.choice(["m", f"m{random.randrange(count)}"]) for _ in range(count))
 
 
 def test_memory_is_bounded_where_some_rows_are_large() -> None:
-    """The same where all large rows have keys that are near each other."""
+    """No table is larger than the memory limit, even if all large rows sort next to each other."""
     largest, rows_in = 0, 0
     with Spool(MEBIBYTE) as spool:
         for _ in range(50):
@@ -138,8 +140,9 @@ contents = st.lists(st.lists(st.tuples(few_keys, st.sampled_from("xyz")), max_si
 @settings(max_examples=200, deadline=None)
 @given(rows=contents, memory=memories)
 def test_rows_with_other_content_than_the_first(rows: list[list[tuple[str, str]]], memory: int) -> None:
-    """Rows with a digest are compared with the first one of their key, the same each time: exactly if all fit
-    into memory, and else so that none is found if and only if there is none."""
+    """Each row's digest is compared with that of the first row with its key, with the same result on every
+    read. The number of mismatches is exact if all rows fit into memory; otherwise it is zero if and only if
+    there are none."""
     first: dict[str, str] = {}
     expected = [key for each in rows for key, its in each if first.setdefault(key, its) != its]
     with Spool(memory) as spool:
@@ -159,8 +162,8 @@ def test_rows_with_other_content_than_the_first(rows: list[list[tuple[str, str]]
 @pytest.mark.parametrize(("width", "total"), [(40_000, 60), (2_000, 20), (60, 8)])
 @pytest.mark.parametrize("keys", [random_keys, ordered_keys, reversed_keys, crowded_keys])
 def test_memory_is_bounded(keys: Callable[[int], Iterator[str]], width: int, total: int) -> None:
-    """Tens of megabytes in a spool of one: at no time is more than a few times that in memory, and no table
-    is larger than it, with rows of 60 bytes and of 40 kilobytes, in any order."""
+    """A spool of one megabyte receives tens of megabytes: it never uses more than a few megabytes of memory,
+    and no table is larger than one, with rows of 60 bytes and of 40 kilobytes, in any order."""
     before, peak, largest, rows_in = pa.total_allocated_bytes(), 0, 0, 0
     in_batch = max(1, MEBIBYTE // 8 // width)
     expected = list(keys(total * MEBIBYTE // (width + 60)))
@@ -181,7 +184,7 @@ def test_memory_is_bounded(keys: Callable[[int], Iterator[str]], width: int, tot
 
 
 def test_a_spool_that_fits_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition that is smaller than the memory is not written to a disk."""
+    """A partition that fits into memory is not written to disk."""
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: pytest.fail("a file was made"))
     with Spool(MEBIBYTE) as spool:
         spool.add(batch([("a", 1)]))
@@ -194,7 +197,8 @@ def test_a_spool_that_fits_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fails", ["not", "while it is filled", "while it is read"])
 def test_the_file_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    """When the spool is left, also by an error, its temporary file is closed, and has no name."""
+    """When the spool is closed, also by an error, its temporary file is closed, and it has no name in the
+    folder."""
     files: list[Any] = []
     make = tempfile.TemporaryFile
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("server", ["sqlite"], indirect=True, scope=
 
 @pytest.fixture(params=["delete", "wal"])
 def engine(request: pytest.FixtureRequest, migrated: Database) -> Engine:
-    """A database with the table for results, with both kinds of journal."""
+    """A database with the result table, in both journal modes."""
     engine = make_result(migrated)
     with engine.connect() as connection:
         assert connection.execute(text(f"PRAGMA journal_mode = {request.param}")).scalar() == request.param
@@ -28,7 +28,7 @@ def engine(request: pytest.FixtureRequest, migrated: Database) -> Engine:
 
 
 def test_writers_wait_for_each_other(migrated: Database, engine: Engine) -> None:
-    """Jobs that write at the same time, on the same keys, take their turns: none fails, each key is taken by
+    """Jobs that write the same keys at the same time take turns: none fails, and each key is new to exactly
     one of them."""
     parts = [
         [batch(*((f"{number % 7} {number}", number) for number in range(at, at + 300)))] for at in range(3)
@@ -39,9 +39,9 @@ def test_writers_wait_for_each_other(migrated: Database, engine: Engine) -> None
     assert len(written(engine)) == 302
 
 
-def test_a_job_waits_for_whoever_writes(migrated: Database, engine: Engine) -> None:
-    """From its first look at the tables to its report, for as long as `lock_timeout` says, and a partition
-    longer than that."""
+def test_a_job_waits_for_another_writer(migrated: Database, engine: Engine) -> None:
+    """A job waits for another writer for up to `lock_timeout`, from its first look at the tables to its
+    report. A partition retries, and waits longer."""
     with engine.connect() as connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         writing = Task(lambda: write(migrated, [batch(("a", 1))]))
@@ -63,13 +63,14 @@ def _attempt(task: Any) -> Any:
 
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
 def test_every_isolation_level(migrated: Database, engine: Engine, level: str) -> None:
-    """Whatever is asked for is kept, since there is only the strictest."""
+    """Every isolation level is accepted: SQLite only has the strictest."""
     assert counts(write(migrated, [batch(("a", 1))], isolation_level=level)) == {"new": 1}
     assert written(engine) == [("a", 1)]
 
 
 def test_a_decimal_is_no_version(migrated: Database, engine: Engine) -> None:
-    """Compared as text, 9.5 would be newer than 10.5; a whole number of at most 18 digits is none."""
+    """A decimal cannot be a version, because SQLite would compare it as text, where 9.5 is greater than 10.5.
+    A decimal without a fraction and with at most 18 digits can."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE price (item TEXT PRIMARY KEY, version TEXT, number INTEGER)"))
     options: dict[str, Any] = {"table": "price", "key": "event"}

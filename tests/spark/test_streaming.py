@@ -1,4 +1,4 @@
-"""Streams that are killed, that repeat a batch, and that forget how far they were."""
+"""Streams that are killed, that repeat a batch, and that lose their checkpoint."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ sinks = pytest.mark.parametrize("sink", ["foreach_batch", "inbox"])
 
 
 class Stream:
-    """A folder of files, a checkpoint, and a sink; two files make a batch of two partitions."""
+    """A folder of files, a checkpoint, and a sink. Two files make a batch of two partitions."""
 
     def __init__(self, target: Target, folder: Path, sink: str, **more: str) -> None:
         self.files, self.checkpoint = folder / "files", folder / "checkpoint"
@@ -40,16 +40,16 @@ class Stream:
             write_file(self.files, self._count, payments)
 
     def submit(self, application: Application, faults: Faults | None = None) -> Job:
-        """Start to read what is new."""
+        """Start a job that processes the new files."""
         return application.submit(self._job, faults, **self._arguments)
 
     def run(self, application: Application) -> list[int]:
-        """Read what is new, to its end; returns the numbers of the batches."""
+        """Process the new files to the end. Returns the numbers of the batches."""
         batches: list[int] = self.submit(application).result()
         return batches
 
     def forget_commit(self, batch: int) -> None:
-        """Delete what says that a batch has ended."""
+        """Delete the checkpoint's record that a batch has finished."""
         commits = self.checkpoint / "commits"
         (commits / str(batch)).unlink()
         (commits / f".{batch}.crc").unlink(missing_ok=True)
@@ -57,7 +57,7 @@ class Stream:
 
 @pytest.fixture
 def stream_to(target: Target, tmp_path: Path) -> Callable[[str], Stream]:
-    """A new stream into the target, by its sink."""
+    """Makes a new stream into the target, given its sink."""
     return lambda sink: Stream(target, tmp_path, sink)
 
 
@@ -65,7 +65,8 @@ def stream_to(target: Target, tmp_path: Path) -> Callable[[str], Stream]:
 def test_a_batch_that_comes_again_is_applied_once(
     application: Application, target: Target, stream_to: Callable[[str], Stream], sink: str
 ) -> None:
-    """The last commit file is deleted: the stream repeats its last batch, and goes on with what is new."""
+    """The last commit file of the checkpoint is deleted: the stream repeats its last batch, and continues
+    with the new files."""
     stream = stream_to(sink)
     stream.add(range(100), range(50, 150), range(150, 250), range(250, 300))
     assert stream.run(application) == [0, 1]
@@ -91,8 +92,8 @@ def test_a_batch_that_comes_again_is_applied_once(
 def test_a_stream_without_its_checkpoint_skips_nothing(
     application: Application, target: Target, tmp_path: Path, sink: str, ledger: str
 ) -> None:
-    """The whole checkpoint is deleted, and other files come with the old numbers of batches: as many rows, in
-    as many partitions. All that is new is applied, and nothing twice."""
+    """The whole checkpoint is deleted, and the old batch numbers get other files, with as many rows in as
+    many partitions. All new rows are applied, and none twice."""
     run = "run" if sink == "foreach_batch" else "txnAppId"
     stream = Stream(target, tmp_path, sink, **{run: "payments", "ledger": ledger})
     stream.add(range(100), range(100, 200), range(200, 300), range(300, 400))
@@ -125,7 +126,8 @@ def test_a_killed_worker_of_a_stream_costs_nothing(
     sink: str,
     point: Point,
 ) -> None:
-    """A Python worker is killed in the middle of a batch."""
+    """A Python worker is killed in the middle of a batch: the stream finishes, and each payment is applied
+    once."""
     stream = stream_to(sink)
     stream.add(range(100), range(50, 150), (), ())
     fault = faults.hold_at(point)
@@ -144,8 +146,8 @@ def test_a_killed_driver_is_replaced(
     stream_to: Callable[[str], Stream],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """The driver is killed with kill -9 while one of two partitions has committed: another application goes
-    on from the checkpoint, and applies the rest."""
+    """The driver is killed with kill -9 when one of two partitions has committed. Another application
+    continues from the checkpoint, and applies the rest."""
     victim = Application(cluster, tmp_path_factory.mktemp("victim"))
     try:
         stream = stream_to("foreach_batch" if target.database.name == "postgresql" else "inbox")

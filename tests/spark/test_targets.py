@@ -1,4 +1,4 @@
-"""Several targets: headers and lines, in one partition's transaction."""
+"""Several targets: headers and lines, written in one partition's transaction."""
 
 import os
 import signal
@@ -70,8 +70,8 @@ def engine(migrated: Database) -> Engine:
 
 
 def purchases(*numbers: int, version: int = 1) -> pa.RecordBatch:
-    """A purchase for each number, with as many lines as its last digit says, and an array of tags that is
-    NULL, empty, or has two elements."""
+    """A purchase for each number: its last digit is the number of its lines, and its array of tags is NULL,
+    empty, or has two elements."""
     rows = [
         {
             "purchase_id": f"p{number}",
@@ -94,7 +94,7 @@ def stored(engine: Engine) -> tuple[list[str], list[tuple[str, int, str]], list[
 
 
 def expected(*numbers: int) -> tuple[list[str], list[tuple[str, int, str]], list[tuple[str, str]]]:
-    """What the tables have when these purchases are applied once."""
+    """The content of the tables when these purchases are applied once."""
     lines = [(f"p{each}", line, f"s{each}-{line}") for each in numbers for line in range(each % 10)]
     tags = [(f"p{each}", tag) for each in numbers if each % 3 == 2 for tag in ("a", f"t{each}")]
     return sorted(f"p{each}" for each in numbers), sorted(lines), sorted(tags)
@@ -102,7 +102,8 @@ def expected(*numbers: int) -> tuple[list[str], list[tuple[str, int, str]], list
 
 @pytest.mark.parametrize("ledger", ["verify", "off"])
 def test_headers_and_lines_are_applied_once(migrated: Database, engine: Engine, ledger: str) -> None:
-    """Each new purchase brings its lines and its tags, however often it comes; purchases count, not lines."""
+    """Each new purchase is written with its lines and tags once, however often it is repeated. The report
+    counts purchases, not lines."""
     options = USUAL | {"ledger": ledger}
     first = write(migrated, [purchases(1, 2, 3, 2)], [purchases(4)], **options)
     assert counts(first) == {"new": 4, "repeated": 1}
@@ -112,7 +113,7 @@ def test_headers_and_lines_are_applied_once(migrated: Database, engine: Engine, 
 
 
 def test_more_than_memory_holds(migrated: Database, engine: Engine) -> None:
-    """The parts of a large partition go to all targets, headers before their lines."""
+    """A partition larger than memory goes to all targets, headers before their lines."""
     numbers = [*range(1, 6_000)]
     write(
         migrated,
@@ -124,14 +125,15 @@ def test_more_than_memory_holds(migrated: Database, engine: Engine) -> None:
 
 
 def test_headers_that_need_a_cast_come_first_all_the_same(migrated: Database, engine: Engine) -> None:
-    """The lines refer to them, and wait in a temporary table, too."""
+    """Headers that need a cast are still inserted before the lines that refer to them: the lines wait in a
+    temporary table, too."""
     narrow = purchases(*range(1, 10)).cast(SCHEMA.set(1, pa.field("version", pa.int32())))
     write(migrated, [narrow], **USUAL)
     assert stored(engine) == expected(*range(1, 10))
 
 
 def test_a_header_that_is_updated(migrated: Database, engine: Engine) -> None:
-    """Each version is taken once; the newest header stands, and lines that are known are updated."""
+    """Each version is taken once. The newest header is stored, and existing lines are updated."""
     results = [
         Upsert("purchase_id", "version", "purchase", columns=["purchase_id", "version", "buyer"]),
         Upsert(["purchase_id", "number"], "sku", "line", columns="purchase_id", explode="items"),
@@ -145,7 +147,7 @@ def test_a_header_that_is_updated(migrated: Database, engine: Engine) -> None:
 
 
 def test_a_target_that_refuses_a_row(migrated: Database, engine: Engine) -> None:
-    """If one target fails, no other has a row, and no key is taken."""
+    """If one target fails, nothing is written to any target, and no key is taken."""
     rows = purchases(7, 8).to_pylist()
     rows[1]["items"][3]["number"] = 2
     with pytest.raises(Exception, match=r"(?i)duplicate|unique"):
@@ -154,7 +156,7 @@ def test_a_target_that_refuses_a_row(migrated: Database, engine: Engine) -> None
 
 
 def test_a_lost_answer_to_a_commit(migrated: Database, engine: Engine) -> None:
-    """The partition is tried again, and its lines are there once."""
+    """When the answer to a COMMIT is lost, the partition is retried, and its lines are written once."""
     task = prepared(migrated, schema=SCHEMA, **USUAL)
     lost: list[Any] = []
 
@@ -177,8 +179,8 @@ def test_a_lost_answer_to_a_commit(migrated: Database, engine: Engine) -> None:
 @pytest.mark.quick("postgresql")
 @pytest.mark.parametrize("point", ["between targets", "before commit", "after commit"])
 def test_a_killed_task_leaves_all_or_nothing(migrated: Database, engine: Engine, point: str) -> None:
-    """kill -9 between two targets and around the COMMIT; another attempt at the partition completes it, and
-    each purchase has its lines once."""
+    """A task is killed with kill -9 between two targets, and just before or after the COMMIT. Another attempt
+    at the partition completes it, and each purchase has its lines once."""
     url = migrated.url.render_as_string(hide_password=False)
     code, _, errors = run_forked(die_writing, ["die_writing", url, point])
     assert code == -signal.SIGKILL, errors
@@ -190,12 +192,12 @@ def test_a_killed_task_leaves_all_or_nothing(migrated: Database, engine: Engine,
 
 
 def die_writing() -> None:
-    """A task in a process of its own, which is killed at a point."""
+    """Runs a task in a separate process that is killed at a point."""
     url, point = sys.argv[1:]
     made = create_engine(url)
 
     class Here:
-        """The database, as `prepared` wants it."""
+        """The database, in the form that `prepared` expects."""
 
     here: Any = Here()
     here.url = made.url
@@ -235,7 +237,8 @@ FITTING: list[tuple[list[Append | Upsert], str]] = [
 
 
 def test_targets_that_do_not_fit(migrated: Database, engine: Engine) -> None:
-    """They are refused on the driver, with the table and the column."""
+    """A target that does not fit is rejected on the driver, by an error that names the table and the
+    column."""
     for results, said in FITTING:
         with case(results):
             if not said:
@@ -247,7 +250,7 @@ def test_targets_that_do_not_fit(migrated: Database, engine: Engine) -> None:
 
 
 def test_wrong_targets() -> None:
-    """Each is refused with the option that is wrong."""
+    """A wrong target is rejected by an error that names the option."""
     usual: dict[str, Any] = {"url": "postgresql://h/d", "key": "k", "consumer": "c"}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"results": []}, "results="),

@@ -1,4 +1,4 @@
-"""What a partition's transaction is: its isolation level, its limits, its statements, its schema."""
+"""A partition's transaction: its isolation level, its limits, its statements, its schema."""
 
 import time
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ LEVELS = ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"]
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database with the table for results."""
+    """A database with the result table."""
     return make_result(migrated)
 
 
@@ -44,7 +44,7 @@ def rows_in(engine: Engine, table: Any) -> int:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_isolation_level_is_the_one_asked_for(migrated: Database, engine: Engine, level: str) -> None:
-    """The transaction of a partition runs at that level, and keys are taken once at each of them."""
+    """A partition's transaction runs at the requested isolation level (on SQLite always SERIALIZABLE)."""
     seen = []
 
     def look(connection: Connection, rows: Iterator[pa.RecordBatch]) -> None:
@@ -57,8 +57,8 @@ def test_the_isolation_level_is_the_one_asked_for(migrated: Database, engine: En
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("ledger", ["verify", "off"])
 def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, level: str, ledger: str) -> None:
-    """Three copies of each of two tasks at once, whose keys overlap, at any isolation level: no error
-    reaches anybody, every copy of a task reports the same, and nothing is applied twice."""
+    """Three copies of each of two tasks with overlapping keys run at the same time, at every isolation level.
+    There is no error, all copies of a task report the same counts, and nothing is applied twice."""
     if migrated.name == "sqlite" and level != "SERIALIZABLE":
         pytest.skip("it has one level")
     rows = [batch(*((f"k{number}", number) for number in range(start, start + 60))) for start in (0, 30)]
@@ -81,7 +81,8 @@ def test_copies_at_every_isolation_level(migrated: Database, engine: Engine, lev
 
 
 def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> None:
-    """With `query_timeout` the server ends it, the task fails at once, and nothing stays."""
+    """With `query_timeout` the server cancels a slow statement. The task fails immediately, and writes
+    nothing."""
     if migrated.name == "sqlite":
         pytest.skip("it has no clock for statements")
     slow = {"postgresql": "SELECT pg_sleep(20)"}.get(
@@ -100,7 +101,7 @@ def test_a_statement_that_takes_too_long(migrated: Database, engine: Engine) -> 
 
 
 def test_without_a_timeout_the_session_keeps_its_own(postgres: Database) -> None:
-    """`query_timeout` 0 leaves alone what the statement at the beginning of the session has set."""
+    """With `query_timeout` 0, a timeout set by `session_init_statement` stays in effect."""
     make_result(postgres)
     seen = []
 
@@ -114,7 +115,8 @@ def test_without_a_timeout_the_session_keeps_its_own(postgres: Database) -> None
 
 
 def test_a_statement_at_the_beginning_of_each_session(migrated: Database, engine: Engine) -> None:
-    """`session_init_statement` has run before anything else, on every connection, colons and all."""
+    """`session_init_statement` runs before anything else on every connection. Colons and percent signs in it
+    are taken literally."""
     statement, question = {
         "postgresql": (
             "SELECT set_config('app.who', 'a :b %s'::text, false)",
@@ -135,8 +137,8 @@ def test_a_statement_at_the_beginning_of_each_session(migrated: Database, engine
 
 
 def test_tables_in_schemas(postgres: Database) -> None:
-    """`inbox_schema` is where keys and ledger are, `table` may name the schema of the results; the tables of
-    the same names elsewhere are left alone."""
+    """`inbox_schema` is the schema of the inbox and the ledger, and `table` may name the schema of the
+    results. Tables with the same names in other schemas are not touched."""
     engine = make_result(postgres)
     migration.migrate(engine, schema="box")
     with engine.begin() as connection:
@@ -160,14 +162,14 @@ def test_tables_in_schemas(postgres: Database) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100_000])
 def test_rows_are_sent_in_pieces(migrated: Database, engine: Engine, batch_size: int) -> None:
-    """However many at a time, all of them arrive."""
+    """All rows arrive, whatever the batch size is."""
     rows = [(f"k{number:03d}", number) for number in range(100)]
     assert write(migrated, [batch(*rows)], batch_size=batch_size).new == 100
     assert written(engine) == rows
 
 
 def test_a_login_that_is_refused(migrated: Database) -> None:
-    """The first refusal ends a task and a job's start: no later connection would be accepted."""
+    """The first rejected login ends a task, and the start of a job: later ones would be rejected, too."""
     if migrated.name == "sqlite":
         pytest.skip("a file has no logins")
     make_result(migrated)

@@ -1,4 +1,4 @@
-"""What goes into a database is what comes out of it, for every type that it can hold."""
+"""For every type that a database can hold, the stored values equal the written ones."""
 
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
@@ -45,7 +45,7 @@ TRANSPORTS = {
 
 @pytest.fixture(params=["as it is", "without extras"])
 def transport(request: pytest.FixtureRequest, migrated: Database, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How rows travel: as they should, or where pgpq is missing and LOAD DATA LOCAL is not to be used."""
+    """How rows are sent: with pgpq or LOAD DATA LOCAL where the database has them, and without."""
     if request.param == "without extras":
         monkeypatch.setattr(loading, "pgpq", None)
         monkeypatch.setattr(
@@ -56,7 +56,7 @@ def transport(request: pytest.FixtureRequest, migrated: Database, monkeypatch: p
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """A database, on PostgreSQL with a type of its own."""
+    """A database; on PostgreSQL it has a user-defined type."""
     engine = migrated.engine()
     if migrated.name == "postgresql":
         execute(engine, "CREATE TYPE mood AS ENUM ('happy', 'it''s')")
@@ -73,7 +73,8 @@ def execute(engine: Engine, statement: str) -> None:
 def test_all_types_together(
     migrated: Database, engine: Engine, transport: str, results: Append | Upsert
 ) -> None:
-    """Rows come out of one table of all types as they went in, whatever the columns' names are."""
+    """In a table with columns of all types, every value is stored unchanged, whatever the columns are
+    called."""
     assert _changed(migrated, engine, transport, "varchar(20)", _cases(migrated), results=results) == {}
 
 
@@ -81,8 +82,8 @@ def test_all_types_together(
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 @pytest.mark.parametrize("key", ["text", "varchar(20)"])
 def test_each_type_by_itself(migrated: Database, engine: Engine, transport: str, key: str) -> None:
-    """So they do where all of a table's types are those in which rows travel, so that they go straight into
-    it; and through a cast."""
+    """Every value is stored unchanged, both if rows go straight into the table, because no column needs a
+    cast, and if they go through a cast."""
     changed: dict[str, list[Any]] = {}
     for name, case in _cases(migrated).items():
         changed.update(_changed(migrated, engine, transport, key, {name: case}))
@@ -100,9 +101,9 @@ def test_arrays(
     shaped: Callable[[Case], Case],
     names: Collection[str],
 ) -> None:
-    """Arrays of every type come out as they went in, with NULL elements, and NULL and empty arrays; also if
-    they go straight into the table."""
-    # Lists of lists are arrays of two dimensions, and not arrays of JSON.
+    """Arrays of every type are stored unchanged, also with NULL elements, as NULL or empty, and if rows go
+    straight into the table."""
+    # Lists of lists are two-dimensional arrays, not arrays of JSON.
     scalars = {name: case for name, case in _cases(migrated).items() if name in names and name != "array"}
     cases = {name: shaped(case) for name, case in scalars.items()}
     assert _changed(migrated, engine, None, "text", cases) == {}
@@ -110,7 +111,7 @@ def test_arrays(
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
-    """Arrays go into a domain, and into arrays of a domain or of a type with a length."""
+    """Arrays can be written to a domain, to an array of a domain, and to an array of a type with a length."""
     execute(engine, "CREATE DOMAIN price AS numeric(6,2); CREATE DOMAIN words AS text[]")
     text, amount = pa.list_(pa.string()), pa.list_(pa.decimal128(5, 1))
     shown = {"postgresql": "{}::numeric[]"}
@@ -127,7 +128,7 @@ def test_arrays_of_declared_types(migrated: Database, engine: Engine) -> None:
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 def test_statements_see_arrays(migrated: Database, engine: Engine, transport: str) -> None:
-    """A list is an array of its elements' type in `new_rows`."""
+    """In `new_rows` a list is an array of its element type."""
     execute(engine, "CREATE TABLE target (id text, number bigint)")
     taking = Statements(
         "INSERT INTO target SELECT id, unnest(amounts) + 1 FROM new_rows",
@@ -153,7 +154,7 @@ def _changed(
     cases: Mapping[str, Case],
     **options: Any,
 ) -> dict[str, list[Any]]:
-    """By the name of a case: what went in, and what came out instead."""
+    """By name of the case: the written values, and the different ones that were read back."""
     quote = engine.dialect.identifier_preparer.quote_identifier
     columns = ", ".join(f"{quote(name)} {case.column(database.name)}" for name, case in cases.items())
     execute(engine, f"CREATE TABLE target (id {key} PRIMARY KEY, version integer, {columns})")
@@ -180,7 +181,7 @@ def _changed(
 
 
 def _batches(cases: Mapping[str, Case], rows: int) -> list[pa.RecordBatch]:
-    """Each case in its column; slices of longer arrays, as they may come."""
+    """Each case as a column, in slices of longer arrays, as Spark may send them."""
     ids = [f"{number:04}" for number in range(rows)]
     table = pa.table({"id": ids, "version": pa.array([1] * rows, pa.int32())})
     for name, case in cases.items():

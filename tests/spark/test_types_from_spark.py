@@ -1,4 +1,4 @@
-"""The types as Spark itself sends them, through both of its doors."""
+"""The types as Spark itself sends them, through both entry points."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.spark_session"]
 
 TEXT = "tab\t line\n \\N 'quotes' \U0001f642"
-# Half past one in New York, and half past one again.
+# 1:30 in New York, before and after the clocks go back.
 FIRST, SECOND = (datetime(2021, 11, 7, hour, 30, tzinfo=UTC) for hour in (5, 6))
 CLOCK = datetime.fromisoformat("2021-03-14 02:30:00.000001")
 
@@ -80,7 +80,7 @@ REFUSED = {
 
 @pytest.fixture
 def session(spark_session: "SparkSession") -> Iterator["SparkSession"]:
-    """Spark, whose session lives in New York."""
+    """A Spark session in New York's time zone."""
     before = str(spark_session.conf.get("spark.sql.session.timeZone"))
     spark_session.conf.set("spark.sql.session.timeZone", NEW_YORK)
     spark_session.dataSource.register(InboxDataSource)
@@ -101,21 +101,21 @@ def execute(engine: Engine, statement: str) -> None:
 
 
 def by_writer(df: "DataFrame", url: str) -> None:
-    """Through the writer that is called."""
+    """Write with `InboxWriter.write`."""
     report = InboxWriter(url, "target", key="id", consumer="types").write(df)
     assert (report.rows, report.new) == (3, 3)
 
 
 def by_format(df: "DataFrame", url: str) -> None:
-    """Through `format("inbox")`."""
+    """Write with `format("inbox")`."""
     options = {"url": url, "dbtable": "target", "key": "id", "consumer": "types"}
     df.write.format("inbox").mode("append").options(**options).save()
 
 
 @pytest.mark.parametrize("door", [by_writer, pytest.param(by_format, marks=pytest.mark.quick("postgresql"))])
 def test_what_spark_sends(migrated: Database, engine: Engine, session: "SparkSession", door: Any) -> None:
-    """Every type of Spark that a database can hold goes in and comes out equal, and NULL as NULL; times are
-    those of the session's time zone."""
+    """Values of every Spark type that a database can hold are stored unchanged, and NULL as NULL. Times are
+    in the session's time zone."""
     given = COLUMNS | (NEWER if session.version >= "4.1" else {})
     columns = {name: each for name, each in given.items() if each[2].column(migrated.name)}
     quote = engine.dialect.identifier_preparer.quote_identifier
@@ -143,7 +143,7 @@ def test_what_spark_sends(migrated: Database, engine: Engine, session: "SparkSes
 def test_what_spark_has_and_a_column_does_not(
     migrated: Database, engine: Engine, session: "SparkSession"
 ) -> None:
-    """Refused before a row is read, with the column's name."""
+    """A Spark type that the column cannot hold is rejected by the column's name, before any row is read."""
     for value, columns in REFUSED.items():
         column = columns.get(migrated.name, columns.get("any"))
         execute(engine, f"CREATE TABLE target (id varchar(20) PRIMARY KEY, here {column})")

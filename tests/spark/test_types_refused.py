@@ -1,4 +1,5 @@
-"""What a column cannot hold is refused by its name, and never written as something else."""
+"""A value that a column cannot hold is rejected, with the column's name, and never stored as something
+else."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ CLOCK, INSTANT = pa.timestamp("us"), pa.timestamp("us", "America/New_York")
 
 
 def on_mysql(column: str) -> dict[str, str]:
-    """The same column on MySQL and MariaDB only."""
+    """The same column type, on MySQL and MariaDB only."""
     return {"mysql": column, "mariadb": column}
 
 
@@ -106,7 +107,7 @@ def execute(engine: Engine, statement: str) -> None:
 
 
 def make_target(database: Database, engine: Engine, columns: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """The table, with those of the columns that there are on this database; returns their names."""
+    """Create the table with the columns that this database supports. Returns their names."""
     found = {name: by.get(database.name, by.get("any")) for name, by in columns.items()}
     quote = engine.dialect.identifier_preparer.quote_identifier
     declared = ", ".join(f"{quote(name)} {column}" for name, column in found.items() if column)
@@ -123,7 +124,7 @@ def _raised(work: Callable[..., object], *arguments: Any, **options: Any) -> Exc
 
 
 def test_types_that_do_not_fit(migrated: Database, engine: Engine) -> None:
-    """A type of which the column cannot hold each value exactly is refused before a row is read."""
+    """A type is rejected before any row is read if the column cannot hold each of its values exactly."""
     unexpected = {}
     for name in make_target(migrated, engine, {name: columns for name, (_, columns) in REFUSED.items()}):
         schema = pa.schema([("id", pa.string()), (name, REFUSED[name][0])])
@@ -135,7 +136,8 @@ def test_types_that_do_not_fit(migrated: Database, engine: Engine) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Values of a type, of which the last is too much for a column; `said` if we say so ourselves."""
+    """Values of a type, the last of which does not fit the column. `said` is the text of the writer's own
+    error, if the writer detects it."""
 
     kind: pa.DataType
     values: Sequence[Any]

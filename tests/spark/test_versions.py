@@ -1,4 +1,4 @@
-"""Driver and executors with different versions: a clear error, before anything is sent to the database."""
+"""Different versions on driver and executors: a clear error, before anything is sent to the database."""
 
 import pickle
 import subprocess
@@ -31,18 +31,18 @@ except Exception as error:
 
 
 def doubled(factor: int, numbers: Iterable[int]) -> Iterator[int]:
-    """A function that is sent."""
+    """A function to send."""
     return (factor * number for number in numbers)
 
 
 def packed(what: object) -> bytes:
-    """As it is sent."""
+    """The object, pickled as Spark pickles it."""
     sent: bytes = cloudpickle.dumps(what)  # type: ignore[no-untyped-call]
     return sent
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    """Let the package be installed in this version, or not at all."""
+    """Pretend that the package is installed in this version, or not at all."""
     real = metadata.version
 
     def found(name: str) -> str:
@@ -56,14 +56,15 @@ def pretend(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
 
 
 def test_the_same_version_runs() -> None:
-    """What is sent arrives with its arguments."""
+    """With equal versions, the function arrives with its arguments."""
     sent = packed(shipped(doubled, 3))
     assert list(pickle.loads(sent)([1, 2])) == [3, 6]  # noqa: S301 - the test's own
 
 
 @pytest.mark.parametrize("there", ["99.1", None])
 def test_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch, there: str | None) -> None:
-    """`VersionMismatch`, which names the package and both versions, before the function is opened."""
+    """A different version raises `VersionMismatch`, which names the package and both versions, before the
+    function is unpickled."""
     here = metadata.version("inbox-outbox")
     sent = packed(shipped(pytest.fail, "ran"))
     pretend(monkeypatch, there)
@@ -75,7 +76,7 @@ def test_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch, there: str
 
 @pytest.fixture
 def executor(tmp_path: Path) -> Path:
-    """A folder of packages in which there is Spark, and nothing of ours."""
+    """A folder of packages that contains Spark, but not this package."""
     for package in ("pyspark", "py4j"):
         found = find_spec(package)
         assert found is not None
@@ -84,7 +85,7 @@ def executor(tmp_path: Path) -> Path:
 
 
 def run_on(executor: Path) -> str:
-    """What a Python that has nothing but this folder says to a function that is sent to it."""
+    """The output of a Python that can import only this folder and receives a function."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", EXECUTOR, str(executor)],
         input=packed(shipped(doubled, 3)),
@@ -97,7 +98,7 @@ def run_on(executor: Path) -> str:
 
 
 def test_an_executor_without_the_package(executor: Path) -> None:
-    """Where nothing of the package can be imported the error still says so, and which version is missed."""
+    """If the package cannot be imported at all, the error still says so and names the required version."""
     said = run_on(executor)
     assert said.startswith("RuntimeError: the driver runs inbox-outbox")
     assert f"inbox-outbox {metadata.version('inbox-outbox')}" in said
@@ -105,7 +106,7 @@ def test_an_executor_without_the_package(executor: Path) -> None:
 
 
 def test_an_executor_with_an_older_package(executor: Path) -> None:
-    """Where another version is installed, whatever it has inside, both are named."""
+    """If another version is installed, whatever its content, the error names both versions."""
     installed = executor / "inbox_outbox-0.0.1.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.4\nName: inbox-outbox\nVersion: 0.0.1\n")
@@ -118,7 +119,7 @@ def test_an_executor_with_an_older_package(executor: Path) -> None:
 def test_the_data_source_checks_it_too(
     postgres: Database, monkeypatch: pytest.MonkeyPatch, there: str | None
 ) -> None:
-    """The same for what `format("inbox")` sends, for a batch and for a stream."""
+    """The writers of `format("inbox")` check the version in the same way, for a batch and for a stream."""
     with postgres.engine().begin() as connection:
         connection.exec_driver_sql("CREATE TABLE result (id text)")
     here, url = metadata.version("inbox-outbox"), postgres.url.render_as_string(hide_password=False)
@@ -131,7 +132,8 @@ def test_the_data_source_checks_it_too(
 
 
 def test_a_stream_on_spark_4_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no streams of Arrow batches, so `writeStream.format("inbox")` says what to use instead."""
+    """Spark 4.0 cannot stream Arrow batches, so `writeStream.format("inbox")` raises an error that says what
+    to use instead."""
     monkeypatch.setattr("spark._driver.source.DataSourceStreamArrowWriter", None)
     with pytest.raises(InvalidOption, match=r"needs Spark 4\.1; use foreachBatch"):
         InboxDataSource({}).streamWriter(ROWS, overwrite=False)

@@ -1,1 +1,1 @@
-"""Status-table mode."""
+"""Tests of status-table mode."""

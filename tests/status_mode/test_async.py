@@ -17,12 +17,13 @@ from tests.support.status_stores import CONSUMER, Place
 
 
 class Refused(Exception):
-    """The handler fails."""
+    """The error of a handler that fails."""
 
 
 @in_loop
 async def test_from_new_to_consumed(place: Place) -> None:
-    """A message runs once; meanwhile it is IN_FLIGHT, and afterwards a DUPLICATE that has the result."""
+    """A message runs once: while it runs it is IN_FLIGHT, and afterwards it is a DUPLICATE with the stored
+    result."""
     async with inbox_at(place) as inbox:
         async with inbox.claim("a") as claim:
             assert (claim.verdict, claim.is_new, claim.attempt, claim.lost) == (Verdict.NEW, True, 1, False)
@@ -37,7 +38,7 @@ async def test_from_new_to_consumed(place: Place) -> None:
 
 @in_loop
 async def test_from_failed_to_dead(place: Place) -> None:
-    """What the handler raises comes through unchanged and fails the message, which runs again until its
+    """The handler's exception comes through unchanged and fails the message, which runs again until its
     attempts are used up."""
     async with inbox_at(place, max_attempts=2) as inbox:
         tokens = []
@@ -56,7 +57,7 @@ async def test_from_failed_to_dead(place: Place) -> None:
 
 @in_loop
 async def test_giving_up(place: Place) -> None:
-    """A handler that raises GiveUp ends the message with its first attempt."""
+    """A handler that raises GiveUp makes the message dead at its first attempt."""
     async with inbox_at(place) as inbox:
         claim = await failed(inbox, GiveUp("no such order"))
         assert (claim.verdict, claim.retry_after) == (Verdict.DEAD, None)
@@ -81,7 +82,7 @@ async def test_other_verdicts(place: Place) -> None:
 
 @in_loop
 async def test_one_winner(place: Place) -> None:
-    """Of many tasks that claim one key at once, one runs, and all others are delayed."""
+    """If many tasks claim one key at the same time, one runs it and the others get IN_FLIGHT."""
     async with inbox_at(place) as inbox:
         together, verdicts = asyncio.Barrier(12), list[Verdict]()
 
@@ -97,7 +98,8 @@ async def test_one_winner(place: Place) -> None:
 
 @in_loop
 async def test_handler(place: Place) -> None:
-    """A decorated function runs its body once per key, raises what it raised, and says the rest."""
+    """A decorated function runs its body once for each key, lets its exceptions through, and returns the
+    result and verdict."""
     calls: list[str] = []
     async with inbox_at(place) as inbox:
 
@@ -120,7 +122,8 @@ async def test_handler(place: Place) -> None:
 
 @in_loop
 async def test_outcome_of_a_handler(place: Place) -> None:
-    """`outcome` returns what went wrong: in the handler, with the delay, and before it."""
+    """`outcome` returns the error instead of raising it: the handler's own, with the delay, and one raised
+    before the handler ran."""
     async with inbox_at(place) as inbox:
 
         @inbox.handler(key=lambda message: message)
@@ -138,7 +141,7 @@ async def test_outcome_of_a_handler(place: Place) -> None:
 
 @in_loop
 async def test_hooks_share_the_handlers_context(place: Place) -> None:
-    """What a hook sets in the context when a handler begins, the handler and its steps see."""
+    """A context variable that a hook sets when a handler begins is visible in the handler and its steps."""
     span: ContextVar[str] = ContextVar("span", default="none")
     kinds: list[EventKind] = []
 
@@ -174,7 +177,7 @@ UNREACHABLE = URL.create("postgresql+psycopg", host="127.0.0.1", port=1)
 
 @in_loop
 async def test_a_store_that_cannot_be_reached() -> None:
-    """It is an error, unless the inbox was told to run without it."""
+    """An unreachable store is an error, unless the inbox was told to run without it."""
     engine = create_async_engine(UNREACHABLE)
     inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine))
     with pytest.raises(StoreUnreachable):
@@ -186,8 +189,8 @@ async def test_a_store_that_cannot_be_reached() -> None:
 
 
 def test_stores_of_the_wrong_kind() -> None:
-    """A store that blocks is refused here, one that must be awaited by `StatusInbox`, and what is no store
-    by both; the error names what to use."""
+    """`AsyncStatusInbox` rejects a synchronous store, `StatusInbox` an asynchronous one, and both reject
+    anything else; the error names what to use."""
     asynchronous, synchronous = create_async_engine("sqlite+aiosqlite://"), create_engine("sqlite://")
     with pytest.raises(InvalidOption, match=r"store=SqlStore\('sqlite://'\): this store needs StatusInbox$"):
         AsyncStatusInbox(CONSUMER, store=SqlStore(synchronous))

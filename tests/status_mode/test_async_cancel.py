@@ -1,4 +1,5 @@
-"""Asynchronous handlers that are cancelled from outside: what is certain stays recorded, on every store."""
+"""Asynchronous handlers that are cancelled from outside: what is known for certain stays recorded, on every
+store."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +21,7 @@ FOREVER = 3_600.0
 
 
 class Gate:
-    """A call of the store that is under way until the gate is opened."""
+    """A store call that stays under way until the gate is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, inbox: AsyncStatusInbox, name: str) -> None:
         self._call = getattr(inbox.store, name)
@@ -37,8 +38,8 @@ class Gate:
         await self._reached.wait()
 
     async def cancel(self, task: asyncio.Task[Any]) -> None:
-        """Cancel a task again and again while its call is under way, then let that go on; wait for the task,
-        which must end as cancelled."""
+        """Cancel a task several times while its store call is under way, then let the call go on, and wait
+        until the task has ended as cancelled."""
         await self.reached()
         for _ in range(3):
             task.cancel()
@@ -50,7 +51,7 @@ class Gate:
 
 
 async def handle(inbox: AsyncStatusInbox, *acts: Callable[[AsyncClaim], Any]) -> None:
-    """A handler that does these things."""
+    """A handler that runs these acts one after the other."""
     async with inbox.claim("a") as claim:
         for act in acts:
             await act(claim)
@@ -62,18 +63,18 @@ async def wait(_: AsyncClaim) -> None:
 
 
 def refuse(*_: Any) -> Any:
-    """A call of a store that cannot be reached."""
+    """A call to a store that cannot be reached."""
     raise StoreUnreachable("it does not answer")
 
 
 def given_back(place: Place) -> bool:
-    """Whether the message is as if its attempt had not been."""
+    """Whether the message was given back and its attempt is not counted."""
     record = recorded(place)
     return (record.status, record.attempts_started) == (Status.FAILED, 0)
 
 
 async def cancelled(task: asyncio.Task[None]) -> bool:
-    """Whether a task ends as cancelled when it is."""
+    """Cancel a task, and return whether it ends as cancelled."""
     await asyncio.sleep(0.3)
     task.cancel()
     await asyncio.wait([task])
@@ -82,7 +83,8 @@ async def cancelled(task: asyncio.Task[None]) -> bool:
 
 @in_loop
 async def test_it_releases_the_message(place: Place) -> None:
-    """The message is given back at once, and the attempt does not count; the next delivery runs."""
+    """A cancellation gives the message back immediately without counting the attempt, and the next delivery
+    runs."""
     async with inbox_at(place, max_attempts=1) as inbox:
         assert await cancelled(asyncio.create_task(handle(inbox, wait)))
         assert given_back(place)
@@ -92,7 +94,7 @@ async def test_it_releases_the_message(place: Place) -> None:
 
 @in_loop
 async def test_it_ends_a_timeout(place: Place) -> None:
-    """`asyncio.timeout` around a block works as around any other."""
+    """`asyncio.timeout` works around a claim's block as around any other code."""
     async with inbox_at(place) as inbox:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
@@ -102,7 +104,8 @@ async def test_it_ends_a_timeout(place: Place) -> None:
 
 @in_loop
 async def test_it_halts_a_step_that_may_not_be_repeated(place: Place) -> None:
-    """If such a step is interrupted, nobody knows whether it has happened."""
+    """A cancellation inside a step with `on_unknown="halt"` halts the message, because the step's outcome is
+    unknown."""
 
     async def charge(claim: AsyncClaim) -> None:
         await claim.step("charge", lambda: asyncio.sleep(FOREVER), on_unknown="halt")
@@ -115,7 +118,8 @@ async def test_it_halts_a_step_that_may_not_be_repeated(place: Place) -> None:
 
 @in_loop
 async def test_while_a_step_is_recorded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record is written to its end, and a later attempt does not call the step again."""
+    """A cancellation while a step is being recorded lets the write finish; a later attempt does not call the
+    step again."""
     calls: list[int] = []
 
     async def call(claim: AsyncClaim) -> None:
@@ -132,7 +136,8 @@ async def test_while_a_step_is_recorded(place: Place, monkeypatch: pytest.Monkey
 
 @in_loop
 async def test_while_the_message_is_claimed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The claim is given back, and nothing of the handler runs after its first wait."""
+    """A cancellation during the claim gives the claim back, and the handler does not run past its first
+    await."""
     async with inbox_at(place) as inbox:
         gate = Gate(monkeypatch, inbox, "claim")
         await gate.cancel(asyncio.create_task(handle(inbox, wait)))
@@ -141,7 +146,8 @@ async def test_while_the_message_is_claimed(place: Place, monkeypatch: pytest.Mo
 
 @in_loop
 async def test_while_the_message_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is nothing to give back, the cancellation is raised all the same, and only here."""
+    """A cancellation during a claim that gets IN_FLIGHT is still raised, although there is nothing to give
+    back."""
 
     async def deliver(inbox: AsyncStatusInbox) -> None:
         async with inbox.claim("a") as claim:
@@ -155,7 +161,8 @@ async def test_while_the_message_is_refused(place: Place, monkeypatch: pytest.Mo
 
 @in_loop
 async def test_while_the_message_is_completed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is completed, and the cancellation is raised by the end of the block."""
+    """A cancellation while the message is being completed lets that finish; the end of the block raises the
+    cancellation."""
 
     async def deliver(inbox: AsyncStatusInbox) -> None:
         await handle(inbox)
@@ -169,7 +176,8 @@ async def test_while_the_message_is_completed(place: Place, monkeypatch: pytest.
 
 @in_loop
 async def test_while_the_store_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes out is the cancellation, and not the error, which would hide it."""
+    """If the store fails during a cancellation, the block raises the cancellation and not the store's error,
+    which would hide it."""
 
     async def deliver(inbox: AsyncStatusInbox) -> None:
         try:
@@ -185,7 +193,7 @@ async def test_while_the_store_fails(place: Place, monkeypatch: pytest.MonkeyPat
 
 @in_loop
 async def test_while_the_store_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancelled task does not wait for the store for ever."""
+    """A cancelled task does not wait for a hanging store for ever."""
     monkeypatch.setattr("inbox_outbox_base.calls.async_calls.GRACE", 0.2)
     async with inbox_at(place) as inbox:
         gate = Gate(monkeypatch, inbox, "write")
@@ -201,7 +209,8 @@ async def test_while_the_store_hangs(place: Place, monkeypatch: pytest.MonkeyPat
 async def test_when_the_message_cannot_be_given_back(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cancellation stays one, and the log says that the lease has to run out."""
+    """If the message cannot be given back, the cancellation is still raised, and the log says that the
+    message was not given back."""
     async with inbox_at(place) as inbox:
         monkeypatch.setattr(inbox.store, "write", refuse)
         assert await cancelled(asyncio.create_task(handle(inbox, wait)))
@@ -210,7 +219,7 @@ async def test_when_the_message_cannot_be_given_back(
 
 @in_loop
 async def test_while_a_transaction_is_committed(migrated: Database) -> None:
-    """The step is committed, and known to be."""
+    """A cancellation during a step's COMMIT lets the step commit, and the step is recorded as done."""
     engine, begun, go_on = create_async_engine(migrated.async_url), asyncio.Event(), asyncio.Event()
     accounts.make(migrated.engine())
 
@@ -238,7 +247,7 @@ async def test_while_a_transaction_is_committed(migrated: Database) -> None:
 
 @in_loop
 async def test_a_task_that_is_thrown_away(place: Place) -> None:
-    """A block that nobody runs to its end writes nothing: its lease has to run out."""
+    """A block that is closed with GeneratorExit writes nothing: its lease has to expire."""
     async with inbox_at(place) as inbox:
         block = inbox.claim("a")
         await block.__aenter__()

@@ -1,4 +1,5 @@
-"""The lease of an asynchronous handler: kept while it runs, and what happens when it is lost."""
+"""The lease of an asynchronous handler: how it is kept while the handler runs, and what happens when it is
+lost."""
 
 import asyncio
 import gc
@@ -21,27 +22,27 @@ from tests.support.status_stores import CONSUMER, Place
 
 
 async def until_cancelled() -> None:
-    """Wait, but not for ever."""
+    """Wait for a cancellation, with a time limit."""
     await asyncio.sleep(30)
     raise AssertionError("nobody has cancelled it")
 
 
 def current() -> asyncio.Task[Any]:
-    """The task that asks."""
+    """The current task."""
     task = asyncio.current_task()
     assert task is not None
     return task
 
 
 def take_away(place: Place, key: str = "a") -> None:
-    """As an operator does."""
+    """Release the message as an operator does."""
     with place.open() as store:
         release(store, CONSUMER, key)
 
 
 @in_loop
 async def test_a_heartbeat_keeps_a_long_message(place: Place) -> None:
-    """A handler that takes longer than its lease keeps the message, and nobody else gets it."""
+    """A handler that runs longer than its lease keeps the message: another claim gets IN_FLIGHT."""
     async with inbox_at(place, lease=3) as inbox, inbox.claim("a") as claim:
         token = claim.token
         await asyncio.sleep(4)
@@ -54,8 +55,8 @@ async def test_a_heartbeat_keeps_a_long_message(place: Place) -> None:
 
 @in_loop
 async def test_a_short_message_writes_no_heartbeat(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that is shorter than a third of its lease is written when it ends, and not before; no task
-    is started for it, and nothing of it is kept."""
+    """A message that takes less than a third of its lease is written only when it ends; no task is started
+    for it, and nothing about it stays in memory."""
     writes: list[Change] = []
     async with inbox_at(place, lease=60) as inbox:
         write = inbox.store.write
@@ -78,8 +79,8 @@ async def test_a_short_message_writes_no_heartbeat(place: Place, monkeypatch: py
 
 @in_loop
 async def test_without_heartbeats_a_lease_ends(place: Place) -> None:
-    """Then somebody else takes the message over; the first handler is not interrupted, but knows it is lost,
-    and whatever it writes is refused."""
+    """Without heartbeats the lease expires and another worker takes the message over; the first handler is
+    not interrupted, but `lost` is true and its writes are rejected."""
     async with inbox_at(place, lease=0.4, heartbeat=False) as inbox:
         with suppress(LeaseLost):
             async with inbox.claim("a") as claim:
@@ -97,7 +98,8 @@ async def test_without_heartbeats_a_lease_ends(place: Place) -> None:
 
 @in_loop
 async def test_a_lost_lease_cancels_the_handler(place: Place) -> None:
-    """It is interrupted where it waits; what comes out of the block is LeaseLost, and the task goes on."""
+    """A lost lease cancels the handler at its current await; the block raises LeaseLost, and the task itself
+    goes on."""
     events: list[EventKind] = []
 
     def hook(event: Event) -> None:
@@ -114,7 +116,7 @@ async def test_a_lost_lease_cancels_the_handler(place: Place) -> None:
 
 
 async def wait_until_lost(inbox: AsyncStatusInbox, place: Place) -> None:
-    """A handler from which an operator takes the message away."""
+    """A handler that loses its message to an operator."""
     async with inbox.claim("a"):
         take_away(place)
         await until_cancelled()
@@ -122,7 +124,7 @@ async def wait_until_lost(inbox: AsyncStatusInbox, place: Place) -> None:
 
 @in_loop
 async def test_a_lost_lease_cancels_a_step(place: Place) -> None:
-    """The same inside a step that waits."""
+    """A lost lease also cancels a step that is waiting."""
     async with inbox_at(place, lease=1) as inbox:
         with pytest.raises(LeaseLost):
             await wait_in_a_step(inbox, place)
@@ -143,8 +145,8 @@ async def wait_in_a_step(inbox: AsyncStatusInbox, place: Place) -> None:
 @pytest.mark.parametrize("ends", ["normally", "with an error", "at once"])
 @in_loop
 async def test_a_handler_that_does_not_stop(place: Place, ends: str) -> None:
-    """However the block ends that was cancelled for a lost lease, LeaseLost comes out, and no cancellation
-    after it."""
+    """However the handler ends after a lost lease has cancelled it, the block raises LeaseLost, and no
+    cancellation remains."""
     lost = asyncio.Event()
 
     def hook(event: Event) -> None:
@@ -159,7 +161,7 @@ async def test_a_handler_that_does_not_stop(place: Place, ends: str) -> None:
 
 
 async def end_after_loss(inbox: AsyncStatusInbox, place: Place, ends: str, lost: asyncio.Event) -> None:
-    """A handler that swallows its cancellation, or is about to end when it comes."""
+    """A handler that swallows the cancellation, or is just about to end when the cancellation comes."""
     async with inbox.claim("a"):
         take_away(place)
         if ends == "at once":
@@ -173,7 +175,7 @@ async def end_after_loss(inbox: AsyncStatusInbox, place: Place, ends: str, lost:
 
 @in_loop
 async def test_a_lost_lease_and_a_cancellation(place: Place) -> None:
-    """A cancellation by somebody else stays one, even if the lease is lost, too."""
+    """If the task is cancelled from outside, it ends as cancelled, even if the lease is lost too."""
 
     async def handle() -> None:
         async with inbox.claim("a"):
@@ -191,7 +193,7 @@ async def test_a_lost_lease_and_a_cancellation(place: Place) -> None:
 
 @asynccontextmanager
 async def locked(database: Database) -> AsyncIterator[None]:
-    """Somebody's transaction has changed the record of the message, and is still open."""
+    """Another transaction has changed the message's record and is still open."""
     with database.engine().connect() as connection:
         connection.execute(text("UPDATE inbox_status SET owner = 'somebody'"))
         yield
@@ -200,7 +202,8 @@ async def locked(database: Database) -> AsyncIterator[None]:
 
 @in_loop
 async def test_a_store_that_hangs(postgres: Database) -> None:
-    """A heartbeat that gets no answer until the lease is over: the claim is lost, the handler cancelled."""
+    """If a heartbeat gets no answer until the lease expires, the claim is lost and the handler is
+    cancelled."""
     engine = create_async_engine(postgres.async_url)
     events: list[EventKind] = []
     inbox = AsyncStatusInbox(
@@ -220,7 +223,7 @@ async def wait_until_over(inbox: AsyncStatusInbox, database: Database) -> None:
 
 @in_loop
 async def test_a_store_that_hangs_for_a_while(postgres: Database) -> None:
-    """A heartbeat that has to wait less than that is as good as any other."""
+    """A heartbeat that gets through before the lease expires keeps the claim, even after a wait."""
     engine = create_async_engine(postgres.async_url)
     inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine), lease=3)
     async with inbox.claim("a") as claim:
@@ -232,7 +235,7 @@ async def test_a_store_that_hangs_for_a_while(postgres: Database) -> None:
 
 
 def unreachable(times: float, renew: Callable[..., Any]) -> Callable[..., Any]:
-    """A store's `renew` that does not reach it so many times."""
+    """A store's `renew` that fails `times` times."""
     left = times
 
     def called(*args: Any) -> Any:
@@ -249,7 +252,7 @@ def unreachable(times: float, renew: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.quick("postgresql", "redis")
 @in_loop
 async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A heartbeat that fails is tried again; if all fail until the lease is over, the claim is lost."""
+    """A failed heartbeat is retried; if all fail until the lease expires, the claim is lost."""
     async with inbox_at(place, lease=3) as inbox:
         renew = inbox.store.renew
         monkeypatch.setattr(inbox.store, "renew", unreachable(2, renew))
@@ -266,7 +269,7 @@ async def test_heartbeats_that_fail(place: Place, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.quick("postgresql", "redis")
 @in_loop
 async def test_a_heartbeat_that_hangs_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message is completed whatever its heartbeat does."""
+    """A message completes even while its heartbeat hangs."""
     events: list[EventKind] = []
     hangs = asyncio.Event()
     async with inbox_at(place, lease=6, on_event=lambda event: events.append(event.kind)) as inbox:

@@ -1,4 +1,4 @@
-"""Steps of asynchronous handlers, on every store: what is not done again, and what is undone."""
+"""Steps of asynchronous handlers, on every store: finished steps are not repeated, and undo works."""
 
 import asyncio
 import json
@@ -14,18 +14,18 @@ from tests.support.status_stores import Place
 
 
 class Failed(Exception):
-    """A step fails."""
+    """The error of a step."""
 
 
 class Calls:
-    """Services that note who called them."""
+    """Services that record their calls."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
         self.broken: set[str] = set()
 
     def sync(self, name: str) -> Callable[[], str]:
-        """What calls one, blocking nobody."""
+        """A function that calls the service without waiting."""
 
         def call() -> str:
             self.made.append(name)
@@ -36,7 +36,7 @@ class Calls:
         return call
 
     def asynchronous(self, name: str) -> Callable[[], Any]:
-        """What calls one, and waits for it."""
+        """A coroutine function that calls the service and waits for it."""
 
         async def call() -> str:
             await asyncio.sleep(0.001)
@@ -45,7 +45,7 @@ class Calls:
         return call
 
     def undo(self, *, asynchronously: bool = False) -> Callable[[str], Any]:
-        """What takes a call back."""
+        """A function that undoes a call."""
 
         def undo(result: str) -> None:
             self.made.append(("undo", result))
@@ -60,8 +60,8 @@ class Calls:
 
 
 async def order(inbox: AsyncStatusInbox, calls: Calls, error: Exception | None = None) -> AsyncClaim:
-    """The claim of an order whose handler reserves, charges and ships, and may raise then; its error is
-    swallowed."""
+    """The claim of an order; the handler reserves, charges and ships, and then raises `error` if given; the
+    exception is swallowed."""
     try:
         async with inbox.claim("a") as claim:
             if claim.is_new:
@@ -77,7 +77,8 @@ async def order(inbox: AsyncStatusInbox, calls: Calls, error: Exception | None =
 
 @in_loop
 async def test_a_finished_step_is_not_called_again(place: Place) -> None:
-    """A later attempt gets what a step, asynchronous or not, has returned, and goes on where it failed."""
+    """A later attempt reuses the results of finished steps, synchronous or not, and continues at the step
+    that failed."""
     calls = Calls()
     calls.broken.add("ship")
     async with inbox_at(place) as inbox:
@@ -90,7 +91,8 @@ async def test_a_finished_step_is_not_called_again(place: Place) -> None:
 
 @in_loop
 async def test_what_a_step_returns(place: Place) -> None:
-    """Every attempt gets what JSON makes of a step's result; what is not JSON is an error."""
+    """Every attempt gets a step's result as JSON returns it; a result that JSON cannot represent is an
+    error."""
     async with inbox_at(place) as inbox, inbox.claim("a") as claim:
         assert await claim.step("pair", lambda: (1, {"two": None})) == [1, {"two": None}]
         with pytest.raises(InvalidResult, match="step='set'"):
@@ -104,8 +106,8 @@ async def test_what_a_step_returns(place: Place) -> None:
 
 @in_loop
 async def test_undo_in_reverse_order(place: Place) -> None:
-    """When the handler gives up, finished steps are undone, the last one first, whether their undo is
-    asynchronous or not; then the message is dead."""
+    """When the handler gives up, finished steps are undone in reverse order, with synchronous and
+    asynchronous undos; then the message is dead."""
     calls = Calls()
     async with inbox_at(place) as inbox:
         claim = await order(inbox, calls, GiveUp("sold out"))
@@ -116,7 +118,7 @@ async def test_undo_in_reverse_order(place: Place) -> None:
 
 @in_loop
 async def test_undo_by_a_later_delivery(place: Place) -> None:
-    """An undo that fails is tried again by the next delivery, which calls nothing else."""
+    """The next delivery retries a failed undo and calls nothing else."""
     calls = Calls()
     calls.broken.add("charge done")
     async with inbox_at(place) as inbox:
@@ -131,7 +133,7 @@ async def test_undo_by_a_later_delivery(place: Place) -> None:
 
 @in_loop
 async def test_undo_when_attempts_are_used_up(place: Place) -> None:
-    """The last attempt's failure undoes what earlier attempts have finished."""
+    """When the last attempt fails, the steps that earlier attempts finished are undone."""
     calls = Calls()
     calls.broken.add("ship")
     async with inbox_at(place, max_attempts=2) as inbox:
@@ -142,7 +144,7 @@ async def test_undo_when_attempts_are_used_up(place: Place) -> None:
 
 
 async def pay(inbox: AsyncStatusInbox, body: Callable[[], Any]) -> AsyncClaim:
-    """The claim of a payment, which may not be repeated; its error is swallowed."""
+    """The claim of a payment, whose step must not be repeated; the exception is swallowed."""
     try:
         async with inbox.claim("a") as claim:
             if claim.is_new:
@@ -154,8 +156,8 @@ async def pay(inbox: AsyncStatusInbox, body: Callable[[], Any]) -> AsyncClaim:
 
 @in_loop
 async def test_a_step_that_may_not_be_repeated(place: Place) -> None:
-    """When such a step raises, nobody knows whether it has happened: the message is halted, and no delivery
-    calls it again."""
+    """If a step with `on_unknown="halt"` raises, its outcome is unknown: the message is halted, and no
+    delivery calls the step again."""
     calls = Calls()
     calls.broken.add("charge")
     async with inbox_at(place) as inbox:
@@ -167,7 +169,7 @@ async def test_a_step_that_may_not_be_repeated(place: Place) -> None:
 
 @in_loop
 async def test_a_step_that_says_it_was_not_done(place: Place) -> None:
-    """One that raises StepNotDone runs again."""
+    """A step that raises StepNotDone runs again, even with `on_unknown="halt"`."""
     calls = Calls()
 
     async def refuse() -> None:
@@ -182,8 +184,8 @@ async def test_a_step_that_says_it_was_not_done(place: Place) -> None:
 
 @in_loop
 async def test_one_step_follows_the_other(place: Place) -> None:
-    """A step that is begun while another one runs, beside it or inside it, is refused and not called; the
-    one that runs is recorded."""
+    """A step that begins while another one runs, beside it or inside it, is rejected without being called;
+    the running one is recorded."""
     begun, go_on = asyncio.Event(), asyncio.Event()
     async with inbox_at(place) as inbox, inbox.claim("a") as claim:
 

@@ -34,7 +34,7 @@ from tests.support.status_stores import CONSUMER, stored
 
 @asynccontextmanager
 async def inbox_on(database: Database, **options: Any) -> AsyncIterator[tuple[AsyncStatusInbox, AsyncEngine]]:
-    """An inbox and the engine of its store, in a database that has accounts."""
+    """An inbox and its store's engine, in a database with accounts."""
     accounts.make(database.engine())
     engine = create_async_engine(database.async_url)
     try:
@@ -45,20 +45,20 @@ async def inbox_on(database: Database, **options: Any) -> AsyncIterator[tuple[As
 
 
 async def paid(handle: AsyncConnection | AsyncSession) -> str:
-    """Pay, in the step's transaction."""
+    """A payment in the step's transaction."""
     await accounts.add_async(handle)
     return type(handle).__name__
 
 
 def steps(engine: Engine) -> str | None:
-    """The steps of the message, as they are stored."""
+    """The stored steps of the message."""
     return stored(SqlStore(engine)).steps
 
 
 @in_loop
 async def test_connections_and_sessions(migrated: Database) -> None:
     """The body gets an AsyncConnection of the store's engine or of another one, or an AsyncSession; its
-    writes are there when the step has ended, and a later attempt gets the result without another call."""
+    writes are committed when the step has ended, and a later attempt gets the result without another call."""
     async with inbox_on(migrated) as (inbox, engine):
         for source in (None, engine, async_sessionmaker(engine)):
             expected = "AsyncSession" if isinstance(source, async_sessionmaker) else "AsyncConnection"
@@ -69,7 +69,7 @@ async def test_connections_and_sessions(migrated: Database) -> None:
 
 
 async def divide(inbox: AsyncStatusInbox, expected: str, source: Any) -> None:
-    """A handler that pays, and then fails."""
+    """A handler that pays and then fails."""
     async with inbox.claim(f"{source!r:.50}") as claim:
         assert await claim.transact("pay", paid, source=source) == expected
         raise ZeroDivisionError
@@ -77,7 +77,7 @@ async def divide(inbox: AsyncStatusInbox, expected: str, source: Any) -> None:
 
 @in_loop
 async def test_what_the_body_raises_rolls_back(migrated: Database) -> None:
-    """Neither its writes nor the record of the step are there, and the step runs again."""
+    """If the body raises, neither its writes nor the step's record are kept."""
 
     async def refuse(connection: AsyncConnection) -> None:
         await paid(connection)
@@ -94,8 +94,8 @@ async def test_what_the_body_raises_rolls_back(migrated: Database) -> None:
 
 @in_loop
 async def test_a_swallowed_error(migrated: Database) -> None:
-    """If an error that the body swallowed has aborted the transaction, that is TransactionAborted; where
-    the database goes on after the error, both the writes and the record are there."""
+    """If the body swallows an error that aborted the transaction, the step raises TransactionAborted; where
+    the database continues after the error, both the writes and the record are kept."""
 
     async def swallow(connection: AsyncConnection) -> None:
         await paid(connection)
@@ -115,7 +115,7 @@ async def test_a_swallowed_error(migrated: Database) -> None:
 
 @in_loop
 async def test_a_body_that_commits(migrated: Database) -> None:
-    """That is TransactionEnded, with a connection as with a session."""
+    """A body that commits raises TransactionEnded, on a connection and in a session."""
 
     async def commit(handle: AsyncConnection | AsyncSession) -> None:
         await paid(handle)
@@ -129,7 +129,8 @@ async def test_a_body_that_commits(migrated: Database) -> None:
 
 @in_loop
 async def test_an_engine_that_commits_by_itself_is_refused(migrated: Database) -> None:
-    """In AUTOCOMMIT mode nothing commits together with the step, so its body is not called."""
+    """In AUTOCOMMIT mode nothing commits together with the step, so `transact` rejects it and does not call
+    the body."""
     engine = create_async_engine(migrated.async_url, isolation_level="AUTOCOMMIT")
     called: list[object] = []
     async with inbox_on(migrated) as (inbox, _):
@@ -149,7 +150,7 @@ async def transact_alone(inbox: AsyncStatusInbox, called: list[object], source: 
 
 @in_loop
 async def test_a_claim_that_is_lost(migrated: Database) -> None:
-    """The body is not called when the message is somebody else's."""
+    """If the claim is lost, the body is not called."""
     called: list[object] = []
     async with inbox_on(migrated, heartbeat=False) as (inbox, _):
         with pytest.raises(LeaseLost):
@@ -158,7 +159,7 @@ async def test_a_claim_that_is_lost(migrated: Database) -> None:
 
 
 async def pay_after_release(inbox: AsyncStatusInbox, database: Database, called: list[object]) -> None:
-    """A handler from which an operator takes the message away."""
+    """A handler that loses its message to an operator before its step."""
     async with inbox.claim("a") as claim:
         release(SqlStore(database.engine()), CONSUMER, "a")
         await claim.transact("pay", called.append)
@@ -166,8 +167,8 @@ async def pay_after_release(inbox: AsyncStatusInbox, database: Database, called:
 
 @in_loop
 async def test_an_open_transaction_keeps_the_claim(migrated: Database) -> None:
-    """A transaction that is longer than the lease keeps the message: a delivery that comes meanwhile waits
-    for it, and is then IN_FLIGHT. Inside it `heartbeat` does not wait for itself."""
+    """A transaction that runs longer than the lease keeps the message: a delivery during it waits, and then
+    gets IN_FLIGHT. A `heartbeat` inside the transaction does not block on its own row."""
     async with inbox_on(migrated, lease=1) as (inbox, _), inbox.claim("a") as claim:
 
         async def slow(connection: AsyncConnection) -> str:
@@ -185,7 +186,7 @@ async def test_an_open_transaction_keeps_the_claim(migrated: Database) -> None:
 
 
 async def verdict_after(seconds: float, inbox: AsyncStatusInbox) -> Verdict:
-    """What another delivery is told."""
+    """The verdict of another delivery after this many seconds."""
     await asyncio.sleep(seconds)
     async with beside(inbox).claim("a") as claim:
         return claim.verdict
@@ -193,7 +194,7 @@ async def verdict_after(seconds: float, inbox: AsyncStatusInbox) -> Verdict:
 
 @in_loop
 async def test_no_step_inside_a_transaction(migrated: Database) -> None:
-    """It could not be recorded, so it is an error, and is not called."""
+    """A step inside a transaction is rejected without being called, because it could not be recorded."""
     async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
 
         async def nested(_: AsyncConnection) -> None:
@@ -206,7 +207,7 @@ async def test_no_step_inside_a_transaction(migrated: Database) -> None:
 
 @in_loop
 async def test_undo(migrated: Database) -> None:
-    """A step in a transaction is undone like any other when the handler gives up."""
+    """When the handler gives up, a step in a transaction is undone like any other."""
     undone: list[Any] = []
 
     async def undo(result: Any) -> None:
@@ -219,7 +220,7 @@ async def test_undo(migrated: Database) -> None:
 
 
 async def pay_and_give_up(inbox: AsyncStatusInbox, undo: Any) -> None:
-    """A handler that cannot succeed."""
+    """A handler that pays and gives up."""
     async with inbox.claim("a") as claim:
         await claim.transact("pay", paid, undo=undo)
         raise GiveUp
@@ -227,8 +228,8 @@ async def pay_and_give_up(inbox: AsyncStatusInbox, undo: Any) -> None:
 
 @in_loop
 async def test_without_a_claim(migrated: Database) -> None:
-    """A message that runs without protection writes in a transaction all the same, and is told when that
-    has been aborted."""
+    """A message that runs without a claim still writes in a transaction, and an aborted one raises
+    TransactionAborted."""
     async with inbox_on(migrated, missing_key="run") as (inbox, _), inbox.claim(None) as claim:
         await claim.transact("pay", paid)
         if migrated.name == "postgresql":
@@ -244,7 +245,7 @@ async def _aborted(connection: AsyncConnection) -> None:
 
 @in_loop
 async def test_what_cannot_be_a_source(migrated: Database) -> None:
-    """A synchronous engine is refused."""
+    """A synchronous engine is rejected as a source."""
     async with inbox_on(migrated) as (inbox, _), inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="source=Engine: expected an AsyncEngine, async_sess"):
             await claim.transact("pay", paid, source=migrated.engine())  # type: ignore[arg-type]
@@ -252,7 +253,7 @@ async def test_what_cannot_be_a_source(migrated: Database) -> None:
 
 @in_loop
 async def test_a_store_that_is_not_in_the_database() -> None:
-    """Nothing commits together with Redis, so `transact` is refused."""
+    """`transact` rejects a RedisStore, because nothing commits together with Redis."""
     async with redis.asyncio.Redis.from_url("redis://127.0.0.1:1") as client:
         inbox = AsyncStatusInbox(CONSUMER, store=RedisStore(client), missing_key="run")
         async with inbox.claim(None) as claim:

@@ -1,4 +1,4 @@
-"""What status-table mode cannot work with: one clear error each, before anything is written."""
+"""Invalid input to status-table mode raises one clear error, before anything is written."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ ODD = ["a\0b", "a\ud800b", "\0" * 3_000, "é🙂" * 3_000]
 
 @pytest.fixture
 def anywhere() -> Iterator[SqlStore]:
-    """A store that nobody asks."""
+    """A store that is never used."""
     engine = create_engine("sqlite://")
     yield SqlStore(engine)
     engine.dispose()
@@ -55,7 +55,7 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("option", "value"), BAD_OPTIONS, ids=lambda value: f"{value!r:.20}")
 def test_an_option_that_cannot_be_used_is_refused(anywhere: SqlStore, option: str, value: Any) -> None:
-    """The error names the option and the value."""
+    """An invalid option is rejected; the error names the option and the value."""
     with pytest.raises(InvalidOption, match=rf"^{option}=") as caught:
         StatusInbox(**{"consumer": "orders", "store": anywhere, option: value})
     assert repr(value) in str(caught.value)
@@ -64,14 +64,14 @@ def test_an_option_that_cannot_be_used_is_refused(anywhere: SqlStore, option: st
 @pytest.mark.parametrize("option", ["first", "factor", "longest"])
 @pytest.mark.parametrize("value", NO_TIMES[:-1], ids=repr)
 def test_a_backoff_that_cannot_be_used_is_refused(option: str, value: Any) -> None:
-    """The error names the part and the value."""
+    """An invalid backoff is rejected; the error names its part and the value."""
     with pytest.raises(InvalidOption, match=rf"^{option}=") as caught:
         Backoff(**{option: value})
     assert repr(value) in str(caught.value)
 
 
 def test_a_store_that_is_none_is_refused() -> None:
-    """Only a store is a store: not an engine, a client or an address."""
+    """Anything but a store is rejected: an engine, a client, a URL."""
     values: list[Any] = [create_mock_engine("sqlite://", print), None, "redis://localhost", SqlStore]
     for value in values:
         kind = type(value).__name__
@@ -84,21 +84,22 @@ def test_a_store_that_is_none_is_refused() -> None:
 
 
 def test_an_engine_with_one_connection_for_all_threads_is_refused() -> None:
-    """Heartbeats of another thread would commit rows that the application rolls back."""
+    """A StaticPool is rejected: the heartbeat thread would commit rows that the application rolls back."""
     for make in (create_engine, create_async_engine):
         with pytest.raises(InvalidOption, match="engine: expected a pool other than StaticPool"):
             SqlStore(make("postgresql+psycopg://", poolclass=StaticPool))
 
 
 def test_an_asynchronous_store_is_for_the_other_inbox() -> None:
-    """The error names the store and the inbox that it is for."""
+    """`StatusInbox` rejects an asynchronous store; the error names the store and the inbox to use."""
     for store in (SqlStore(create_async_engine("sqlite+aiosqlite://")), RedisStore(redis.asyncio.Redis())):
         with pytest.raises(InvalidOption, match=rf"^store={type(store).__name__}.*AsyncStatusInbox"):
             StatusInbox("orders", store=store)
 
 
 def test_a_client_that_decodes_is_refused() -> None:
-    """Records have bytes in them, which such a client could not read; nor is there a prefix of nothing."""
+    """A Redis client that decodes responses is rejected, because records contain bytes; so is an empty or
+    otherwise invalid prefix."""
     with redis.Redis(decode_responses=True) as client, pytest.raises(InvalidOption, match="decode_responses"):
         RedisStore(client)
     with redis.Redis() as client:
@@ -108,14 +109,14 @@ def test_a_client_that_decodes_is_refused() -> None:
 
 
 def test_an_unknown_dialect_is_refused() -> None:
-    """A database that nobody has proven is refused by name, at once."""
+    """An unknown dialect is rejected immediately; the error names it."""
     registry.register("other", "tests.exactly_once.test_bad_input", "OtherDialect")
     with pytest.raises(UnsupportedDatabase, match=r"dialect='other'"):
         SqlStore(create_engine("other://"))
 
 
 def test_missing_tables_name_the_command_that_makes_them(database: Database) -> None:
-    """An empty database is `TablesMissing`, with the table's name and the command."""
+    """An empty database raises `TablesMissing`, with the table's name and the command that creates it."""
     inbox = status_inbox(SqlStore(database.engine()))
     with pytest.raises(TablesMissing, match=r"inbox_consumer.*inbox-outbox migrate"):
         deliver(inbox, lambda _: pytest.fail("ran"))
@@ -133,7 +134,8 @@ BAD_MESSAGES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 
 
 def test_a_message_that_cannot_be_claimed(store: Store) -> None:
-    """The error names what is wrong with the message; nothing runs, and nothing is written."""
+    """An invalid message is rejected with an error that says what is wrong; nothing runs, and nothing is
+    written."""
     for name, (error, match, given) in BAD_MESSAGES.items():
         with case(name), pytest.raises(error, match=match), status_inbox(store).claim(**given):
             pytest.fail("ran")
@@ -156,7 +158,8 @@ BAD_STEPS: dict[str, tuple[str, Callable[[Claim], Any]]] = {
 @pytest.mark.quick("sqlite")
 @pytest.mark.parametrize(("match", "body"), BAD_STEPS.values(), ids=BAD_STEPS)
 def test_a_step_that_cannot_be(store: Store, match: str, body: Callable[[Claim], Any]) -> None:
-    """The error names what is wrong with the step, which is not called or recorded."""
+    """An invalid step is rejected with an error that says what is wrong; it is neither called nor
+    recorded."""
     with pytest.raises(InvalidOption, match=match):
         deliver(status_inbox(store), body)
     assert stored(store).steps is None
@@ -164,7 +167,7 @@ def test_a_step_that_cannot_be(store: Store, match: str, body: Callable[[Claim],
 
 @pytest.mark.parametrize("odd", ODD, ids=["NUL", "surrogate", "many NULs", "long"])
 def test_errors_payloads_and_results_may_be_any_text(store: Store, odd: str) -> None:
-    """Whatever text an error, a payload or a result has in it, the message's end is recorded."""
+    """An error, payload or result may contain any text: the end of the message is still recorded."""
     inbox = status_inbox(store, max_attempts=1, keep_payload=True)
     with pytest.raises(Failed), inbox.claim("a", odd):
         raise Failed(odd)
@@ -190,7 +193,7 @@ ADDRESSES = {
 
 @pytest.fixture(params=ADDRESSES)
 def nowhere(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """A store at an address where nothing answers."""
+    """A store at an address where no server answers."""
     address = ADDRESSES[request.param].format(secret=SECRET, port=free_port())
     if request.param == "redis":
         with redis.Redis.from_url(address) as client:
@@ -202,8 +205,8 @@ def nowhere(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 
 def test_a_store_that_does_not_answer_is_an_error(nowhere: Store) -> None:
-    """By default nothing runs without protection: StoreUnreachable, which is transient, names the store and
-    no password."""
+    """By default nothing runs if the store is unreachable: StoreUnreachable is transient, names the store and
+    shows no password."""
     inbox = status_inbox(nowhere)
     with pytest.raises(StoreUnreachable, match="did not answer") as caught:
         deliver(inbox, lambda _: pytest.fail("ran"))
@@ -213,7 +216,8 @@ def test_a_store_that_does_not_answer_is_an_error(nowhere: Store) -> None:
 
 
 def test_running_unprotected_has_to_be_asked_for(nowhere: Store) -> None:
-    """With `unreachable="run"` the message runs each time, and monitoring is told so."""
+    """With `unreachable="run"` the message runs without the store, and monitoring gets an UNPROTECTED
+    event."""
     events: list[EventKind] = []
     inbox = status_inbox(nowhere, unreachable="run", on_event=lambda event: events.append(event.kind))
     claim = deliver(inbox, lambda claim: claim.step("s", lambda: 7))

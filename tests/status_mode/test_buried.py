@@ -1,4 +1,4 @@
-"""A handler that outlives its lease, and whose message another claim has found dead or halted by then."""
+"""A handler outlives its lease, and another claim has made its message dead or halted."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ OPTIONS: dict[str, Any] = {"lease": 0.2, "max_attempts": 1}
 
 
 def is_found(store: Store, verdict: Verdict) -> None:
-    """Claim the message until it is found to be so."""
+    """Claim the message until it has this verdict."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         with inbox_of(store, **OPTIONS).claim(KEY) as claim:
@@ -27,8 +27,8 @@ def is_found(store: Store, verdict: Verdict) -> None:
 
 @pytest.mark.parametrize("status", [Status.DEAD, Status.HALTED])
 def test_its_end_is_refused(store: Store, status: Status) -> None:
-    """The handler fails in the very way that the other claim has recorded; it is told that the message is not
-    its own any more, and what was recorded stays."""
+    """The handler then fails in the same way that the other claim has recorded: it gets LeaseLost, and the
+    record stays as it is."""
     before = []
 
     def outlives(claim: Claim) -> None:

@@ -1,4 +1,4 @@
-"""What a claim of status-table mode says and writes, on every store."""
+"""The verdicts and records of claims in status-table mode, on every store."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ INTERRUPTIONS = (KeyboardInterrupt, GeneratorExit)
 
 
 def test_a_message_runs_once_and_its_result_is_replayed(store: Store) -> None:
-    """The first delivery is NEW and runs; every later one is a DUPLICATE that has its result."""
+    """The first delivery is NEW and runs; every later one is a DUPLICATE with the stored result."""
     inbox, runs = status_inbox(store), list[Claim]()
 
     def body(claim: Claim) -> Any:
@@ -39,13 +39,13 @@ def test_a_message_runs_once_and_its_result_is_replayed(store: Store) -> None:
 
 
 def test_a_message_without_a_result(store: Store) -> None:
-    """A handler need not have a result; then a duplicate has none either."""
+    """A result is optional: without one, duplicates have none either."""
     inbox = status_inbox(store)
     assert deliver(inbox).result is deliver(inbox).result is None
 
 
 def test_a_running_message_is_in_flight(store: Store) -> None:
-    """While the handler runs, a duplicate is told when to come again: not after the lease is over."""
+    """While the handler runs, a duplicate is IN_FLIGHT, with a delay that ends no later than the lease."""
     patient = status_inbox(store, lease=5, backoff=Backoff(first=100, longest=100))
     quick = status_inbox(store, backoff=Backoff(first=2, longest=2))
     with patient.claim("a") as claim:
@@ -59,7 +59,7 @@ def test_a_running_message_is_in_flight(store: Store) -> None:
 
 
 def test_a_failure_comes_through_and_the_next_delivery_runs(store: Store) -> None:
-    """What the handler raises comes through unchanged and is on record, and the message runs again."""
+    """The handler's exception comes through unchanged and is recorded; the message runs again."""
     inbox = status_inbox(store, backoff=Backoff(first=8, longest=8))
     error = Failed("out of stock")
     with pytest.raises(Failed) as caught, inbox.claim("a") as claim:
@@ -79,7 +79,8 @@ def test_a_failure_comes_through_and_the_next_delivery_runs(store: Store) -> Non
 
 
 def test_a_message_that_fails_too_often_is_dead(store: Store) -> None:
-    """After `max_attempts` failures the message is DEAD and not run again; the history has all of them."""
+    """After `max_attempts` failures the message is DEAD and does not run again; the history lists every
+    failure."""
     inbox, runs = status_inbox(store, max_attempts=3), list[int]()
 
     def body(claim: Claim) -> None:
@@ -95,7 +96,7 @@ def test_a_message_that_fails_too_often_is_dead(store: Store) -> None:
 
 
 def test_a_handler_can_give_up_at_once(store: Store) -> None:
-    """`GiveUp` makes a message dead at its first attempt, and comes through."""
+    """`GiveUp` makes a message dead at its first attempt, and reaches the caller."""
     inbox = status_inbox(store)
     with pytest.raises(GiveUp), inbox.claim("a") as claim:
         raise GiveUp("no such customer")
@@ -107,8 +108,8 @@ def test_a_handler_can_give_up_at_once(store: Store) -> None:
 @pytest.mark.quick("postgresql", "redis")
 @pytest.mark.parametrize("status", ["running", *Status], ids=str)
 def test_another_payload_is_never_run(store: Store, status: str) -> None:
-    """The same key with another payload is a MISMATCH, whatever became of the first; the order of a JSON
-    object's members does not matter."""
+    """The same key with another payload is a MISMATCH, whatever the status of the first message; the order of
+    a JSON object's members does not matter."""
     inbox, ran = status_inbox(store, max_attempts=1 if status == "dead" else 3), list[Claim]()
     ends: dict[str, Callable[[Claim], Any]] = {
         "failed": fail,
@@ -140,7 +141,7 @@ PAYLOADS: list[tuple[Any, bytes]] = [
 def test_a_payload_is_kept_only_of_dead_letters_and_if_allowed(
     store: Store, payload: Any, kept: bytes
 ) -> None:
-    """With `keep_payload` the record of a dead message has it; no other record does, and by default none."""
+    """Only with `keep_payload`, and only for a dead message, does the record contain the payload."""
     keeping = status_inbox(store, keep_payload=True, max_attempts=2)
     deliver(keeping, fail, payload)
     assert stored(store).payload is None
@@ -153,8 +154,8 @@ def test_a_payload_is_kept_only_of_dead_letters_and_if_allowed(
 
 @pytest.mark.parametrize("kind", INTERRUPTIONS)
 def test_an_interrupted_message_is_given_back(store: Store, kind: type[BaseException]) -> None:
-    """Ctrl-C and its like come through; the attempt does not count, and the next delivery runs at once with
-    the steps that were finished."""
+    """Ctrl-C and similar exceptions come through; the attempt does not count, and the next delivery runs
+    immediately and keeps the finished steps."""
     inbox, calls = status_inbox(store, max_attempts=1), []
 
     def body(claim: Claim) -> None:
@@ -172,8 +173,8 @@ def test_an_interrupted_message_is_given_back(store: Store, kind: type[BaseExcep
 
 
 def test_a_claim_that_was_lost_is_neither_completed_nor_failed(store: Store) -> None:
-    """Whoever comes out of the block after somebody else took the message over gets LeaseLost, and leaves the
-    other's record alone; `lost` says so beforehand."""
+    """A worker that leaves the block after another one took the message over gets LeaseLost and does not
+    change the other's record; before that, `lost` is true."""
     inbox, successors = status_inbox(store, lease=0.1), []
 
     def lose(claim: Claim, *, fails: bool) -> None:
@@ -191,15 +192,15 @@ def test_a_claim_that_was_lost_is_neither_completed_nor_failed(store: Store) -> 
 
 
 def test_without_a_key_a_message_is_refused(store: Store) -> None:
-    """By default a message without a key is an error, and nothing runs."""
+    """By default a message without a key is rejected, and nothing runs."""
     with pytest.raises(InvalidKey, match="key=None"), status_inbox(store).claim(None, message_id="m"):
         pytest.fail("ran")
     assert store.list(None, None, 1) == []
 
 
 def test_the_message_id_can_stand_in_for_the_key(store: Store) -> None:
-    """With `missing_key="message_id"` a message without a key is known by its message id; one that has
-    neither is an error; a key is preferred, and no key is mistaken for a message id."""
+    """With `missing_key="message_id"` a message without a key is identified by its message id; a message with
+    neither is rejected. A key takes precedence, and never equals a message id with the same text."""
     inbox, verdicts = status_inbox(store, missing_key="message_id"), []
     for key, message_id in [(None, "m"), (None, "m"), (None, "n"), ("m", "m"), ("m", "n")]:
         with inbox.claim(key, message_id=message_id) as claim:
@@ -211,7 +212,8 @@ def test_the_message_id_can_stand_in_for_the_key(store: Store) -> None:
 
 
 def test_a_message_without_a_key_can_run_unprotected(store: Store) -> None:
-    """With `missing_key="run"` such a message runs each time, with its steps; nothing is stored."""
+    """With `missing_key="run"` a message without a key runs at every delivery, with its steps; nothing is
+    stored."""
     events: list[EventKind] = []
     inbox = status_inbox(store, missing_key="run", on_event=lambda event: events.append(event.kind))
     for _ in range(2):
@@ -224,8 +226,8 @@ def test_a_message_without_a_key_can_run_unprotected(store: Store) -> None:
 
 
 def test_a_message_older_than_the_retention_is_too_old(store: Store) -> None:
-    """Nobody can know whether a message was taken before that is older than the records kept, so it does not
-    run; one whose record is still there is what that says, and a young one is new."""
+    """A message older than the retention does not run, because its record may have been purged; if the record
+    still exists, it decides. A recent message is NEW."""
     events: list[EventKind] = []
     inbox = status_inbox(store, retention=3_600, on_event=lambda event: events.append(event.kind))
     old = store.now() - timedelta(hours=2)
@@ -241,7 +243,7 @@ def test_a_message_older_than_the_retention_is_too_old(store: Store) -> None:
 
 
 def test_only_a_new_message_has_a_result_and_steps(store: Store) -> None:
-    """Setting the result of a duplicate, or running a step in it, is an error that says why."""
+    """Setting the result of a duplicate, or running a step in it, is an error that names the verdict."""
     inbox = status_inbox(store)
     deliver(inbox)
     claim = deliver(inbox)
@@ -256,7 +258,8 @@ def test_only_a_new_message_has_a_result_and_steps(store: Store) -> None:
     "result", [object(), {1, 2}, float("nan"), "x" * 1_000_000], ids=["object", "set", "nan", "long"]
 )
 def test_a_result_that_cannot_be_stored_is_an_error(store: Store, result: Any) -> None:
-    """A result that is no JSON or more than a million bytes is an error: the message fails."""
+    """A result that JSON cannot represent, or of more than a million bytes, is an error: the message
+    fails."""
     with pytest.raises(InvalidResult, match=r"^result"), status_inbox(store).claim("a") as claim:
         claim.result = result
     assert stored(store).status is Status.FAILED
@@ -264,8 +267,8 @@ def test_a_result_that_cannot_be_stored_is_an_error(store: Store, result: Any) -
 
 
 def test_the_decorator_does_the_same(store: Store) -> None:
-    """A decorated body runs once, what it returns is the result of every delivery, and what it raises comes
-    through; `outcome` puts that into the Outcome instead."""
+    """A decorated body runs once, its return value is the result of every delivery, and its exception comes
+    through; `outcome` returns the exception in the Outcome instead."""
     runs: list[int] = []
 
     @status_inbox(store, max_attempts=2).handler(key=lambda message: f"order-{message}", payload=str)
@@ -285,8 +288,8 @@ def test_the_decorator_does_the_same(store: Store) -> None:
 
 
 def test_monitoring_hears_of_everything_in_order(store: Store) -> None:
-    """Each thing that happens to a message is one event, in the order in which it happened, with the attempt
-    and the token; a hook that fails hurts nobody."""
+    """Each change of a message is one event, in order, with the attempt and the token; a failing hook does no
+    harm."""
     events: list[Event] = []
     hooks = [fail, events.append]
     inbox = status_inbox(store, max_attempts=2, on_event=hooks)

@@ -1,4 +1,4 @@
-"""Status-table mode when workers disagree about the time, and when the store goes away for a while."""
+"""Status-table mode when workers' clocks differ, and when the store is down for a while."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,8 +23,9 @@ TOLERANCE = timedelta(minutes=1)
 
 
 def test_workers_whose_clocks_are_wrong_agree(place: Place, store: Store) -> None:
-    """Two workers whose clocks are 20 minutes apart: what is held is in flight for both, what is over can be
-    taken by both, how old a message is does not depend on them, and every stored time is the store's."""
+    """Two workers whose clocks are 20 minutes apart agree: a held message is in flight for both, an expired
+    one can be taken by both, a message's age does not depend on their clocks, and every stored time is the
+    store's."""
     for minutes in MINUTES:
         store.claim(request(f"held for {minutes}"))
         store.claim(request(f"over for {minutes}", lease=0.0))
@@ -55,7 +56,7 @@ Crash = Callable[[Place, Callable[[], None], Path], None]
 
 
 def restart_between_steps(place: Place, restart: Callable[[], None], calls: Path) -> None:
-    """The store is back before the handler goes on, and within the lease: nothing is noticed but a broken
+    """The store is back before the handler goes on, and within the lease: the handler only sees a broken
     connection."""
     with workers((interrupted_order, place, calls, 60.0)) as (worker,):
         assert worker.hear() == "waiting"
@@ -65,7 +66,7 @@ def restart_between_steps(place: Place, restart: Callable[[], None], calls: Path
 
 
 def restart_during_a_step(place: Place, restart: Callable[[], None], calls: Path) -> None:
-    """The handler goes on while the store is away: it gets through, or an error that says so."""
+    """The handler goes on while the store is down: it succeeds, or gets a clear error."""
     with workers((interrupted_order, place, calls, 1.0)) as (worker,):
         assert worker.hear() == "waiting"
         restarting = Task(restart)
@@ -99,14 +100,15 @@ def check_survival(place: Place, restart: Callable[[], None], crash: Crash, call
 def test_a_crash_of_postgresql_repeats_nothing(
     private_postgres: EmbeddedPostgres, tmp_path: Path, crash: Crash
 ) -> None:
-    """PostgreSQL crashes and comes back while a message is handled: no step runs twice, and the outcome is a
-    clear one."""
+    """PostgreSQL crashes and restarts while a message is handled: no step runs twice, and the message ends as
+    consumed or halted."""
     place = Place("postgresql", private_postgres.url.render_as_string(hide_password=False))
     check_survival(place, private_postgres.restart, crash, tmp_path / "calls")
 
 
 @crashes
 def test_a_crash_of_redis_repeats_nothing(private_redis: LocalRedis, tmp_path: Path, crash: Crash) -> None:
-    """Redis is killed and comes back with all that it had answered while a message is handled: the same."""
+    """Redis is killed and restarts, without loss of data, while a message is handled: no step runs twice, and
+    the message ends as consumed or halted."""
     place = Place("redis", private_redis.url, new_prefix())
     check_survival(place, private_redis.restart, crash, tmp_path / "calls")

@@ -1,4 +1,4 @@
-"""Ends of claims that are easily got wrong: who may undo, what is over, what may be acknowledged."""
+"""Edge cases at the end of a claim: who may undo, when a message is over, and what may be acknowledged."""
 
 import asyncio
 import os
@@ -29,8 +29,9 @@ from tests.support.status_stores import (
 from tests.support.status_workers import wait_until
 
 
-def test_whoever_lost_the_message_undoes_nothing(store: Store) -> None:
-    """A handler that gives up after its lease was taken over leaves the successor's finished steps alone."""
+def test_a_handler_that_lost_the_message_undoes_nothing(store: Store) -> None:
+    """A handler that gives up after another worker took over its expired lease does not undo the successor's
+    finished steps."""
     calls = Calls()
     late = status_inbox(store, lease=1)
 
@@ -46,8 +47,8 @@ def test_whoever_lost_the_message_undoes_nothing(store: Store) -> None:
     assert stored(store).status is Status.CONSUMED
 
 
-def test_whoever_was_sent_away_undoes_nothing(store: Store) -> None:
-    """A handler that gives up after an operator has taken the message away."""
+def test_a_handler_whose_message_was_released_undoes_nothing(store: Store) -> None:
+    """A handler that gives up after an operator released its message undoes nothing."""
     calls = Calls()
 
     def body(claim: Claim) -> None:
@@ -62,7 +63,8 @@ def test_whoever_was_sent_away_undoes_nothing(store: Store) -> None:
 
 @pytest.mark.quick("postgresql", "redis")
 def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
-    """An undo may take longer than the lease: nobody else undoes meanwhile."""
+    """The lease is renewed during an undo that takes longer than the lease, so no other worker undoes at the
+    same time."""
     inbox = status_inbox(store, lease=2, heartbeat=True)
     seen = []
 
@@ -83,7 +85,7 @@ def test_the_lease_is_renewed_while_undoing(store: Store) -> None:
 @pytest.mark.quick("postgresql", "redis")
 @in_loop
 async def test_the_lease_is_renewed_while_a_task_undoes(place: Place) -> None:
-    """The same of an asynchronous handler; and if the message is taken away, its undo is cancelled."""
+    """Async: the lease is renewed during an undo; if the message is taken away, the undo is cancelled."""
     seen: list[Verdict | str] = []
 
     async def undo(key: str) -> None:
@@ -114,7 +116,7 @@ async def test_the_lease_is_renewed_while_a_task_undoes(place: Place) -> None:
 
 
 def test_a_message_that_is_half_undone_cannot_be_completed(store: Store) -> None:
-    """Once a step was undone there is no way forward, even if the handler comes to its end this time."""
+    """Once a step was undone, the message cannot complete, even if the handler returns normally this time."""
     inbox, calls = status_inbox(store), Calls()
     undo_a = undoing(calls, "a", failures=1)
 
@@ -134,7 +136,7 @@ def test_a_message_that_is_half_undone_cannot_be_completed(store: Store) -> None
 
 
 def test_a_message_with_something_left_to_undo_is_not_acknowledged(store: Store) -> None:
-    """A delivery that only undoes, and fails at it, has to come again."""
+    """A delivery that only undoes, and whose undo fails, is retried and not acknowledged."""
     inbox, calls = status_inbox(store, max_attempts=1), Calls()
     undo = undoing(calls, "lock", failures=2)
 
@@ -149,7 +151,8 @@ def test_a_message_with_something_left_to_undo_is_not_acknowledged(store: Store)
 
 
 def test_another_messages_lost_lease_is_an_error_like_any_other(store: Store) -> None:
-    """A handler that lets out the LeaseLost of another claim has failed: its own message can run again."""
+    """A handler that lets the LeaseLost of another claim through has failed: its own message can run
+    again."""
     kinds: list[EventKind] = []
     inbox = status_inbox(store, on_event=lambda event: kinds.append(event.kind))
     other = status_inbox(store)
@@ -162,7 +165,7 @@ def test_another_messages_lost_lease_is_an_error_like_any_other(store: Store) ->
 def test_an_end_that_got_no_answer_is_written_with_another_claim(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store does not answer when a handler ends: the end is written once it answers a claim of another
+    """If the store does not answer when a handler ends, the end is written with the next claim of another
     message."""
 
     def unreachable(*_: object) -> bool:
@@ -179,7 +182,7 @@ def test_an_end_that_got_no_answer_is_written_with_another_claim(
 
 
 def test_an_error_that_cannot_be_told(store: Store) -> None:
-    """An exception whose text cannot be had fails the message like any other."""
+    """An exception whose `str()` raises fails the message like any other."""
 
     class Untold(Exception):
         def __str__(self) -> str:
@@ -195,7 +198,8 @@ def test_an_error_that_cannot_be_told(store: Store) -> None:
 
 @pytest.mark.parametrize("payload", [b"x" * 1_000_001, {"n": float("nan")}], ids=["large", "not JSON"])
 def test_a_payload_that_cannot_be_kept_is_an_error(store: Store, payload: Any) -> None:
-    """Before the message is claimed: a dead letter that no store can write would never be one."""
+    """A payload that no store can keep is rejected before the claim: the message could never become a dead
+    letter."""
     with pytest.raises(InvalidOption, match=r"^payload"):
         deliver(status_inbox(store, keep_payload=True), payload=payload)
     assert store.find(CONSUMER, "a") is None
@@ -203,8 +207,8 @@ def test_a_payload_that_cannot_be_kept_is_an_error(store: Store, payload: Any) -
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_does_not_keep_its_parents_messages(place: Place) -> None:
-    """A message comes again after its lease when its worker has died, even if a child of the worker that was
-    forked meanwhile goes on with messages of its own."""
+    """If a worker dies, its message is redelivered after the lease, even if a forked child of the worker goes
+    on with messages of its own."""
     talk, listen = os.pipe()[::-1]
     worker = os.fork()
     if worker == 0:
@@ -221,7 +225,7 @@ def test_a_forked_process_does_not_keep_its_parents_messages(place: Place) -> No
 
 
 def test_bytes_as_old_clients_like_them(postgres: Database) -> None:
-    """A database whose bytea_output is "escape" gives the same records."""
+    """A database with bytea_output set to "escape" returns the same records."""
     engine = postgres.engine(connect_args={"options": "-c bytea_output=escape"})
     store, given = SqlStore(engine), bytes(range(256)) + b"\\x41"
     claimed = store.claim(request())
@@ -231,7 +235,7 @@ def test_bytes_as_old_clients_like_them(postgres: Database) -> None:
 
 
 def test_a_duplicate_does_not_wait_for_a_transaction(migrated: Database) -> None:
-    """While a step's transaction is open, another delivery is told IN_FLIGHT at once."""
+    """While a step's transaction is open, another delivery gets IN_FLIGHT immediately."""
     options = {"connect_args": {"options": "-c lock_timeout=5s"}} if migrated.name == "postgresql" else {}
     inbox = status_inbox(SqlStore(migrated.engine()))
     beside = status_inbox(SqlStore(migrated.engine(**options)))

@@ -1,4 +1,4 @@
-"""A process that is forked inside a handler: the message stays with the original one."""
+"""A process that is forked inside a handler: the message stays with the original process."""
 
 import os
 from collections.abc import Callable
@@ -16,12 +16,12 @@ AS_EXPECTED, OTHERWISE = 17, 18
 
 
 def leave(_: Claim) -> NoReturn:
-    """Unwind through the handler."""
+    """Leave the handler with SystemExit."""
     raise SystemExit
 
 
 def fail(_: Claim) -> NoReturn:
-    """The same, as a bug does."""
+    """Leave the handler with an error."""
     raise ZeroDivisionError
 
 
@@ -35,7 +35,7 @@ ENDS: dict[str, tuple[Callable[[Claim], object], type[BaseException]]] = {
 
 
 def handle(inbox: StatusInbox, act: Callable[[Claim], object]) -> None:
-    """A handler that forks; the new process acts, and the original one waits for its end and goes on."""
+    """A handler that forks; the child runs `act`, and the original process waits for its exit and goes on."""
     with inbox.claim("a") as claim:
         claim.step("one", lambda: 1)
         child = os.fork()
@@ -51,8 +51,8 @@ def handle(inbox: StatusInbox, act: Callable[[Claim], object]) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("end", ENDS)
 def test_only_the_original_process_has_the_message(store: Store, end: str) -> None:
-    """However the forked process leaves the handler, it writes nothing about the message and tells monitoring
-    nothing; the original one completes it."""
+    """However the child leaves the handler, it writes nothing about the message and sends no event; the
+    original process completes it."""
     act, expected = ENDS[end]
     events: list[EventKind] = []
 

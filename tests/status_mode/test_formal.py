@@ -1,4 +1,4 @@
-"""The protocol of status-table mode, explored to its last interleaving."""
+"""The protocol of status-table mode, explored exhaustively over all interleavings."""
 
 from collections import deque
 
@@ -13,7 +13,7 @@ SETTLED = {Status.CONSUMED, Status.DEAD, Status.HALTED}
 
 
 def violation(before: State, step: Step) -> str | None:
-    """Which promise this step breaks."""
+    """The promise that this step breaks, if any."""
     row, after = before.row, step.after
     held = [worker.token for worker in after.workers if worker.token]
     is_claim = after.claims != before.claims
@@ -33,7 +33,7 @@ def violation(before: State, step: Step) -> str | None:
 
 
 def explore(protocol: Protocol) -> tuple[str | None, int, list[str]]:
-    """The first promise that some shortest path breaks, the states that were seen, and that path."""
+    """The first broken promise on a shortest path, the number of states seen, and that path."""
     start = protocol.start(WORKERS)
     came_from: dict[State, tuple[State, str] | None] = {start: None}
     queue = deque([start])
@@ -50,7 +50,7 @@ def explore(protocol: Protocol) -> tuple[str | None, int, list[str]]:
 
 
 def path(came_from: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    """What has happened until this state."""
+    """The steps that led to this state."""
     names: list[str] = []
     while (link := came_from[state]) is not None:
         state, name = link
@@ -59,32 +59,32 @@ def path(came_from: dict[State, tuple[State, str] | None], state: State) -> list
 
 
 def test_no_interleaving_breaks_a_promise() -> None:
-    """Three workers claim, look and take over, renew, run steps, end, release, die and come back as
-    zombies, while leases end and the record is purged, in every order: at most one has the newest token, only
-    the newest token writes, what is settled stays so, and attempts are bounded."""
+    """Three workers claim, look and take over, renew, run steps, end, release, die and come back as zombies,
+    while leases expire and the record is purged, in every order: at most one holds the newest token, only the
+    newest token writes, settled messages stay settled, and attempts are bounded."""
     broken, states, steps = explore(Protocol())
     assert broken is None, steps
     assert states > 10_000
 
 
 def takes_live_leases(row: Row, clock: int) -> tuple[Judgement, int]:
-    """A judge who does not ask whether the lease is over."""
+    """A judge that does not check whether the lease has expired."""
     return judged(row._replace(live=False), clock)
 
 
 def revives(row: Row, clock: int) -> tuple[Judgement, int]:
-    """A judge who lets a dead message run."""
+    """A judge that lets a dead message run."""
     is_dead = row.status is Status.DEAD
     return judged(row._replace(status=Status.FAILED, started=1) if is_dead else row, clock)
 
 
 def repeats_tokens(row: Row, clock: int) -> tuple[Judgement, int]:
-    """A judge who leaves the token as it is."""
+    """A judge that reuses the token."""
     return judged(row, clock)[0], row.token
 
 
 def counts_nothing(row: Row, clock: int) -> tuple[Judgement, int]:
-    """A judge who never finds that the attempts are used up."""
+    """A judge that never finds the attempts used up."""
     judgement, token = judged(row._replace(started=1), clock)
     return (Judgement(Verdict.NEW), row.token + 1) if judgement.bury is Status.DEAD else (judgement, token)
 
@@ -105,6 +105,6 @@ WITHOUT = {
 
 @pytest.mark.parametrize(("protocol", "promise"), WITHOUT.values(), ids=WITHOUT)
 def test_every_rule_is_needed(protocol: Protocol, promise: str) -> None:
-    """Without any one of the rules the exploration finds a path that breaks a promise."""
+    """If any one rule is left out, the exploration finds a path that breaks the expected promise."""
     broken, _, steps = explore(protocol)
     assert broken == promise, steps

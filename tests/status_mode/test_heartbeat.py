@@ -1,4 +1,4 @@
-"""What keeps a message while its handler runs, and what each thing costs, on every store."""
+"""Heartbeats keep a message while its handler runs; the cost of each operation, on every store."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ Asked = Callable[[], int]
 
 @pytest.fixture
 def asked(place: Place, store: Store) -> Iterator[Asked]:
-    """The store's own count of what it is asked for; a connection is told how to behave beside that."""
+    """The store's own count of requests, without the settings sent to a new connection."""
     if isinstance(store, SqlStore):
         statements = []
         event.listen(store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
@@ -33,7 +33,7 @@ def asked(place: Place, store: Store) -> Iterator[Asked]:
 
 
 def cost(asked: Asked, act: Callable[[], object]) -> int:
-    """How often the store is asked by this."""
+    """The number of store requests that this call makes."""
     before = asked()
     act()
     return asked() - before
@@ -41,8 +41,8 @@ def cost(asked: Asked, act: Callable[[], object]) -> int:
 
 @pytest.mark.quick("postgresql", "redis")
 def test_a_handler_may_run_for_longer_than_its_lease(store: Store) -> None:
-    """While a handler runs three times as long as its lease, nobody else gets the message, however often they
-    ask for it; then it completes."""
+    """While a handler runs three times as long as its lease, no other worker gets the message, however often
+    it is claimed; then it completes."""
     inbox = status_inbox(store, lease=SHORT, heartbeat=True)
     until = []
 
@@ -61,12 +61,12 @@ def test_a_handler_may_run_for_longer_than_its_lease(store: Store) -> None:
 
 
 def test_without_heartbeats_a_long_handler_loses_its_message(store: Store) -> None:
-    """With `heartbeat=False` only the handler's own steps and heartbeats renew the lease."""
+    """With `heartbeat=False` only the handler's own steps and `heartbeat` calls renew the lease."""
     inbox = status_inbox(store, lease=SHORT)
     with inbox.claim("a") as claim:
         until = [stored(store).lease_until]
         for renew in (claim.heartbeat, lambda: claim.step("s", lambda: 1)):
-            time.sleep(0.01)  # a store's clock may have milliseconds
+            time.sleep(0.01)  # a store may count in milliseconds
             renew()
             until.append(stored(store).lease_until)
         assert until == sorted(set(until), key=str)
@@ -77,20 +77,20 @@ def test_without_heartbeats_a_long_handler_loses_its_message(store: Store) -> No
 
 
 def test_a_short_message_costs_no_heartbeat(store: Store, asked: Asked) -> None:
-    """A message that is shorter than a third of its lease costs as much with heartbeats as without."""
+    """A message that takes less than a third of its lease costs the same with heartbeats as without."""
     quiet, beating = status_inbox(store), status_inbox(store, heartbeat=True)
 
     def take(inbox: StatusInbox, key: str) -> None:
         with inbox.claim(key) as claim:
             assert claim.is_new
 
-    take(quiet, "first")  # which makes connections and loads scripts
+    take(quiet, "first")  # opens connections and loads scripts
     take(beating, "second")
     assert cost(asked, lambda: take(beating, "b")) == cost(asked, lambda: take(quiet, "a"))
 
 
 def test_a_duplicate_costs_one_question(store: Store, asked: Asked) -> None:
-    """A duplicate of a consumed message is one read, and changes nothing."""
+    """A duplicate of a consumed message costs one read and changes nothing."""
     inbox = status_inbox(store)
     deliver(inbox)
     before = stored(store)
@@ -99,12 +99,13 @@ def test_a_duplicate_costs_one_question(store: Store, asked: Asked) -> None:
 
 
 def test_a_step_costs_one_write(store: Store, asked: Asked) -> None:
-    """A step is one write, two if it may not be repeated, and none if an earlier attempt has finished it."""
+    """A step costs one write, two with `on_unknown="halt"`, and none if an earlier attempt has finished
+    it."""
     inbox = status_inbox(store)
 
     def body(claim: Claim) -> None:
         finished = claim.attempt > 1
-        claim.step("first", lambda: 1)  # which loads scripts
+        claim.step("first", lambda: 1)  # loads scripts
         assert cost(asked, lambda: claim.step("s", lambda: 1)) == (0 if finished else 1)
         assert cost(asked, lambda: claim.step("t", lambda: 1, on_unknown="halt")) == (0 if finished else 2)
         if not finished:

@@ -1,4 +1,4 @@
-"""Connections that hang in the network: others take their place, and no call waits for ever."""
+"""Connections that hang in the network: other connections replace them, and no call waits for ever."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,19 +28,20 @@ def direct(migrated: Database) -> SqlStore:
 
 @pytest.fixture
 def way(migrated: Database, direct: SqlStore) -> Iterator[tuple[TcpProxy, URL]]:
-    """The way to the database through a proxy."""
+    """A proxy to the database, and the URL through it."""
     with proxied(direct.engine.url) as way:
         yield way
 
 
 def check_renewed(store: SqlStore, keys: str) -> None:
-    """Their first leases are over, and nobody gets them."""
+    """These messages are still held, although their first leases are over."""
     for key in keys:
         assert store.claim(request(key)).verdict is Verdict.IN_FLIGHT
 
 
 def test_a_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> None:
-    """The next one takes another connection, and all messages are kept; the one that hangs is cut."""
+    """If a heartbeat hangs, the next one uses another connection and every message is kept; the hanging
+    connection is cut."""
     proxy, url = way
     engine = create_engine(url)
     inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=LEASE)
@@ -60,7 +61,7 @@ def test_a_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> 
 
 @in_loop
 async def test_an_asynchronous_heartbeat_that_hangs(direct: SqlStore, way: tuple[TcpProxy, URL]) -> None:
-    """The same in an event loop."""
+    """Async: if a heartbeat hangs, another connection is used and every message is kept."""
     proxy, url = way
     engine = create_async_engine(asynchronous(url))
     inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(engine), lease=LEASE)
@@ -78,8 +79,8 @@ async def test_an_asynchronous_heartbeat_that_hangs(direct: SqlStore, way: tuple
 def test_a_call_that_hangs(
     direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handler's own write whose connection hangs is sent once more on another one, and knows that it had
-    been accepted before."""
+    """A handler's own write whose connection hangs is sent again on another connection, and counts once even
+    if the first one had been accepted."""
     monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 1.0)
     proxy, url = way
     engine = create_engine(url)
@@ -95,7 +96,8 @@ def test_a_call_that_hangs(
 async def test_an_asynchronous_call_that_hangs(
     direct: SqlStore, way: tuple[TcpProxy, URL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same in an event loop, and the task is not cancelled by it."""
+    """Async: a write whose connection hangs is sent again on another one, and the task is not cancelled by
+    it."""
     monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 1.0)
     proxy, url = way
     engine = create_async_engine(asynchronous(url))

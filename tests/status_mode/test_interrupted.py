@@ -1,4 +1,5 @@
-"""Handlers that end by something that is no Exception: what was meant for them, and what was not."""
+"""Handlers that end with a BaseException such as SystemExit: an interruption of the program, or a failure of
+the handler."""
 
 import asyncio
 import os
@@ -17,31 +18,32 @@ from tests.support.status_stores import CONSUMER, Place, deliver, status_inbox, 
 
 
 def leave(*_: Any) -> NoReturn:
-    """What a library calls that was written for the command line, or a handler of a signal."""
+    """Raise SystemExit, as a library written for the command line does, or a signal handler."""
     raise SystemExit(3)
 
 
 def interrupt(_: Claim) -> NoReturn:
-    """Ctrl-C."""
+    """Raise what Ctrl-C raises."""
     raise KeyboardInterrupt
 
 
 @pytest.fixture
 def usr1() -> Iterator[signal.Signals]:
-    """A signal by which this program may be told to stop."""
+    """A signal that tells this program to stop."""
     former = signal.signal(signal.SIGUSR1, leave)
     yield signal.SIGUSR1
     signal.signal(signal.SIGUSR1, former)
 
 
 def counted(store: Store) -> tuple[Status, int, int]:
-    """What is on record of the message's attempts and interruptions."""
+    """The recorded status, attempts and interruptions of the message."""
     record = stored(store)
     return record.status, record.attempts_started, record.interruptions
 
 
 def test_a_handler_that_leaves_the_program_has_failed(store: Store) -> None:
-    """Its SystemExit comes through, counts as an attempt, and ends a message that leaves each time."""
+    """A handler's own SystemExit comes through and counts as an attempt; a message that raises it each time
+    ends dead."""
     inbox, runs = status_inbox(store, max_attempts=2), list[int]()
 
     def body(claim: Claim) -> None:
@@ -57,14 +59,14 @@ def test_a_handler_that_leaves_the_program_has_failed(store: Store) -> None:
 
 
 def test_a_program_that_is_told_to_stop_has_not_failed(store: Store, usr1: signal.Signals) -> None:
-    """A SystemExit that the program's own handler of a signal raises interrupts the message."""
+    """A SystemExit raised by the program's signal handler interrupts the message; no attempt is counted."""
     with pytest.raises(SystemExit):
         deliver(status_inbox(store), lambda _: os.kill(os.getpid(), usr1))
     assert counted(store) == (Status.FAILED, 0, 1)
 
 
 def test_a_listener_that_is_stopping_has_not_failed(store: Store) -> None:
-    """A SystemExit while the listener is stopping interrupts the message."""
+    """A SystemExit while the listener is stopping interrupts the message; the attempt is not counted."""
     inbox = status_inbox(store)
     listener = inbox.listener()
 
@@ -81,7 +83,8 @@ def test_a_listener_that_is_stopping_has_not_failed(store: Store) -> None:
 
 
 def test_interruptions_count_in_the_end(store: Store) -> None:
-    """A message that is interrupted again and again is dead after all; an operator's retry begins anew."""
+    """A message that is interrupted too many times is dead after all; an operator's retry resets the
+    counts."""
     inbox = status_inbox(store, max_attempts=1)
     for number in range(INTERRUPTIONS):
         with suppress(KeyboardInterrupt):
@@ -96,8 +99,8 @@ def test_interruptions_count_in_the_end(store: Store) -> None:
 
 @in_loop
 async def test_a_cancellation_that_nobody_sent_has_failed(place: Place) -> None:
-    """A handler that waits for something that somebody else has cancelled has failed: its own task was not
-    cancelled. Cancelled itself, it has not."""
+    """A handler that awaits something else that was cancelled has failed, because its own task was not
+    cancelled. A handler whose own task is cancelled has not."""
 
     async def wait_for_another() -> None:
         other = asyncio.get_running_loop().create_future()

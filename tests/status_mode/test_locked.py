@@ -1,4 +1,4 @@
-"""Rows that somebody has locked: no other message suffers from them, and nobody waits without a bound."""
+"""Rows locked by another transaction: no other message is affected, and every wait is bounded."""
 
 import asyncio
 import threading
@@ -26,27 +26,27 @@ KEYS = ("k1", "k2", "k3")
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """An engine on a database that can lock a row."""
+    """An engine for a database that can lock a row."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite locks the whole file: nobody else writes at all")
     return migrated.engine()
 
 
 def over(store: SqlStore) -> bool:
-    """Whether the first lease of the message whose row is locked is over."""
+    """Whether the first lease of the message with the locked row is over."""
     until = stored(store, "k1").lease_until
     return until is not None and store.now() > until
 
 
 def check_others(store: SqlStore) -> None:
-    """They are held, and nobody else gets them."""
+    """The other messages are still held."""
     for key in KEYS[1:]:
         assert store.claim(request(key)).verdict is Verdict.IN_FLIGHT
 
 
 def test_a_locked_row_stops_no_other_heartbeat(engine: Engine) -> None:
-    """While somebody has one message's row locked for longer than its lease, the leases of all other messages
-    of the process are renewed; the one message is lost."""
+    """While one message's row is locked for longer than its lease, the leases of all other messages of the
+    process are renewed; only the one message is lost."""
     store, lost, before = SqlStore(engine), list[str](), set(threading.enumerate())
 
     def hook(event: Event) -> None:
@@ -70,7 +70,7 @@ def test_a_locked_row_stops_no_other_heartbeat(engine: Engine) -> None:
 
 @in_loop
 async def test_a_locked_row_stops_no_other_task(migrated: Database, engine: Engine) -> None:
-    """The same of asynchronous handlers: the one whose claim is lost is cancelled."""
+    """Async: a locked row stops no other heartbeat, and the handler whose claim is lost is cancelled."""
     store = SqlStore(engine)
     asynchronous = create_async_engine(migrated.async_url)
     inbox = AsyncStatusInbox(CONSUMER, store=SqlStore(asynchronous), lease=LEASE)
@@ -87,7 +87,7 @@ async def test_a_locked_row_stops_no_other_task(migrated: Database, engine: Engi
 
 
 def test_a_row_that_is_locked_for_a_while(engine: Engine) -> None:
-    """A heartbeat that finds the row locked is tried again soon, so the message is kept."""
+    """A heartbeat that finds the row locked is retried soon, so the message is kept."""
     store = SqlStore(engine)
     inbox = StatusInbox(CONSUMER, store=store, lease=LEASE * 2)
     with inbox.claim("k1") as claim:
@@ -103,8 +103,8 @@ def test_a_row_that_is_locked_for_a_while(engine: Engine) -> None:
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CONSUMED])
 def test_a_claim_does_not_wait_for_a_locked_row(engine: Engine, status: Status) -> None:
-    """Whoever has the row locked may be at the message: it is in flight, with a delay, unless it is settled;
-    and nothing is changed."""
+    """A locked row may belong to a running handler: the message is IN_FLIGHT, with a delay, unless it is
+    already consumed; nothing is changed."""
     store = SqlStore(engine)
     before = end(store, store.claim(request("k1")), status)
     with locked(engine, "k1"), StatusInbox(CONSUMER, store=store, on_refusal="return").claim("k1") as claim:
@@ -116,7 +116,8 @@ def test_a_claim_does_not_wait_for_a_locked_row(engine: Engine, status: Status) 
 
 
 def test_a_claim_does_not_wait_for_a_row_that_is_not_committed(engine: Engine) -> None:
-    """A row that another transaction has added, and may yet roll back, is in flight."""
+    """A row that another transaction has inserted but not committed is IN_FLIGHT; if it is rolled back, the
+    message is NEW."""
     store = SqlStore(engine)
     store.claim(request("k1"))
     status = tables().status
@@ -130,8 +131,8 @@ def test_a_claim_does_not_wait_for_a_row_that_is_not_committed(engine: Engine) -
 
 
 def test_a_write_does_not_wait_for_a_locked_row(migrated: Database, engine: Engine) -> None:
-    """What a handler writes about its own message waits longer, and then says that the store is in the way;
-    the connection is as it was before."""
+    """A handler's write to its own locked message waits longer than a claim, and then raises
+    StoreUnreachable; the connection's settings are as before."""
     if migrated.name == "mysql":
         pytest.skip("as MariaDB")
     store = SqlStore(engine)
@@ -156,8 +157,7 @@ LOCK_TABLE = {
 
 
 def test_a_locked_table_is_not_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that somebody has locked is a store that does not answer; nobody is left waiting in the
-    server."""
+    """A locked table counts as a store that does not answer; no statement is left waiting in the server."""
     monkeypatch.setattr("inbox._status_mode.stores.sql.LONGEST_CALL", 0.5)
     store = SqlStore(engine)
     with engine.connect() as connection:

@@ -25,7 +25,7 @@ UNENCRYPTED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def direct(migrated: Database) -> Engine:
-    """A way to the database that does not break, and an account there."""
+    """An engine that bypasses the proxy, for a database with an account."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has no connection that could break")
     engine = migrated.engine()
@@ -35,7 +35,7 @@ def direct(migrated: Database) -> Engine:
 
 @pytest.fixture
 def proxy(direct: Engine) -> Iterator[TcpProxy]:
-    """What can lose a COMMIT."""
+    """A proxy that can lose a COMMIT."""
     with TcpProxy(str(direct.url.host), direct.url.port or 0) as proxy:
         yield proxy
 
@@ -53,8 +53,8 @@ def inbox(direct: Engine, proxy: TcpProxy) -> Iterator[StatusInbox]:
 def test_a_step_finds_out_what_became_of_its_commit(
     direct: Engine, proxy: TcpProxy, inbox: StatusInbox, *, arrived: bool
 ) -> None:
-    """If the COMMIT arrived, the step is finished as if nothing had been; if not, it raises CommitLost and
-    nothing was written. Either way the next deliveries leave its effect there once."""
+    """If the COMMIT arrived, the step ends normally; if not, it raises CommitLost and nothing was written.
+    After the next deliveries the step has taken effect once in both cases."""
 
     def body(claim: Claim) -> None:
         if not proxy.was_cut.is_set():

@@ -1,4 +1,4 @@
-"""Handlers that run for longer than they may: the message goes to somebody else, and stays with them."""
+"""`max_runtime`: a message whose handler runs too long goes to another worker, and stays there."""
 
 import asyncio
 import time
@@ -23,8 +23,8 @@ LONGEST = 1.0
 @pytest.mark.quick("postgresql", "redis")
 @pytest.mark.parametrize("heartbeat", [True, False], ids=["heartbeat", "no heartbeat"])
 def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool) -> None:
-    """Its claim is lost and monitoring is told why, its next step is not called, another worker takes the
-    message over once the lease is over, and its end is refused."""
+    """After `max_runtime` the claim is lost and an event says why, the next step is not called, another
+    worker takes the message over once the lease has expired, and the first handler's end is rejected."""
     lost: list[str | None] = []
 
     def hook(event: Event) -> None:
@@ -52,7 +52,8 @@ def test_a_handler_that_hangs_loses_its_message(store: Store, *, heartbeat: bool
 
 @in_loop
 async def test_an_asynchronous_handler_that_hangs_is_cancelled(place: Place) -> None:
-    """What comes out is LeaseLost; the lease is not renewed any more."""
+    """Async: after `max_runtime` the handler is cancelled and the block raises LeaseLost; the lease is no
+    longer renewed."""
     async with inbox_at(place, lease=60, max_runtime=LONGEST) as inbox:
         with pytest.raises(LeaseLost, match="max_runtime"):
             async with inbox.claim("a"):
@@ -64,7 +65,7 @@ async def test_an_asynchronous_handler_that_hangs_is_cancelled(place: Place) -> 
 
 
 def test_a_late_end_counts_if_nobody_has_taken_over(store: Store) -> None:
-    """A handler that comes to its end after all, and still has the message, has completed it."""
+    """A handler that ends late completes its message if no other worker has taken it over."""
     inbox = StatusInbox(CONSUMER, store=store, lease=60, max_runtime=LONGEST)
     with inbox.claim("a") as claim:
         claim.step("slow", lambda: time.sleep(LONGEST * 1.1))
@@ -73,7 +74,7 @@ def test_a_late_end_counts_if_nobody_has_taken_over(store: Store) -> None:
 
 
 def test_a_transaction_that_takes_too_long_writes_nothing(migrated: Database) -> None:
-    """A step in a transaction that ends too late is rolled back with what its body wrote."""
+    """A step in a transaction that ends after `max_runtime` is rolled back, with what its body wrote."""
     engine = migrated.engine()
     accounts.make(engine)
     inbox = StatusInbox(CONSUMER, store=SqlStore(engine), lease=60, max_runtime=LONGEST)

@@ -1,4 +1,4 @@
-"""The life of messages in status-table mode against a model, on every store."""
+"""The life of messages in status-table mode compared with a model, on every store."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,7 +27,7 @@ which = st.integers(0, 30)
 
 @dataclass
 class Expected:
-    """What has to be stored of one message."""
+    """The expected record of one message."""
 
     token: int
     digest: bytes | None
@@ -40,7 +40,7 @@ class Expected:
     undos: int = 0
 
     def verdict(self, digest: bytes | None) -> Verdict:
-        """What a claim with this payload has to be told."""
+        """The expected verdict of a claim with this payload."""
         if self.digest and digest and self.digest != digest:
             return Verdict.MISMATCH
         if self.status in FINAL:
@@ -54,7 +54,7 @@ class Expected:
 
 
 class Life(RuleBasedStateMachine):
-    """Claims, current ones and those of zombies, that do what they like in any order."""
+    """Claims, current ones and zombies, that act in any order."""
 
     store: ClassVar[Store]
 
@@ -66,7 +66,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(key=keys, digest=st.sampled_from(DIGESTS))
     def claim(self, key: str, digest: bytes | None) -> None:
-        """A message is delivered."""
+        """Deliver a message."""
         expected = self.expected.get(key)
         verdict = Verdict.NEW if expected is None else expected.verdict(digest)
         asked = request(key, consumer=self.consumer, digest=digest, max_attempts=MAX_ATTEMPTS)
@@ -91,38 +91,38 @@ class Life(RuleBasedStateMachine):
 
     @rule(number=which)
     def renew(self, number: int) -> None:
-        """A heartbeat."""
+        """Send a heartbeat."""
         if current := self._write(number, lease=60.0):
             current.is_over = False
 
     @rule(number=which)
     def let_the_lease_end(self, number: int) -> None:
-        """Time passes, as if the lease had been shorter."""
+        """End the lease, as if it had been shorter."""
         if current := self._write(number, lease=0.0):
             current.is_over = True
 
     @rule(number=which, pending=st.sampled_from(["", "charge"]), undos=st.integers(0, 1))
     def do_a_step(self, number: int, pending: str, undos: int) -> None:
-        """A step begins or ends, which renews the lease."""
+        """Begin or end a step, which renews the lease."""
         if current := self._write(number, lease=60.0, steps="{}", pending_step=pending, undos=undos):
             current.is_over, current.pending, current.undos = False, pending or None, undos
 
     @rule(number=which, status=st.sampled_from(list(ENDS)))
     def end(self, number: int, status: Status) -> None:
-        """The handler succeeds, or fails in one of three ways."""
+        """End the handler with success or with one of three failures."""
         if current := self._write(number, status=status, **ENDS[status]):
             current.status, current.finished = status, current.finished + 1
             current.pending = str(ENDS[status].get("pending_step", "")) or current.pending
 
     @rule(number=which)
     def release(self, number: int) -> None:
-        """The message is given back."""
+        """Give the message back."""
         if current := self._write(number, status=Status.FAILED, started=-1):
             current.status, current.started = Status.FAILED, current.started - 1
 
     @rule(number=which)
     def forget(self, number: int) -> None:
-        """The record is purged, or an operator discards it."""
+        """Delete the record, as a purge or an operator does."""
         if not self.claims:
             return
         claim = self.claims[number % len(self.claims)]
@@ -133,21 +133,21 @@ class Life(RuleBasedStateMachine):
             del self.expected[claim.key]
 
     def _write(self, number: int, **fields: object) -> Expected | None:
-        """One of the claims writes; what is expected of its message if that has to be accepted."""
+        """Write as one of the claims; returns the expected record if the write has to be accepted."""
         if not self.claims:
             return None
         claim = self.claims[number % len(self.claims)]
         expected = self.expected.get(claim.key)
         is_newest = expected is not None and expected.token == claim.token
         if is_newest and expected is not None and fields.get("status") is expected.status:
-            return None  # the answer to the same write again, which says yes and changes nothing
+            return None  # the same write again is accepted and changes nothing
         accepted = is_newest and expected is not None and expected.status is Status.CONSUMING
         assert self.store.write(claim, change(**fields)) is accepted
         return expected if accepted else None
 
     @invariant()
     def everything_is_as_expected(self) -> None:
-        """Each record is what the model says."""
+        """Each record matches the model."""
         found = {record.key: record for record in self.store.list(self.consumer, None, 10)}
         assert found.keys() == self.expected.keys()
         for key, record in found.items():
@@ -165,11 +165,12 @@ class Life(RuleBasedStateMachine):
 
 
 def test_any_life_of_messages_is_as_expected(store: Store) -> None:
-    """Any sequence of deliveries, heartbeats, steps, ends, releases, leases that end and purges, by current
-    claims and by zombies: every verdict, every refused write and every record is what the model expects."""
+    """For any sequence of deliveries, heartbeats, steps, ends, releases, expired leases and purges, by
+    current claims and by zombies: every verdict, every rejected write and every record is what the model
+    expects."""
 
     class LifeHere(Life):
-        """On this store."""
+        """The state machine on this store."""
 
     LifeHere.store = store
     run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""How PostgreSQL finds a record."""
+"""PostgreSQL's plan for finding a record."""
 
 import re
 
@@ -21,7 +21,8 @@ VALUES = {
 
 
 def test_a_key_is_found_by_the_primary_key_even_in_a_new_table(postgres: Database) -> None:
-    """A plan that is kept from when the table was empty reads one row, however many there are later."""
+    """A generic plan that was made while the table was empty uses the primary key, so it still reads one row
+    when the table has grown."""
     engine = postgres.engine()
     statement = str(add_or_look(SqlStore(engine).tables).compile(engine))
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))

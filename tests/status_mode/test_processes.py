@@ -35,15 +35,15 @@ SHORT = 0.4
 
 
 def is_free(store: Store, key: str) -> bool:
-    """Whether a message that was being handled is held by nobody any more."""
+    """Whether the lease of a message that was being handled has expired."""
     until = stored(store, key).lease_until
     return until is not None and until <= store.now()
 
 
 @pytest.mark.quick("postgresql", "redis")
 def test_one_of_32_processes_wins_each_key(place: Place, store: Store) -> None:
-    """32 processes claim each key at the same instant, new ones, ones to be taken over from a dead worker and
-    failed ones: exactly one handles it, all others learn that it is in flight, and none is lost."""
+    """32 processes claim each key at the same time, whether it is new, failed or held by a dead worker:
+    exactly one handles it, all others get IN_FLIGHT, and none is lost."""
     new = [f"new {number}" for number in range(KEYS)]
     expired = [f"expired {number}" for number in range(KEYS)]
     failed = [f"failed {number}" for number in range(KEYS)]
@@ -63,8 +63,8 @@ def test_one_of_32_processes_wins_each_key(place: Place, store: Store) -> None:
 
 
 def test_a_frozen_worker_can_write_nothing_any_more(place: Place, store: Store) -> None:
-    """A worker stands still past its lease, another one takes the message over, and the first goes on: its
-    heartbeat, step, complete, fail and release raise LeaseLost and leave the successor's record alone."""
+    """A worker is frozen past its lease, another one takes the message over, and the first one resumes: its
+    heartbeat, step, complete, fail and release raise LeaseLost and do not change the successor's record."""
     works = [(sleeper, place, SHORT, act) for act in ZOMBIE_ACTS]
     with workers(*works) as zombies:
         tokens = {act: zombie.hear() for act, zombie in zip(ZOMBIE_ACTS, zombies, strict=True)}
@@ -85,8 +85,8 @@ def test_a_frozen_worker_can_write_nothing_any_more(place: Place, store: Store) 
 
 
 def test_a_heartbeat_finds_out_that_the_message_is_lost(place: Place, store: Store) -> None:
-    """A worker whose heartbeats were renewing its lease stands still, and learns from the next one that the
-    message is somebody else's."""
+    """A worker with heartbeats is frozen past its lease and another one takes the message over: the next
+    heartbeat shows that the claim is lost."""
     with workers((renewer, place, 2.0)) as (zombie,):
         zombie.hear()
         first = stored(store).lease_until
@@ -102,8 +102,8 @@ def test_a_heartbeat_finds_out_that_the_message_is_lost(place: Place, store: Sto
 
 
 def test_a_token_is_refused_when_the_record_was_forgotten(place: Place, store: Store) -> None:
-    """The record is purged while a worker stands still, and the message is claimed anew: the zombie's writes
-    are refused, and the new record is untouched."""
+    """The record is purged while a worker is frozen, and the message is claimed again: the zombie's writes
+    are rejected, and the new record is unchanged."""
     works = [(sleeper, place, SHORT, act) for act in ZOMBIE_ACTS]
     with workers(*works) as zombies:
         for zombie in zombies:
@@ -122,9 +122,9 @@ def test_a_token_is_refused_when_the_record_was_forgotten(place: Place, store: S
 
 
 def test_finished_steps_are_not_called_again(place: Place, store: Store, tmp_path: Path) -> None:
-    """A worker is killed before, inside or after each step of an order, and the message is delivered again:
-    a finished step was called once, a step that may be repeated and was cut off twice, and one that may not
-    is never repeated: the message is halted."""
+    """A worker is killed before, inside or after each step of an order, and the message is redelivered: a
+    finished step is not called again; an interrupted step is called a second time if it may be repeated, and
+    otherwise the message is halted."""
     calls = tmp_path / "calls"
     works = [(order, place, calls, point, point, SHORT) for point in POINTS]
     with workers(*works) as killed:
@@ -147,8 +147,8 @@ def test_finished_steps_are_not_called_again(place: Place, store: Store, tmp_pat
 
 
 def test_a_message_that_kills_its_workers_ends_dead(place: Place, store: Store) -> None:
-    """Attempts that never end count: after `max_attempts` workers were killed the message is dead, and the
-    history says so of each."""
+    """Attempts that never end count: after `max_attempts` killed workers the message is dead, and the history
+    lists each attempt."""
     for attempt in (1, 2, 3):
         with workers((poison, place, SHORT, 3)) as (worker,):
             assert worker.exit_code() == -signal.SIGKILL
@@ -164,8 +164,8 @@ def test_a_message_that_kills_its_workers_ends_dead(place: Place, store: Store) 
 def test_a_worker_that_dies_while_it_undoes_is_followed_by_one_that_goes_on(
     place: Place, store: Store, tmp_path: Path
 ) -> None:
-    """What was undone is not undone again; the undo that was cut off is made once more, then the rest, and
-    nothing goes forward any more."""
+    """A worker dies while it undoes steps. The next one does not repeat finished undos; it runs the
+    interrupted undo again, then the rest, and runs no step."""
     calls = tmp_path / "calls"
     with workers((compensate, place, calls, "charge", SHORT)) as (worker,):
         assert worker.exit_code() == -signal.SIGKILL
@@ -178,7 +178,7 @@ def test_a_worker_that_dies_while_it_undoes_is_followed_by_one_that_goes_on(
 
 
 def test_ctrl_c_gives_the_message_back(place: Place, store: Store) -> None:
-    """A worker that is interrupted gives its message back: the next delivery runs at once, as the first
+    """A worker interrupted by Ctrl-C gives its message back: the next delivery runs immediately, as the first
     attempt."""
     with workers((wait_for_ever, place)) as (worker,):
         assert worker.hear() == "begun"

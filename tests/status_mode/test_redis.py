@@ -1,4 +1,4 @@
-"""What is Redis' alone about the store: scripts, clusters, and keys that anybody may have chosen."""
+"""What only the Redis store has: scripts, clusters, and keys with any characters."""
 
 import signal
 import time
@@ -20,7 +20,7 @@ SLOTS = 16_384
 
 @pytest.fixture
 def cluster_client(tmp_path: Any) -> Iterator["redis.RedisCluster"]:
-    """A client of a cluster of one node, which refuses what touches two slots as any cluster does."""
+    """A client of a one-node cluster, which rejects commands that touch two slots as any cluster does."""
     port = free_port()
     command = [_present("redis", program()), "--port", str(port), "--dir", str(tmp_path)]
     node: Any = redis.Redis(port=port)
@@ -40,13 +40,13 @@ def cluster_client(tmp_path: Any) -> Iterator["redis.RedisCluster"]:
 
 @pytest.fixture
 def client(private_redis: LocalRedis) -> Iterator["redis.Redis"]:
-    """A client of a Redis of the test's own."""
+    """A client of the test's private Redis."""
     with redis.Redis.from_url(private_redis.url) as client:
         yield client
 
 
 def test_a_cluster_keeps_records_on_all_its_slots(cluster_client: "redis.RedisCluster") -> None:
-    """Claims, steps and lists work through a cluster's client, whatever slots the keys fall on."""
+    """Claims, steps and lists work through a cluster client, whichever slots the keys fall on."""
     store = RedisStore(cluster_client)
     inbox = StatusInbox("orders", store=store)
     keys = [f"order-{number}" for number in range(20)]
@@ -64,7 +64,7 @@ def test_a_cluster_keeps_records_on_all_its_slots(cluster_client: "redis.RedisCl
 
 
 def test_scripts_that_redis_has_forgotten(client: "redis.Redis") -> None:
-    """They are sent again, in the middle of a claim as well, and for a heartbeat."""
+    """Scripts that Redis no longer has are sent again, even in the middle of a claim and for a heartbeat."""
     store = RedisStore(client)
     inbox = StatusInbox("orders", store=store)
     with inbox.claim("a") as claim, inbox.claim("b") as other:
@@ -82,17 +82,17 @@ def test_scripts_that_redis_has_forgotten(client: "redis.Redis") -> None:
 
 
 def test_a_late_end_is_kept_for_the_whole_retention(client: "redis.Redis") -> None:
-    """The end of a message counts, and not its lease, which may be over by then."""
+    """The retention counts from the end of the message, even if its lease is over by then."""
     inbox = StatusInbox("orders", store=RedisStore(client), lease=0.1, retention=60, heartbeat=False)
     with inbox.claim("a"):
-        client.pexpire("inbox:6:orders:a", 5_000)  # as if the handler had taken long
+        client.pexpire("inbox:6:orders:a", 5_000)  # as if the handler had taken a long time
         time.sleep(0.2)
     assert client.pttl("inbox:6:orders:a") > 55_000
 
 
 @pytest.mark.parametrize("consumer", ["*", "a?", "[ab]", "a\\", "a:b", "ü", "12:a"])
 def test_names_are_no_patterns(client: "redis.Redis", consumer: str) -> None:
-    """A consumer's list has its own messages, whatever its name would mean as a pattern."""
+    """`list` returns only the consumer's own messages, even if its name contains wildcards."""
     store = RedisStore(client, prefix="in[box]*")
     for name in (consumer, "a", "ab", "b"):
         with StatusInbox(name, store=store).claim(f"key of {name}"):
@@ -104,7 +104,7 @@ def test_names_are_no_patterns(client: "redis.Redis", consumer: str) -> None:
 
 
 def test_bad_clients(client: "redis.Redis") -> None:
-    """One clear error, before anything is sent."""
+    """An invalid client or prefix raises one clear error, before anything is sent."""
     decoding = redis.Redis(decode_responses=True)
     patient = redis.Redis(socket_timeout=None)
     refused = ("redis://", "client=str"), (decoding, "decode_responses"), (patient, "socket_timeout=None")
@@ -116,7 +116,7 @@ def test_bad_clients(client: "redis.Redis") -> None:
 
 
 def test_a_redis_that_is_gone() -> None:
-    """`StoreUnreachable`, after some tries, without the password."""
+    """An unreachable Redis raises `StoreUnreachable`, without the password."""
     store = RedisStore(redis.Redis(port=free_port(), password="s3cret"))  # noqa: S106 - the test's own
     with pytest.raises(StoreUnreachable) as caught, StatusInbox("orders", store=store).claim("a"):
         raise AssertionError("it ran")

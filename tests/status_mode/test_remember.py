@@ -1,4 +1,5 @@
-"""Messages that a process remembers: their duplicates are answered without the store, and nothing else is."""
+"""`remember=`: duplicates of remembered messages are answered without the store, and no other messages
+are."""
 
 import os
 import pickle
@@ -16,7 +17,7 @@ from tests.support.status_stores import CONSUMER, Place, deliver, fail, status_i
 
 
 class Asked:
-    """How often a store has been asked to claim."""
+    """The number of claims that a store was asked for."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
@@ -30,12 +31,13 @@ class Asked:
 
 @pytest.fixture
 def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """The store's count."""
+    """The number of claims that the store was asked for."""
     return Asked(store, monkeypatch)
 
 
 def test_a_duplicate_is_answered_without_the_store(store: Store, asked: Asked) -> None:
-    """With the result of the first run, another object for each, or as a mismatch; monitoring is told."""
+    """A remembered message is answered without the store, with a copy of the first run's result or as a
+    mismatch; monitoring gets the event."""
     events: list[EventKind] = []
     inbox = status_inbox(
         store, remember=10, on_refusal="return", on_event=lambda event: events.append(event.kind)
@@ -53,7 +55,7 @@ def test_a_duplicate_is_answered_without_the_store(store: Store, asked: Asked) -
 
 
 def test_what_another_process_has_done_is_remembered(store: Store, asked: Asked) -> None:
-    """After its first duplicate here."""
+    """A message that another process consumed is remembered here after its first duplicate."""
     deliver(status_inbox(store), lambda _: 7, payload="x")
     inbox = status_inbox(store, remember=10, on_refusal="return")
     assert [deliver(inbox, payload="x").result for _ in range(3)] == [7] * 3
@@ -62,8 +64,8 @@ def test_what_another_process_has_done_is_remembered(store: Store, asked: Asked)
 
 
 def test_only_what_is_done_is_remembered(store: Store, asked: Asked) -> None:
-    """A message that failed, is in flight, or was lost by this process runs again; one that an operator has
-    discarded is a duplicate."""
+    """Messages that failed, are in flight, or were lost by this process are not remembered and run again; one
+    that an operator discarded is a duplicate."""
     inbox = status_inbox(store, remember=10, on_refusal="return", lease=0.5)
     deliver(inbox, fail)
     assert deliver(inbox, fail).attempt == 2
@@ -86,7 +88,7 @@ def test_only_what_is_done_is_remembered(store: Store, asked: Asked) -> None:
 
 @in_loop
 async def test_asynchronous_inboxes_remember(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the others do."""
+    """`AsyncStatusInbox` remembers too."""
     async with inbox_at(place, remember=10) as inbox:
         async with inbox.claim("a", {"n": 1}) as claim:
             claim.result = "done"
@@ -109,7 +111,7 @@ KNOWN = Known(None, None)
 
 
 def test_the_memory_has_a_limit() -> None:
-    """What was asked for longest ago goes first."""
+    """When the memory is full, the least recently used key is forgotten first."""
     memory = Memory(2)
     memory.remember("a", KNOWN, 60)
     memory.remember("b", KNOWN, 60)
@@ -120,7 +122,7 @@ def test_the_memory_has_a_limit() -> None:
 
 
 def test_the_memory_forgets_with_time() -> None:
-    """After the retention the store alone knows."""
+    """After the retention a key is forgotten, and only the store can answer."""
     memory = Memory(2)
     memory.remember("a", KNOWN, 0.05)
     memory.remember("b", KNOWN, -1)
@@ -130,7 +132,7 @@ def test_the_memory_forgets_with_time() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_the_memory_is_this_process_alone() -> None:
-    """Neither a fork nor whoever unpickles it has it."""
+    """The memory is not inherited by a fork and not part of a pickle."""
     memory = Memory(2)
     memory.remember("a", KNOWN, 60)
     assert pickle.loads(pickle.dumps(memory)).recall("a") is None  # noqa: S301 - its own

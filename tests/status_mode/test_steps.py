@@ -1,4 +1,4 @@
-"""Steps of a message in status-table mode, and what undoes them, on every store."""
+"""Steps of a message in status-table mode, and their undos, on every store."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ Calls = list[str]
 
 
 def called(calls: Calls, name: str, result: Any = None) -> Callable[[], Any]:
-    """A step's body, which notes that it was called."""
+    """A step's body that records its call."""
 
     def body() -> Any:
         calls.append(name)
@@ -27,7 +27,7 @@ def called(calls: Calls, name: str, result: Any = None) -> Callable[[], Any]:
 
 
 def undoing(calls: Calls, name: str, failures: int = 0) -> Callable[[Any], None]:
-    """What undoes a step, and fails so many times before."""
+    """An undo that fails `failures` times before it succeeds."""
     left = [failures]
 
     def undo(result: Any) -> None:
@@ -40,7 +40,7 @@ def undoing(calls: Calls, name: str, failures: int = 0) -> Callable[[Any], None]
 
 
 def test_a_finished_step_is_not_called_again(store: Store) -> None:
-    """After a failure each finished step returns what it had returned, uncalled; the one that failed runs
+    """After a failure, finished steps return their stored results without a call; the step that failed runs
     again with the same idempotency key."""
     inbox, calls, keys = status_inbox(store), Calls(), []
 
@@ -57,7 +57,8 @@ def test_a_finished_step_is_not_called_again(store: Store) -> None:
 
 
 def test_every_attempt_gets_what_json_makes_of_a_result(store: Store) -> None:
-    """A step's result is the same at the first attempt as at every other: tuples are lists, keys text."""
+    """Every attempt, including the first, gets a step's result as JSON returns it: tuples are lists, keys are
+    text."""
     inbox, seen = status_inbox(store), []
 
     def body(claim: Claim) -> None:
@@ -80,8 +81,8 @@ def test_step_keys_differ_by_step_message_and_consumer(store: Store) -> None:
 
 
 def test_a_step_that_may_not_be_repeated_halts_the_message(store: Store) -> None:
-    """If a step with `on_unknown="halt"` raises, nobody knows whether it happened: the message is HALTED, and
-    nothing of it is run or undone until somebody says."""
+    """If a step with `on_unknown="halt"` raises, its outcome is unknown: the message is HALTED, and nothing
+    of it is run or undone until an operator decides."""
     events: list[tuple[EventKind, str | None]] = []
     inbox = status_inbox(
         store, max_attempts=1, on_event=lambda event: events.append((event.kind, event.step))
@@ -102,7 +103,7 @@ def test_a_step_that_may_not_be_repeated_halts_the_message(store: Store) -> None
 
 
 def test_an_interrupted_step_that_may_not_be_repeated_halts_too(store: Store) -> None:
-    """Ctrl-C in the middle of such a step does not give the message back."""
+    """Ctrl-C inside a step with `on_unknown="halt"` halts the message instead of giving it back."""
     inbox = status_inbox(store)
 
     def interrupted() -> None:
@@ -121,9 +122,9 @@ def test_an_interrupted_step_that_may_not_be_repeated_halts_too(store: Store) ->
 def test_a_record_of_a_step_that_got_no_answer(
     store: Store, monkeypatch: pytest.MonkeyPatch, *, arrived: bool, state: str, on_unknown: OnUnknown
 ) -> None:
-    """If the store goes away while a step's begin or end is recorded, and comes back before the handler has
-    failed, what the worker knows is on record in the end: the step is called once, in the next attempt if it
-    had not been, and the message is not halted."""
+    """If the store fails while the beginning or end of a step is recorded, and is back before the handler has
+    failed, the record ends up with what the worker knows: the step is called once, in the next attempt if it
+    was not called before, and the message is not halted."""
     inbox, calls, write = status_inbox(store), Calls(), store.write
 
     def write_without_answer(to: Held, what: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
@@ -146,7 +147,8 @@ def test_a_record_of_a_step_that_got_no_answer(
 
 
 def test_a_step_can_say_that_nothing_happened(store: Store) -> None:
-    """A step with `on_unknown="halt"` that raises StepNotDone may run again; one that is finished may not."""
+    """A step with `on_unknown="halt"` that raises StepNotDone can run again; a finished step does not run
+    again."""
     inbox, calls = status_inbox(store), Calls()
 
     def refused() -> None:
@@ -167,8 +169,8 @@ def test_a_step_can_say_that_nothing_happened(store: Store) -> None:
 
 
 def test_steps_are_undone_in_reverse_order_when_the_handler_gives_up(store: Store) -> None:
-    """At the last failure what the finished steps have to undo is undone with their results, the last one
-    first; each is recorded, and the message is dead. Before that nothing is undone."""
+    """At the last failure the finished steps are undone in reverse order, each with its result; each undo is
+    recorded, and the message is dead. Nothing is undone before that."""
     inbox, calls = status_inbox(store, max_attempts=2), Calls()
 
     def body(claim: Claim) -> None:
@@ -189,7 +191,7 @@ def test_steps_are_undone_in_reverse_order_when_the_handler_gives_up(store: Stor
 
 
 def test_give_up_undoes_at_once(store: Store) -> None:
-    """A handler that raises GiveUp has its finished steps undone at that very attempt."""
+    """If a handler raises GiveUp, its finished steps are undone in the same attempt."""
     inbox, calls = status_inbox(store), Calls()
 
     def body(claim: Claim) -> None:
@@ -205,7 +207,7 @@ def test_give_up_undoes_at_once(store: Store) -> None:
 @pytest.mark.parametrize("swallows", [False, True], ids=["", "swallowing errors"])
 def test_an_undo_that_fails_is_tried_again(store: Store, *, swallows: bool) -> None:
     """The next delivery only undoes: finished steps return their results, unfinished ones are not called even
-    if the handler swallows every error, what was undone is not undone again; then the message is dead."""
+    if the handler swallows every error, and finished undos are not repeated; then the message is dead."""
     inbox, calls = status_inbox(store, max_attempts=1), Calls()
     undo_b = undoing(calls, "b", failures=1)
 
@@ -228,7 +230,8 @@ def test_an_undo_that_fails_is_tried_again(store: Store, *, swallows: bool) -> N
 
 
 def test_an_undo_that_never_succeeds_ends_dead(store: Store) -> None:
-    """After a bounded number of further attempts the message is dead, and its error says what is left."""
+    """After a limited number of further attempts the message is dead, and its error names the step that was
+    not undone."""
     inbox, calls = status_inbox(store, max_attempts=1), Calls()
 
     def body(claim: Claim) -> None:
@@ -244,7 +247,8 @@ def test_an_undo_that_never_succeeds_ends_dead(store: Store) -> None:
 
 
 def test_a_name_is_for_one_step(store: Store) -> None:
-    """A second step of the same name in an attempt is refused by name, and not called."""
+    """A second step with the same name in one attempt is rejected without being called; the error names
+    it."""
 
     def body(claim: Claim) -> None:
         claim.step("lock", lambda: 1)
@@ -258,7 +262,8 @@ def test_a_name_is_for_one_step(store: Store) -> None:
     "result", [object(), float("inf"), "x" * 1_000_000], ids=["object", "infinite", "long"]
 )
 def test_a_step_result_that_cannot_be_stored_is_an_error(store: Store, result: Any) -> None:
-    """The error names the step; the step is not recorded, so that another attempt runs it again."""
+    """A result that cannot be stored is an error that names the step; the step is not recorded, so another
+    attempt runs it again."""
 
     def body(claim: Claim) -> None:
         claim.step("small", lambda: 1)
@@ -272,7 +277,7 @@ def test_a_step_result_that_cannot_be_stored_is_an_error(store: Store, result: A
 
 
 def test_the_results_of_all_steps_have_a_limit(store: Store) -> None:
-    """Results that are small enough each but too large together are refused at the step that is too much."""
+    """The total size of all steps' results is limited: the step that exceeds it is rejected."""
 
     def body(claim: Claim) -> None:
         for name in ("first", "second", "third"):
@@ -284,7 +289,7 @@ def test_the_results_of_all_steps_have_a_limit(store: Store) -> None:
 
 
 def test_many_steps_of_any_name(store: Store) -> None:
-    """Names may be any text; the steps of a message stay in the order in which they began."""
+    """Step names may be any text; a message's steps keep the order in which they began."""
     names = [f"{number} é🙂 \"'\\ %s" for number in range(40)] + ["x" * 255]
     inbox, calls = status_inbox(store), Calls()
 

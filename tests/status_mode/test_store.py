@@ -1,4 +1,5 @@
-"""What every store of status-table mode promises of claims, keys and clocks, run on each of them."""
+"""The promises of every store of status-table mode about claims, keys and clocks: one suite, run on each
+store."""
 
 import json
 import sys
@@ -31,7 +32,7 @@ TOLERANCE = timedelta(seconds=30)
 
 
 def test_a_new_message_is_ours(store: Store) -> None:
-    """The first claim of a key is NEW; the record says who has it, since when and for how long."""
+    """The first claim of a key is NEW; the record says who holds it, since when and for how long."""
     asked = request(owner="host:1", digest=DIGESTS[0], payload=PAYLOAD)
     answer = store.claim(asked)
     record = answer.record
@@ -49,7 +50,7 @@ def test_a_new_message_is_ours(store: Store) -> None:
 
 
 def test_a_message_that_is_held_is_in_flight(store: Store) -> None:
-    """While the lease lasts another claim learns how long that is, and changes nothing."""
+    """During the lease another claim gets IN_FLIGHT with the time left, and changes nothing."""
     store.claim(request())
     before = stored(store)
     second = store.claim(request())
@@ -59,8 +60,8 @@ def test_a_message_that_is_held_is_in_flight(store: Store) -> None:
 
 
 def test_a_lease_that_is_over_can_be_taken(store: Store) -> None:
-    """After the lease the next claim is NEW with a larger token, the attempt that never ended is counted and
-    stands in the history, and everything that it has stored is still there."""
+    """After the lease the next claim is NEW with a larger token; the attempt that never ended is counted and
+    listed in the history, and everything that it stored is kept."""
     first = store.claim(request(lease=0.0, owner="first", digest=DIGESTS[0]))
     assert store.write(held(first), change(steps='{"s":1}', undos=1))
     before = stored(store)
@@ -79,7 +80,8 @@ def test_a_lease_that_is_over_can_be_taken(store: Store) -> None:
 
 
 def test_a_failed_message_can_be_taken_at_once(store: Store) -> None:
-    """A failed attempt holds nobody up; the next one does not show its error as its own."""
+    """A failed message can be claimed again immediately; the new attempt's record does not show the old
+    error."""
     first = store.claim(request())
     history = '[{"attempt":1}]'
     assert store.write(held(first), change(status=Status.FAILED, finished=1, error="no", history=history))
@@ -99,7 +101,7 @@ def test_a_failed_message_can_be_taken_at_once(store: Store) -> None:
     ],
 )
 def test_what_is_settled_stays_so(store: Store, status: Status, verdict: Verdict) -> None:
-    """A consumed, dead or halted message is never run again, and being asked changes nothing."""
+    """A consumed, dead or halted message never runs again, and claiming it changes nothing."""
     before = end(store, store.claim(request()), status)
     answer = store.claim(request(lease=0.0, max_attempts=100))
     assert answer.verdict is verdict
@@ -108,7 +110,7 @@ def test_what_is_settled_stays_so(store: Store, status: Status, verdict: Verdict
 
 @pytest.mark.parametrize("status", [Status.CONSUMING, *ENDS], ids=str)
 def test_another_payload_is_a_mismatch(store: Store, status: Status) -> None:
-    """Whatever became of the message: the same key with another digest is MISMATCH, and changes nothing."""
+    """The same key with another digest is MISMATCH, whatever the message's status, and changes nothing."""
     first = store.claim(request(lease=0.0, digest=DIGESTS[0]))
     before = stored(store) if status is Status.CONSUMING else end(store, first, status)
     answer = store.claim(request(digest=DIGESTS[1]))
@@ -118,7 +120,7 @@ def test_another_payload_is_a_mismatch(store: Store, status: Status) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(DIGESTS[0], None), (None, DIGESTS[0])])
 def test_no_payload_matches_any(store: Store, first: bytes | None, second: bytes | None) -> None:
-    """A claim without a digest is compared with nothing, and the digest that is known is kept."""
+    """A claim without a digest matches any payload, and the stored digest is kept."""
     store.claim(request(lease=0.0, digest=first))
     answer = store.claim(request(lease=0.0, digest=second))
     assert (answer.verdict, answer.record.digest) == (Verdict.NEW, DIGESTS[0])
@@ -126,7 +128,8 @@ def test_no_payload_matches_any(store: Store, first: bytes | None, second: bytes
 
 
 def test_attempts_that_never_ended_are_used_up_too(store: Store) -> None:
-    """A message whose attempts all died is dead at the next claim; payload, error and history are kept."""
+    """Attempts that never ended count: once they are used up, the next claim finds the message DEAD; payload,
+    error and history are kept."""
     for number in (1, 2, 3):
         last = store.claim(request(lease=0.0))
         assert last.record.attempts_started == number
@@ -143,7 +146,7 @@ def test_attempts_that_never_ended_are_used_up_too(store: Store) -> None:
 
 
 def test_a_failed_message_is_dead_when_fewer_attempts_are_allowed(store: Store) -> None:
-    """Somebody who allows fewer attempts than were made finds the message dead of its last error."""
+    """A claim that allows fewer attempts than were made finds the message DEAD, with its last error."""
     store.claim(request(lease=0.0))
     end(store, store.claim(request()), Status.FAILED)
     answer = store.claim(request(max_attempts=2))
@@ -151,7 +154,7 @@ def test_a_failed_message_is_dead_when_fewer_attempts_are_allowed(store: Store) 
 
 
 def test_there_are_more_attempts_while_something_is_to_be_undone(store: Store) -> None:
-    """With finished steps to undo a few attempts more are let through, and then no other."""
+    """While finished steps are left to undo, a limited number of further attempts is allowed."""
     for _ in range(3 + UNDO_ATTEMPTS):
         claimed = store.claim(request(lease=0.0))
         assert claimed.verdict is Verdict.NEW
@@ -160,7 +163,8 @@ def test_there_are_more_attempts_while_something_is_to_be_undone(store: Store) -
 
 
 def test_a_pending_step_halts_the_message(store: Store) -> None:
-    """A step that may not be repeated and has no end: in flight while the lease lasts, then halted."""
+    """A message with a step that must not be repeated and has no recorded end is IN_FLIGHT during the lease,
+    and HALTED after it."""
     claimed = store.claim(request())
     assert store.write(held(claimed), change(pending_step="charge"))
     assert store.claim(request()).verdict is Verdict.IN_FLIGHT
@@ -186,8 +190,8 @@ def test_a_pending_step_halts_the_message(store: Store) -> None:
 def test_what_is_written_between_look_and_claim_counts(
     store: Store, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], verdict: Verdict, attempts: int
 ) -> None:
-    """A worker looks at a message whose lease is over, its holder goes on before the worker can do what it
-    has concluded: the worker looks again."""
+    """If the holder of an expired lease writes between another worker's look and its claim, that worker looks
+    again."""
     first = store.claim(request(lease=0.0, max_attempts=1))
     holder = [change(**fields)]
 
@@ -203,7 +207,7 @@ def test_what_is_written_between_look_and_claim_counts(
 
 
 def test_a_claim_whose_answer_was_lost_is_recognised(store: Store) -> None:
-    """The same claim made again is still ours: not in flight, and no second attempt."""
+    """The same claim sent again is still NEW: not IN_FLIGHT, and no second attempt."""
     asked = request()
     first = store.claim(asked)
     again = store.claim(asked)
@@ -214,8 +218,8 @@ def test_a_claim_whose_answer_was_lost_is_recognised(store: Store) -> None:
 
 
 def test_tokens_grow_and_never_repeat(store: Store) -> None:
-    """Each claim of a key has a larger token than all before it, also when the record was deleted in between;
-    the token of a deleted claim is refused by its successor."""
+    """Each claim of a key has a larger token than all earlier ones, even if the record was deleted in
+    between; a deleted claim's token is rejected."""
     tokens = []
     for turn in range(12):
         claimed = store.claim(request(lease=0.0, max_attempts=100))
@@ -259,7 +263,7 @@ def test_keys_compare_byte_for_byte(store: Store) -> None:
 
 
 def test_consumers_do_not_see_each_other(store: Store) -> None:
-    """Two consumers take the same message, also where consumer and key together read the same."""
+    """Two consumers can take the same message, even if consumer and key together read the same."""
     pairs = [("a", "b:c"), ("a:b", "c"), ("A", "b:c"), ("1:a", "b"), ("1", "a:b"), ("a*", "c"), ("é", "c")]
     for consumer, key in pairs:
         assert store.claim(request(key, consumer=consumer)).verdict is Verdict.NEW
@@ -270,7 +274,7 @@ def test_consumers_do_not_see_each_other(store: Store) -> None:
 
 
 def test_a_million_bytes_come_back_as_they_were(store: Store) -> None:
-    """Results, steps and payloads of a million bytes, and text of any language, are stored whole."""
+    """Results, steps and payloads of a million bytes, and text in any language, are stored completely."""
     long = json.dumps("é🙂" * 166_000, ensure_ascii=False)
     claimed = store.claim(request())
     payload = bytes(range(256)) * 4_000
@@ -281,7 +285,7 @@ def test_a_million_bytes_come_back_as_they_were(store: Store) -> None:
 
 
 def test_a_list_has_those_first_that_changed_longest_ago(store: Store) -> None:
-    """Records by consumer and status, in the order of their last change, at most as many as asked for."""
+    """`list` returns records by consumer and status, the longest unchanged first, up to the limit."""
     claimed = {key: store.claim(request(key)) for key in "abcd"}
     store.claim(request("e", consumer="billing"))
     for key in "cab":
@@ -299,7 +303,7 @@ def test_a_list_has_those_first_that_changed_longest_ago(store: Store) -> None:
 
 
 def test_the_clock_goes_on(store: Store) -> None:
-    """The store's clock has a time zone, UTC, and does not stand still."""
+    """The store's clock is in UTC and does not stand still."""
     first = store.now()
     assert first.tzinfo is UTC
     assert store.now() >= first

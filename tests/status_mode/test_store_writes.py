@@ -1,4 +1,4 @@
-"""What every store of status-table mode promises of writes: one suite, run on each of them."""
+"""The promises of every store of status-table mode about writes: one suite, run on each store."""
 
 from dataclasses import asdict
 from datetime import timedelta
@@ -28,7 +28,7 @@ every_end = pytest.mark.parametrize("status", ENDS, ids=str)
 
 @every_end
 def test_a_last_write_whose_answer_was_lost_is_recognised(store: Store, status: Status) -> None:
-    """A message that was ended and is ended in the same way again says yes, and counts it once."""
+    """Ending a message again in the same way is accepted and counted once; another end is rejected."""
     claimed = store.claim(request())
     before = end(store, claimed, status)
     assert end(store, claimed, status) == before
@@ -56,7 +56,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def test_a_write_changes_what_it_names(store: Store) -> None:
-    """Each field of a change reaches its own field of the record, and no other field changes."""
+    """Each field of a change sets its own field of the record, and no other field changes."""
     for key, (fields, expected) in FIELDS.items():
         claimed = store.claim(request(key, digest=DIGESTS[0]))
         before = asdict(stored(store, key))
@@ -65,7 +65,7 @@ def test_a_write_changes_what_it_names(store: Store) -> None:
 
 
 def test_what_is_not_named_is_kept(store: Store) -> None:
-    """Fields that were written before outlive a change that does not name them."""
+    """A change keeps the fields that it does not name."""
     claimed = store.claim(request())
     fields = {
         "payload": PAYLOAD,
@@ -81,7 +81,7 @@ def test_what_is_not_named_is_kept(store: Store) -> None:
 
 
 def test_a_pending_step_is_taken_back_by_the_empty_text(store: Store) -> None:
-    """`pending_step=""` is none; and then the message can be taken over again."""
+    """`pending_step=""` clears the pending step; then the message can be taken over again."""
     claimed = store.claim(request(lease=0.0))
     assert store.write(held(claimed), change(pending_step="charge"))
     assert store.write(held(claimed), change(pending_step=""))
@@ -89,8 +89,9 @@ def test_a_pending_step_is_taken_back_by_the_empty_text(store: Store) -> None:
     assert store.claim(request()).verdict is Verdict.NEW
 
 
-def test_a_lease_begins_anew_by_the_stores_clock(store: Store) -> None:
-    """A lease is counted from the moment of the write, whatever was left of it before."""
+def test_a_lease_is_counted_from_the_write_by_the_stores_clock(store: Store) -> None:
+    """A new lease counts from the moment of the write, by the store's clock, whatever was left of the old
+    one."""
     claimed = store.claim(request())
     changed = stored(store).updated_at
     for seconds in (3_600.0, 0.0, 600.5):
@@ -104,7 +105,7 @@ def test_a_lease_begins_anew_by_the_stores_clock(store: Store) -> None:
 
 @every_end
 def test_an_end_ends_the_lease(store: Store, status: Status) -> None:
-    """A message that has ended is held by nobody, and says when it ended."""
+    """A message that has ended has no lease, and its record says when it ended."""
     claimed = store.claim(request())
     before = store.now()
     record = end(store, claimed, status)
@@ -113,8 +114,8 @@ def test_an_end_ends_the_lease(store: Store, status: Status) -> None:
 
 
 def test_only_the_newest_token_writes(store: Store) -> None:
-    """Every kind of write of a claim that was taken over is refused and leaves no trace; so is a token that
-    nobody was ever given, and one of another message."""
+    """After a takeover every kind of write with the old token is rejected and changes nothing; so is a write
+    with a token that was never issued, or with another message's token."""
     first = store.claim(request(lease=0.0))
     second = store.claim(request())
     other = store.claim(request("b"))
@@ -132,7 +133,7 @@ def test_only_the_newest_token_writes(store: Store) -> None:
 
 
 def test_a_write_says_which_statuses_it_is_for(store: Store) -> None:
-    """A write is refused when the record has another status than those it names: `consuming` by default."""
+    """A write is rejected unless the record's status is one of those it names: `consuming` by default."""
     claimed = store.claim(request())
     failed = end(store, claimed, Status.FAILED)
     assert not store.write(held(claimed), change(lease=LEASE))
@@ -143,7 +144,7 @@ def test_a_write_says_which_statuses_it_is_for(store: Store) -> None:
 
 
 def test_nothing_is_written_where_nothing_is(store: Store) -> None:
-    """A write or a deletion of a message that is not there is refused, and does not make one."""
+    """A write or deletion for a missing record is rejected and creates none."""
     nothing = Held(CONSUMER, "a", 1)
     assert not store.write(nothing, change(lease=LEASE))
     assert not store.write(nothing, change(status=Status.CONSUMED, finished=1))
@@ -153,8 +154,8 @@ def test_nothing_is_written_where_nothing_is(store: Store) -> None:
 
 
 def test_a_deletion_is_fenced_like_a_write(store: Store) -> None:
-    """Only the record's own token deletes it, and only in the statuses that are named; then the message is
-    as new as one that never was."""
+    """Only the record's own token deletes it, and only in the statuses named; then the message is as new as
+    any other."""
     claimed = store.claim(request())
     dead = end(store, claimed, Status.DEAD)
     assert not store.delete(held(claimed), [Status.CONSUMED, Status.CONSUMING])

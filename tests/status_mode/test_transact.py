@@ -33,7 +33,7 @@ sources = pytest.mark.parametrize("source", ["own", "engine", "session"])
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
-    """An engine on a database with an account at zero."""
+    """An engine for a database with an account at zero."""
     engine = migrated.engine()
     accounts.make(engine)
     return engine
@@ -41,7 +41,7 @@ def engine(migrated: Database) -> Engine:
 
 @pytest.fixture
 def inbox(engine: Engine) -> StatusInbox:
-    """An inbox in the same database."""
+    """An inbox whose store is in the same database."""
     return status_inbox(SqlStore(engine), max_attempts=3)
 
 
@@ -53,8 +53,8 @@ def book(handle: Any) -> list[int]:
 
 @sources
 def test_a_step_and_its_writes_are_exactly_once(engine: Engine, inbox: StatusInbox, source: str) -> None:
-    """The step's rows are there once, however often the message is delivered, and its result is replayed: on
-    the store's own engine, on another one, and in a Session."""
+    """The step's rows are written once, however often the message is delivered, and its result is replayed:
+    on the store's own engine, on another one, and in a Session."""
     given: dict[str, Any] = {"own": None, "engine": engine, "session": sessionmaker(engine)}
     results = []
 
@@ -69,7 +69,8 @@ def test_a_step_and_its_writes_are_exactly_once(engine: Engine, inbox: StatusInb
 
 
 def test_a_step_that_raises_leaves_nothing(engine: Engine, inbox: StatusInbox) -> None:
-    """What the body wrote is rolled back with the record of the step, and the next attempt runs it again."""
+    """If the body raises, its writes and the step's record are rolled back, and the next attempt runs the
+    step again."""
 
     def body(claim: Claim) -> None:
         claim.transact("book", lambda handle: book(handle) if claim.attempt > 1 else fail(book(handle)))
@@ -89,8 +90,8 @@ def _swallow(handle: Any) -> None:
 
 
 def test_a_swallowed_error_never_passes_for_a_write(engine: Engine, inbox: StatusInbox) -> None:
-    """If the body swallows a database error, either its writes are there and the step is recorded, or it is
-    an error and neither is."""
+    """If the body swallows a database error, either its writes are kept and the step is recorded, or the step
+    raises and neither is kept."""
     aborts = engine.dialect.name == "postgresql"
     if aborts:
         with pytest.raises(TransactionAborted, match=r"^step='book'"):
@@ -112,7 +113,7 @@ ENDINGS: dict[str, Callable[[Any], object]] = {
 def test_a_body_that_ends_the_transaction_is_an_error(
     inbox: StatusInbox, end: Callable[[Any], object]
 ) -> None:
-    """A body that commits or rolls back by itself is told so, and the step is not recorded."""
+    """A body that commits or rolls back itself raises TransactionEnded, and the step is not recorded."""
 
     def body(connection: Any) -> None:
         accounts.add(connection)
@@ -125,7 +126,7 @@ def test_a_body_that_ends_the_transaction_is_an_error(
 
 
 def test_a_result_that_cannot_be_stored_rolls_back(engine: Engine, inbox: StatusInbox) -> None:
-    """A result that is not JSON is an error that names the step, and the writes are not kept."""
+    """A result that JSON cannot represent is an error that names the step, and the writes are rolled back."""
 
     def body(connection: Any) -> object:
         accounts.add(connection)
@@ -137,7 +138,8 @@ def test_a_result_that_cannot_be_stored_rolls_back(engine: Engine, inbox: Status
 
 
 def test_a_lost_claim_writes_nothing(engine: Engine, inbox: StatusInbox) -> None:
-    """Whoever has lost the message is told before the body runs, even if it has not noticed yet."""
+    """If the message is lost, `transact` raises LeaseLost and commits nothing, even if the claim has not
+    noticed yet."""
     quick = status_inbox(inbox.store, lease=0.1)
 
     def body(claim: Claim) -> None:
@@ -151,8 +153,8 @@ def test_a_lost_claim_writes_nothing(engine: Engine, inbox: StatusInbox) -> None
 
 
 def test_nobody_takes_the_message_over_during_the_transaction(engine: Engine, inbox: StatusInbox) -> None:
-    """A transaction that is longer than the lease keeps the message: whoever claims it meanwhile waits or is
-    told to come later, and afterwards the lease has begun anew."""
+    """A transaction that runs longer than the lease keeps the message: a claim during it waits, gets
+    IN_FLIGHT or fails, and the lease is renewed at the end."""
     quick = status_inbox(inbox.store, lease=1.0)
     verdicts = []
 
@@ -184,8 +186,8 @@ def test_nobody_takes_the_message_over_during_the_transaction(engine: Engine, in
 
 @sources
 def test_an_engine_that_commits_by_itself_is_refused(migrated: Database, source: str) -> None:
-    """In AUTOCOMMIT mode nothing commits together with the step, so its body is not called: not on the
-    store's own engine, not on another one, and not in a Session."""
+    """In AUTOCOMMIT mode nothing commits together with the step, so `transact` rejects it and does not call
+    the body: on the store's own engine, on another one, and in a Session."""
     engine = migrated.engine(isolation_level="AUTOCOMMIT")
     store = SqlStore(engine if source == "own" else migrated.engine())
     given: dict[str, Any] = {"own": None, "engine": engine, "session": sessionmaker(engine)}
@@ -198,6 +200,6 @@ def test_an_engine_that_commits_by_itself_is_refused(migrated: Database, source:
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
 def test_only_a_database_can_commit_with_the_step(store: Store) -> None:
-    """A store that is no SQL database refuses, and says what to use instead."""
+    """A store that is not an SQL database rejects `transact`, and the error says what to use instead."""
     with pytest.raises(InvalidOption, match=r"transact: RedisStore.*use step"):
         deliver(status_inbox(store), lambda claim: claim.transact("book", fail))

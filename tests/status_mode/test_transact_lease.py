@@ -1,4 +1,4 @@
-"""A transaction that is longer than its message's lease, beside other messages of the same inbox."""
+"""A transaction that runs longer than its message's lease, next to other messages of the same inbox."""
 
 import time
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.mysql
 
 
 def test_other_messages_keep_their_leases(migrated: Database) -> None:
-    """While a transaction keeps the record of its message locked, heartbeats go on renewing the leases of
-    all other messages, and its own `heartbeat` does not wait for itself."""
+    """While a transaction locks its message's record, heartbeats still renew the leases of all other
+    messages, and its own `heartbeat` does not block on its own row."""
     if migrated.name == "sqlite":
         pytest.skip("SQLite has one writer: while a transaction writes nothing else does")
     engine = migrated.engine()
@@ -35,7 +35,7 @@ def test_other_messages_keep_their_leases(migrated: Database) -> None:
 
 
 def test_no_step_inside_a_transaction(migrated: Database) -> None:
-    """It could not be recorded, so it is an error, and is not called."""
+    """A step inside a transaction is rejected without being called, because it could not be recorded."""
     inbox = StatusInbox("orders", store=SqlStore(migrated.engine()))
     with inbox.claim("a") as claim:
         with pytest.raises(InvalidOption, match="step='inner': step 'outer' is still running"):

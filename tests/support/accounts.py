@@ -1,4 +1,5 @@
-"""Business rows for the tests: accounts that a handler adds to, which is not idempotent."""
+"""Business rows for the tests: accounts that a handler adds to. Adding is not idempotent, so a duplicate
+shows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,35 +23,35 @@ class Account(Base):
 
 
 def make(engine: Engine, names: Sequence[str] = ("cash",)) -> None:
-    """Create the table with these accounts, all at zero."""
+    """Create the table with these accounts, all with a total of zero."""
     Base.metadata.create_all(engine)
     with engine.begin() as connection:
         connection.execute(insert(Account), [{"name": name, "total": 0} for name in names])
 
 
 def add(handle: Connection | Session, name: str = "cash", amount: int = 1) -> None:
-    """Add to an account, in the transaction of the caller."""
+    """Add to an account, in the caller's transaction."""
     handle.execute(_added(name, amount))
 
 
 async def add_async(handle: AsyncConnection | AsyncSession, name: str = "cash", amount: int = 1) -> None:
-    """The same on an asynchronous connection or session."""
+    """`add` on an asynchronous connection or session."""
     await handle.execute(_added(name, amount))
 
 
 def open_account(handle: Connection | Session, name: str = "cash") -> None:
-    """Insert an account; one that is there already is an IntegrityError."""
+    """Insert an account; IntegrityError if it exists."""
     handle.execute(insert(Account), [{"name": name, "total": 0}])
 
 
 def totals(engine: Engine) -> Mapping[str, int]:
-    """What has been committed, by account."""
+    """The committed total of each account."""
     with engine.connect() as connection:
         return {row.name: row.total for row in connection.execute(select(Account.name, Account.total))}
 
 
 def total(engine: Engine, name: str = "cash") -> int:
-    """What has been committed on one account."""
+    """The committed total of one account."""
     return totals(engine)[name]
 
 

@@ -1,4 +1,4 @@
-"""An application with an Alembic history of its own, whose commands are run as programs."""
+"""An application with its own Alembic history, whose commands are run as programs."""
 
 import subprocess
 from pathlib import Path
@@ -72,7 +72,7 @@ def downgrade():
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `alembic` in the repository to its end, in a process of its own."""
+    """Run `alembic` in the repository to its end, in its own process."""
     command = ["alembic", *arguments]
     return subprocess.CompletedProcess(command, *run_forked(main, command))
 
@@ -91,7 +91,7 @@ class Project:
         self._last: str | None = None
 
     def alembic(self, *arguments: str) -> str:
-        """Run a command that must succeed; what it prints."""
+        """Run a command that must succeed, and return what it prints."""
         options = ["-c", str(self._folder / "alembic.ini"), "-x", f"url={self._url}"]
         done = run(*options, *arguments)
         assert done.returncode == 0, done.stderr[-2_000:]
@@ -104,7 +104,7 @@ class Project:
         return (self._history / "versions" / f"{name}_{name}.py").read_text()
 
     def write(self, name: str, upgrade: str, downgrade: str) -> None:
-        """A revision as a person writes it."""
+        """Write a revision by hand."""
         text = REVISION.format(name=name, after=self._last, upgrade=upgrade, downgrade=downgrade)
         (self._history / "versions" / f"{name}.py").write_text(text)
         self._last = name

@@ -1,4 +1,4 @@
-"""What a publisher says about a batch, as a list."""
+"""A publisher's outcomes for a batch, as a list."""
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
@@ -8,12 +8,12 @@ from outbox import Envelope, Outcome
 
 
 def published(publisher: Any, batch: Sequence[Envelope]) -> list[Outcome]:
-    """Send a batch: outcome i belongs to message i, in whatever order they come."""
+    """Send a batch and return the outcomes in the order of the messages, whatever order they arrive in."""
     return _in_order(publisher.send(batch))
 
 
 async def published_awaited(publisher: Any, batch: Sequence[Envelope]) -> list[Outcome]:
-    """The same of an asynchronous publisher."""
+    """`published` for an asynchronous publisher."""
     answers = publisher.send(batch)
     return _in_order([each async for each in answers] if hasattr(answers, "__aiter__") else await answers)
 

@@ -1,5 +1,5 @@
-"""What the processes of the tests of bucket counts do. The broker is a file, which tells in which order the
-copies came from all relays."""
+"""The processes of the tests that change the number of buckets. The broker is a file, which records the order
+in which the copies arrived from all relays."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One copy of a message that has arrived."""
+    """One copy of a message, as it arrived at the broker."""
 
     relay: int
     message: str
@@ -64,7 +64,7 @@ class File:
         self.ordered = ordered
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Take most of a batch; after a failure nothing of that key."""
+        """Accept most of a batch; after a failure, nothing more of that key."""
         failed: set[str | None] = set()
         outcomes: list[Outcome] = []
         for message in batch:
@@ -84,7 +84,7 @@ class File:
 
 
 def read(path: Path, kind: Callable[..., T]) -> list[T]:
-    """What a broker or a producer has written."""
+    """The lines that a broker or a producer has written."""
     return [kind(*json.loads(line)) for line in path.read_text().splitlines()]
 
 
@@ -99,7 +99,7 @@ def relaying(pipe: Pipe, url: URL, path: str, seed: int) -> None:
 
 
 def producing(pipe: Pipe, url: URL, path: str, seed: int) -> None:
-    """Publish until told to stop, some messages in each transaction; some transactions are long, and some are
+    """Publish until told to stop, some messages in each transaction. Some transactions are long, and some are
     rolled back. Writes a line for each message, as `Made`."""
     buckets.BELIEVED = BELIEVED
     chance = random.Random(seed)

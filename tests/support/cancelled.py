@@ -1,4 +1,4 @@
-"""Coroutines that are cancelled at a place of the test's choice."""
+"""Coroutines that are cancelled at a place that the test chooses."""
 
 import asyncio
 import types
@@ -9,7 +9,7 @@ LONGEST = 30.0
 
 
 class Cancelling:
-    """Cancels a task where it waits for the n-th time: before what it waits for has ended, or after."""
+    """Cancels a task at its n-th await: before the awaited operation has ended, or after."""
 
     def __init__(self, place: int, *, after: bool) -> None:
         self.place = place
@@ -17,7 +17,7 @@ class Cancelling:
         self.was_reached = False
 
     async def run(self, scenario: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Run it in a task; what it raises comes out, but for the cancellation."""
+        """Run a coroutine in a task, and raise what it raises, except the cancellation."""
         task = asyncio.create_task(self._driven(scenario()))
         done, _ = await asyncio.wait([task], timeout=LONGEST)
         assert done, f"place {self.place}: it hangs"

@@ -1,4 +1,4 @@
-"""Several cases in one test, where only the first look at a database is expensive."""
+"""Several cases in one test, where only the first access to a database is expensive."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def case(name: object) -> Iterator[None]:
-    """One of the cases; a failure says which."""
+    """One of the cases; a failure names it."""
     try:
         yield
     except BaseException as error:

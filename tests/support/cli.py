@@ -20,13 +20,13 @@ Done = subprocess.CompletedProcess[str]
 
 
 def inbox_outbox(*arguments: str, url: URL | str | None = None) -> Done:
-    """Run `inbox-outbox` to its end, in a process of its own."""
+    """Run `inbox-outbox` to its end, in its own process."""
     command = line(*arguments, url=url)
     return Done(command, *run_forked(main, command[command.index("inbox_outbox") :]))
 
 
 def in_this_process(*arguments: str, url: str | None = None) -> Done:
-    """The same without starting Python anew: for the many ways to use it wrongly."""
+    """Run it without starting another Python: for the many ways to use it wrongly."""
     command = line(*arguments, url=url)
     before, sys.argv = sys.argv, command[command.index("inbox_outbox") :]
     out, err = io.StringIO(), io.StringIO()
@@ -46,13 +46,13 @@ def line(*arguments: str, url: URL | str | None = None) -> list[str]:
 
 
 def succeeded(done: Done) -> str:
-    """What a program printed that has to succeed and to keep quiet on stderr."""
+    """The output of a program that must succeed and write nothing to stderr."""
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def as_json(done: Done) -> Any:
-    """The JSON that a program printed, and nothing else."""
+    """The JSON that a program printed; it must print nothing else."""
     return json.loads(succeeded(done))
 
 
@@ -67,7 +67,7 @@ def error(done: Done) -> str:
 
 
 def fill(engine: Engine, count: int, age: timedelta = timedelta(0), consumer: str = "billing") -> None:
-    """Rows `consumer`-0, -1, ..., accepted so long ago."""
+    """Insert rows `consumer`-0, -1, ..., accepted this long ago."""
     rows = [
         {
             "consumer": consumer,

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def kill_at(engine: Engine, point: str) -> None:
-    """Arrange that this process is killed when it gets there."""
+    """Arrange that this process is killed when it reaches the point."""
     if point == "after accept":
         event.listen(engine, "after_cursor_execute", _die_after_insert)
     elif point == "before commit":

@@ -25,7 +25,7 @@ class Database:
 
     @property
     def name(self) -> str:
-        """What it runs on: postgresql, mariadb, mysql or sqlite."""
+        """The server's kind: postgresql, mariadb, mysql or sqlite."""
         return self.server.name
 
     @property
@@ -38,14 +38,14 @@ class Database:
         return self.engine_at(self.url, **options)
 
     def engine_at(self, url: URL, **options: Any) -> Engine:
-        """The same by another address of it, such as another account's."""
+        """A new engine with another address of this database, such as another account's."""
         connect_args = self._connect_args | options.pop("connect_args", {})
         engine = create_engine(url, connect_args=connect_args, **options)
         self._engines.append(engine)
         return engine
 
     def async_engine(self, **options: Any) -> AsyncEngine:
-        """The same, asynchronous; whoever asked for it disposes of it."""
+        """A new asynchronous engine; the caller disposes of it."""
         return create_async_engine(self.async_url, connect_args=self._connect_args, **options)
 
     def close(self) -> None:
@@ -60,8 +60,8 @@ class Database:
 
 
 def dispose(engine: Engine) -> None:
-    """Close an engine's connections: the idle ones now, and any that a thread still uses, such as one that
-    renews leases, when it comes back. The pool it comes back to is gone, and nobody else would close it."""
+    """Close an engine's connections: the idle ones now; those that a thread still uses, such as one that
+    renews leases, when they come back. Their pool is gone by then, and nobody else would close them."""
     event.listen(engine, "checkin", _close)
     engine.dispose()
 
@@ -73,7 +73,7 @@ def _close(driver: DBAPIConnection | None, _: object) -> None:
 
 
 def make_tables(url: URL) -> None:
-    """Make the inbox's and the outbox's tables."""
+    """Create the inbox's and the outbox's tables."""
     engine = create_engine(url)
     metadata.create_all(engine)
     engine.dispose()

@@ -1,9 +1,9 @@
-"""The Python blocks of README.md and docs/, and the names that their reader has already.
+"""The Python blocks of README.md and docs/, and the names that a reader is expected to have.
 
-The blocks of a page run one after the other, in one namespace. A comment in front of a block says that it
-`needs kafka`, `rabbitmq`, `rocketmq` or `spark`, and is run with addresses of real ones in place of the
-page's, or that it is `not run: reason`. Of a block that is not run, the imports are. If a `text` block
-follows, that is what it prints.
+The blocks of a page run one after another, in one namespace. A comment before a block says that it `needs
+kafka`, `rabbitmq`, `rocketmq` or `spark`: then it runs with the address of a real one in place of the page's.
+Or the comment says `not run: reason`: then only the block's imports run. If a `text` block follows, it is the
+expected output.
 """
 
 import ast
@@ -58,7 +58,7 @@ class Block:
     def run(
         self, names: dict[str, Any], service: str = "", addresses: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Run it in a namespace, if it needs nothing or this service, whose addresses take the place of the
+        """Run it in a namespace, if it needs nothing or needs this service, whose address replaces the
         page's. A traceback names the page and the line."""
         code = self.code
         if self.not_run or self.service not in ("", service):
@@ -80,7 +80,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page, in their order."""
+    """The blocks of a page, in order."""
     text = page.read_text()
     return [
         Block(
@@ -96,7 +96,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def name(page: Path) -> str:
-    """What a test of the page is called by."""
+    """The name of a page's test."""
     return page.name
 
 
@@ -117,13 +117,13 @@ def run_on_broker(
 
 
 def rows(engine: Engine, table: Table) -> int:
-    """How many rows a table has."""
+    """The number of rows in a table."""
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
 def imports(code: str) -> str:
-    """The imports of a block, on their own lines."""
+    """The imports of a block, at their own line numbers."""
     lines = [""] * len(code.splitlines())
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -133,7 +133,7 @@ def imports(code: str) -> str:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Raise in what has not ended within `LIMIT` seconds."""
+    """Raise an error in the block if it has not ended within `LIMIT` seconds."""
 
     def end(*_: object) -> None:
         raise AssertionError(f"it has not ended within {LIMIT} seconds")
@@ -149,7 +149,8 @@ def bounded() -> Iterator[None]:
 
 @contextmanager
 def stopped(is_done: Callable[[], bool]) -> Iterator[None]:
-    """Send SIGTERM to what runs in the block when it is done, and every three seconds until it has ended."""
+    """Send SIGTERM to the program that runs in the block when it is done, and every three seconds until it
+    has ended."""
     over = threading.Event()
 
     def ask() -> None:
@@ -183,7 +184,7 @@ class Order(Base):
 
 
 def reader(folder: Path) -> dict[str, Any]:
-    """What the reader of a page has: an engine on a database, messages, business functions."""
+    """The names that the reader of a page has: an engine, messages, business functions."""
     engine = create_engine(f"sqlite:///{folder / 'shop.db'}")
     make_tables(engine.url)
     Base.metadata.create_all(engine)
@@ -201,7 +202,7 @@ def reader(folder: Path) -> dict[str, Any]:
 
 
 def business(engine: Engine) -> dict[str, Any]:
-    """Functions of the reader's own."""
+    """The reader's own functions."""
 
     def insert_order(connection: Connection, number: str = "order-42") -> None:
         connection.execute(insert(Order).values(number=number))

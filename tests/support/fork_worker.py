@@ -19,7 +19,7 @@ KEY = "transfer-1"
 
 
 def main(url: str, source: str, ending: str) -> None:
-    """One delivery; both processes come to the end of the block, the child first."""
+    """One delivery; both processes reach the end of the block, the child first."""
     engine, parent = create_engine(url), os.getpid()
     place: Any = sessionmaker(engine) if source == "session" else engine
     try:

@@ -1,6 +1,6 @@
-"""Modules run as programs, in processes that are forked from one that has loaded them already.
+"""Modules run as programs, in processes forked from one that has already loaded them.
 
-To start Python and to import everything takes a second, which is most of what a short command does.
+Starting Python and importing everything takes a second, which is most of what a short command does.
 """
 
 import multiprocessing
@@ -26,13 +26,15 @@ _LOADED = [
     "pymysql",
     "pytest",
     "tests.support.forked",
+    "tests.support.lane_worker",
+    "tests.support.relay_worker",
     "tests.support.status_worker",
 ]
 
 
 def preload() -> None:
-    """Say what the server has to load. A process has one server, and whoever says this last is heard: so it
-    has to be said when all modules have been imported, since examples say it, too."""
+    """Name the modules that the server has to load. A process has one server, and the last call counts: make
+    it after all modules have been imported, since examples call it, too."""
     _SERVER.set_forkserver_preload(_LOADED)
 
 
@@ -45,8 +47,8 @@ def run_module(module: str, *arguments: str, url: URL | None = None) -> subproce
 def run_forked(
     main: Callable[[], object], arguments: list[str], timeout: float = 120
 ) -> tuple[int, str, str]:
-    """Call a function as a program with these arguments would: its exit code, and what it wrote to stdout
-    and stderr. Warnings are errors.
+    """Call a function as a program with these arguments would; return its exit code and what it wrote to
+    stdout and stderr. Warnings are errors.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended, and was killed.

@@ -1,4 +1,4 @@
-"""What a database says about its tables, in a form that can be compared."""
+"""A database's own description of its tables, in a form that can be compared."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,7 +29,7 @@ def _table(inspector: Inspector, name: str, schema: str | None) -> dict[str, Any
 
 
 def _numbers(engine: Engine, name: str) -> bool | None:
-    """SQLite: whether a number that was drawn never comes again, which SQLAlchemy does not reflect."""
+    """SQLite: whether a number is never used again (AUTOINCREMENT), which SQLAlchemy does not reflect."""
     if engine.dialect.name != "sqlite":
         return None
     made = text("SELECT sql FROM sqlite_master WHERE name = :name")
@@ -42,7 +42,7 @@ def _by_name(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _unplaced(column: dict[str, str], schema: str | None) -> dict[str, str]:
-    """The same wherever the table stands: a sequence is named with its schema."""
+    """The same description in any schema: a sequence's name contains its schema."""
     return {name: value.replace(f"nextval('{schema}.", "nextval('") for name, value in column.items()}
 
 

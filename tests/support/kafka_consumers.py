@@ -42,7 +42,7 @@ Handler = Callable[[Delivery], Outcome]
 
 
 def make_table(engine: Engine) -> None:
-    """A table whose rows tell which messages were applied, and in which order those of a partition."""
+    """Create a table whose rows record which messages were applied, and in which order within a partition."""
     APPLIED.metadata.create_all(engine)
 
 
@@ -52,13 +52,13 @@ def apply(connection: Connection, delivery: Delivery) -> None:
 
 
 def applied(engine: Engine) -> list[str]:
-    """What has been committed, in the order in which it was written."""
+    """The committed rows, in the order in which they were written."""
     with engine.connect() as connection:
         return list(connection.scalars(select(APPLIED.c.value).order_by(APPLIED.c.number)))
 
 
 def applied_by_key(engine: Engine) -> dict[str, list[str]]:
-    """The same for each key."""
+    """`applied` for each key."""
     found: dict[str, list[str]] = {}
     with engine.connect() as connection:
         for key, value in connection.execute(
@@ -71,7 +71,7 @@ def applied_by_key(engine: Engine) -> dict[str, list[str]]:
 def applying(
     engine: Engine, key: Callable[[Any], str] = message_id, before: Callable[[Delivery], object] = id
 ) -> Handler:
-    """A handler of the exactly-once path that applies a message after `before` has seen it."""
+    """An exactly-once handler that calls `before` and then applies the message."""
 
     @INBOX.handler(engine, key=key, attempts=1)
     def handle(connection: Connection, delivery: Delivery) -> None:
@@ -84,7 +84,7 @@ def applying(
 def consumer(
     address: str, topic: str, handler: Handler, group: str = "payments", **options: Any
 ) -> KafkaConsumer:
-    """A consumer that is missed soon when it is killed, and retries quickly; settings are in `config`."""
+    """A consumer whose death the group notices soon, and which retries quickly; settings are in `config`."""
     config = {
         "bootstrap.servers": address,
         "group.id": group,
@@ -97,7 +97,7 @@ def consumer(
 
 @contextmanager
 def running(consumer: KafkaConsumer) -> Iterator[KafkaConsumer]:
-    """While the block runs, so does the consumer, in a thread; what it raises comes out of the block."""
+    """Run the consumer in a thread during the block; the block raises its error."""
     errors: list[BaseException] = []
 
     def run() -> None:

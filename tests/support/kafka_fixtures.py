@@ -28,7 +28,7 @@ def topics() -> Iterator[Topics]:
 
 @pytest.fixture
 def private_kafka(kafka_to_crash: LocalKafka) -> Iterator[LocalKafka]:
-    """A broker that the test may crash; it forgets nothing that it has answered."""
+    """A broker that the test may crash; it keeps everything that it has acknowledged."""
     yield kafka_to_crash
     if not answers(kafka_to_crash.address):
         kafka_to_crash.restart()
@@ -36,7 +36,7 @@ def private_kafka(kafka_to_crash: LocalKafka) -> Iterator[LocalKafka]:
 
 @pytest.fixture(scope="session")
 def kafka_to_crash() -> Iterator[LocalKafka]:
-    """The same for all tests: it takes seconds to start."""
+    """One such broker for all tests, because it takes seconds to start."""
     server = LocalKafka(_program())
     yield server
     server.close()
@@ -44,7 +44,7 @@ def kafka_to_crash() -> Iterator[LocalKafka]:
 
 @pytest.fixture(scope="module")
 def two_brokers() -> Iterator[tuple[LocalKafka, LocalKafka]]:
-    """A cluster of two, for tests that crash only the second."""
+    """A cluster of two, for tests that crash only the second broker."""
     first = LocalKafka(_program())
     try:
         second = LocalKafka(_program(), joins=first)
@@ -56,7 +56,7 @@ def two_brokers() -> Iterator[tuple[LocalKafka, LocalKafka]]:
 
 @pytest.fixture(scope="module")
 def proxied_kafka() -> Iterator[tuple[Topics, TcpProxy]]:
-    """A broker that tells its clients to come through a proxy."""
+    """A broker whose clients are told to connect through a proxy."""
     port = free_port()
     with TcpProxy("127.0.0.1", port) as proxy:
         server = LocalKafka(_program(), port=port, advertised=proxy.port)

@@ -1,4 +1,4 @@
-"""Records that only a producer which is not written in Python can write, through the client's own library."""
+"""Records that the Python producer cannot write, written through the client's C library."""
 
 import ctypes
 from pathlib import Path
@@ -25,7 +25,7 @@ def put(address: str, topic: str, value: bytes, header: bytes) -> None:
 
 
 def _library() -> ctypes.CDLL:
-    """The one that confluent-kafka has loaded, which wheels carry under a name of their own."""
+    """The library that confluent-kafka has loaded; its wheels give it a name of their own."""
     loaded = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
     library = ctypes.CDLL(next(path for path in loaded if "librdkafka" in path))
     for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_headers_new"):

@@ -10,7 +10,7 @@ from tests.support.kafka_topics import Topics, envelope, id_of, wait_until
 
 
 def written(topics: Topics, topic: str) -> dict[str, list[str]]:
-    """By key, the ids in the order in which each was first written."""
+    """For each key, the ids in the order in which each was first written."""
     found: dict[str, list[str]] = {}
     for record in topics.log(topic):
         ids = found.setdefault((record.key() or b"").decode(), [])
@@ -24,7 +24,7 @@ def kinds(outcomes: Sequence[Outcome]) -> list[type[Outcome]]:
 
 
 class Relaying:
-    """Sends the messages of some keys as a relay does: again from the first one that was not accepted."""
+    """Sends the messages of some keys as a relay does: again from the first message that was not accepted."""
 
     def __init__(self, topic: str, keys: int, seed: int = 0) -> None:
         self._topic = topic
@@ -34,7 +34,7 @@ class Relaying:
         self.accepted = 0
 
     def turn(self, sender: KafkaPublisher, most: int = 50) -> list[Outcome]:
-        """One batch."""
+        """Send one batch."""
         batch: list[Envelope] = []
         for key, waiting in self._waiting.items():
             for _ in range(self._random.randint(0, most) - len(waiting)):
@@ -59,7 +59,7 @@ class Relaying:
             self.accepted += 1
 
     def finish(self, sender: KafkaPublisher, topics: Topics) -> None:
-        """Until all are accepted; then each key is in order, and complete."""
+        """Send until all are accepted; then check that each key is complete and in order."""
         wait_until(lambda: set(kinds(self.turn(sender, 0))) <= {Accepted})
         assert not any(self._waiting.values())
         assert written(topics, self._topic) == {key: ids for key, ids in self.published.items() if ids}

@@ -1,4 +1,4 @@
-"""Topics that belong to one test, and what is in them."""
+"""Topics that belong to one test, and their contents."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ moment."""
 
 
 class Topics:
-    """Makes topics on the broker at `address`, and removes them on leaving the ``with`` block."""
+    """Creates topics on the broker at `address`, and deletes them at the end of the ``with`` block."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -46,28 +46,33 @@ class Topics:
         self._made: list[str] = []
 
     def new(self, partitions: int = 1, **settings: str) -> str:
-        """An empty topic; settings with underscores for dots."""
+        """Create an empty topic; settings have underscores in place of dots."""
         name = f"topic-{uuid4().hex}"
         self.make(name, partitions, **settings)
         return name
 
     def new_on(self, *partitions: int | tuple[int, ...], **settings: str) -> str:
-        """An empty topic, with these brokers for each partition."""
+        """Create an empty topic with these brokers for each partition."""
         name = f"topic-{uuid4().hex}"
         brokers = [[each] if isinstance(each, int) else list(each) for each in partitions]
         self._create(NewTopic(name, len(brokers), replica_assignment=brokers, config=_dotted(settings)))
         return name
 
     def make(self, name: str, partitions: int = 1, **settings: str) -> None:
-        """An empty topic of this name."""
+        """Create an empty topic of this name."""
         self._create(NewTopic(name, partitions, 1, config=_dotted(settings)))
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic of ours."""
+        self._admin.delete_topics([topic])[topic].result(WAIT)
+        self._made.remove(topic)
 
     def _create(self, topic: NewTopic) -> None:
         self._admin.create_topics([topic])[topic.topic].result(WAIT)
         self._made.append(topic.topic)
 
     def leaders(self, topic: str) -> dict[int, int]:
-        """By partition, the broker that leads it; -1 if none does."""
+        """For each partition, the broker that leads it; -1 if none does."""
         found = self._admin.list_topics(topic, timeout=WAIT).topics[topic].partitions
         return {number: partition.leader for number, partition in found.items()}
 
@@ -78,7 +83,7 @@ class Topics:
         self._flush(topic)
 
     def put_by_key(self, topic: str, keys: Sequence[str], each: int) -> dict[str, list[str]]:
-        """Write so many records of each key, the keys taking turns; returns the values of each, in order."""
+        """Write `each` records of each key, the keys taking turns; return each key's values in order."""
         numbers = [f"{number}" for number in range(each)]
         for number in numbers:
             for key in keys:
@@ -95,13 +100,13 @@ class Topics:
         partition: int = -1,
         timestamp: int = 0,
     ) -> None:
-        """Write a record that no publisher of ours would; 0 is the time of its writing."""
+        """Write a record that our publisher would not write; 0 means the time of writing."""
         given: list[tuple[str, str | bytes | None]] = list((headers or {}).items())
         self._producer.produce(topic, value, key, partition, timestamp=timestamp, headers=given)
         self._flush(topic)
 
     def log(self, topic: str) -> list[Message]:
-        """All records that the topic holds, in the order of each partition."""
+        """All records of the topic, in the order of each partition."""
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": "reader", "log_level": 0})
         try:
             partitions = [
@@ -123,7 +128,7 @@ class Topics:
             consumer.close()
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """By partition, the offset from which the group would go on."""
+        """For each partition, the offset that the group has committed."""
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, "log_level": 0})
         try:
             numbers = consumer.list_topics(topic, WAIT).topics[topic].partitions
@@ -160,7 +165,7 @@ class Topics:
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
-    """Ask again and again until it is so; TimeoutError if it never is."""
+    """Wait until the condition holds; TimeoutError if it never does."""
     deadline = time.monotonic() + WAIT
     while not is_so():
         if time.monotonic() > deadline:
@@ -169,7 +174,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 
 
 def values(records: list[Message]) -> list[str]:
-    """What the records say."""
+    """The values of the records."""
     return [(record.value() or b"").decode() for record in records]
 
 
@@ -198,7 +203,7 @@ def _dotted(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _once_coordinated(ask: Callable[[], Any]) -> Any:
-    """The answer, once the broker has chosen who coordinates the group."""
+    """The answer, once the broker has chosen a coordinator for the group."""
     deadline = time.monotonic() + WAIT
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A relay with many busy lanes, and a producer for it. Each function begins as a process of its own."""
+"""A relay with many busy lanes, and a producer for it. Each function is the main function of a process."""
 
 import random
 import time
@@ -19,12 +19,12 @@ _SENDS = 40
 
 
 class Slow(Post):
-    """A publisher that keeps the order of each key, and takes some messages of a batch at a time."""
+    """A publisher that keeps the order of each key, and accepts a few messages of a batch at a time."""
 
     ordered = True
 
     def send(self, batch: Sequence[Envelope]) -> Iterator[tuple[int, Outcome]]:  # type: ignore[override]
-        """Take a batch, until some of it may have been taken or not."""
+        """Accept a batch, up to a message whose outcome may be unknown."""
         begin = 0
         while begin < len(batch):
             time.sleep(random.uniform(0, 1.5))
@@ -38,13 +38,13 @@ class Slow(Post):
 
 
 def slow_relay(pipe: Pipe, url: URL, name: str, lease: float) -> None:
-    """Relay slowly into the table of arrivals until SIGTERM."""
+    """Relay slowly into the table of arrivals, until SIGTERM."""
     engine = create_engine(url, pool_size=_SENDS)
     run_relay(pipe, url, Slow(engine, name), name, lease)
 
 
 def spreading_producer(pipe: Pipe, url: URL, name: str, seed: int) -> None:
-    """Produce for ever: some messages each of several keys, each time to other topics."""
+    """Publish for ever: a few messages of several keys, each time to other topics."""
     chance = random.Random(seed)
     engine = open_engine(url)
     for number in count(step=10):

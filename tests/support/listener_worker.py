@@ -22,7 +22,7 @@ GRACE_OF_THE_STUCK = 0.3
 
 
 def main(pipe: Pipe, url: URL, kind: str, batch: list[str], stuck: str) -> None:
-    """Decide the batch, and say the decisions."""
+    """Decide the batch, and print the decisions."""
     grace = GRACE_OF_THE_STUCK if stuck == "stuck" else NEVER
     if kind == "threads":
         decisions = in_threads(pipe, url, batch, grace)

@@ -1,4 +1,4 @@
-"""What the tests of listeners share: both listeners behind one face, messages, and a broker."""
+"""What the tests of listeners share: one interface for both listeners, messages, and a broker."""
 
 import asyncio
 import random
@@ -22,12 +22,12 @@ class Decide(Protocol):
 
 
 def in_threads(messages: Iterable[Any], handler: Handler, **options: Any) -> Decisions:
-    """By `Listener`."""
+    """Decide with `Listener`."""
     return Listener(**options).decide(messages, handler)
 
 
 def in_tasks(messages: Iterable[Any], handler: Handler, **options: Any) -> Decisions:
-    """By `AsyncListener`; a handler may have an asynchronous form of its own."""
+    """Decide with `AsyncListener`; a handler may have an asynchronous variant."""
     if "dead_letter" in options:
         options["dead_letter"] = awaited(options["dead_letter"])
     wrapped: Any = getattr(handler, "asynchronously", None) or awaited(handler)
@@ -37,7 +37,7 @@ def in_tasks(messages: Iterable[Any], handler: Handler, **options: Any) -> Decis
 
 
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as an asynchronous function."""
+    """The function as an asynchronous one."""
 
     async def later(*arguments: Any) -> Any:
         await asyncio.sleep(0)
@@ -73,7 +73,7 @@ class Fault(Exception):
 
 
 class Chance:
-    """Fails now and then, the same way in every run of a test."""
+    """Fails at random, but the same way in every run of a test."""
 
     def __init__(self) -> None:
         self._random = random.Random(7)
@@ -91,7 +91,7 @@ def actions(decisions: Decisions) -> list[Action]:
 def until_acknowledged(
     listener: Listener, messages: list[Payment], handler: Callable[[Payment], Outcome]
 ) -> None:
-    """A broker that acknowledges up to an index, and delivers again what is not acknowledged."""
+    """A broker that acknowledges up to an index, and redelivers everything else."""
     for _ in range(1_000):
         messages = messages[listener.decide(messages, handler).acknowledged :]
         if not messages:

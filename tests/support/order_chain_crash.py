@@ -17,10 +17,8 @@ from outbox import DirectDelivery, Relay
 
 
 def main(pipe: Pipe, url: URL, downstream: Remote, order: Order, last: int) -> None:
-    """Publish an order and relay whatever there is; kill -9 right before the statement with this number.
-
-    What is said at the end is how many statements there were.
-    """
+    """Publish an order and relay everything; kill -9 right before the statement with this number. At the end
+    it prints the number of statements."""
     logging.disable()
     engine = create_engine(url)
     with engine.begin() as connection:

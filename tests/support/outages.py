@@ -1,4 +1,4 @@
-"""Trouble that is no message's fault, on real servers: each kind begins and ends by the test's own hand."""
+"""Outages of real servers that are no message's fault: the test itself begins and ends each."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ Limit = Callable[[Database], URL]
 
 
 def impatient(database: Database, seconds: float = 0.3) -> URL:
-    """The database for sessions whose statements the server ends after so many seconds."""
+    """The database for sessions whose statements the server cancels after this many seconds."""
     option = {
         "postgresql": ("options", f"-c statement_timeout={round(seconds * 1000)}"),
         "mariadb": ("init_command", f"SET SESSION max_statement_time = {seconds}"),
@@ -29,7 +29,7 @@ def impatient(database: Database, seconds: float = 0.3) -> URL:
 
 @contextmanager
 def locked_tables(database: Database) -> Iterator[None]:
-    """Somebody keeps everybody else from the tables, as ALTER TABLE does."""
+    """Another session holds an exclusive lock on the tables, as ALTER TABLE does."""
     lock = {
         "postgresql": "LOCK TABLE inbox_message, inbox_status",
         "mariadb": "LOCK TABLES inbox_message WRITE, inbox_status WRITE",
@@ -45,7 +45,7 @@ def locked_tables(database: Database) -> Iterator[None]:
 
 @contextmanager
 def unprivileged(database: Database) -> Iterator[URL]:
-    """The database for an account that a read-only server refuses."""
+    """The database for an account without the right to write on a read-only server."""
     account = f"{ACCOUNT}_{uuid4().hex[:8]}"
     with _admin(database).connect() as connection:
         connection.execute(text(f"CREATE USER {account} IDENTIFIED BY '{account}'"))
@@ -59,7 +59,7 @@ def unprivileged(database: Database) -> Iterator[URL]:
 
 @contextmanager
 def read_only(database: Database) -> Iterator[None]:
-    """The server is no primary any more."""
+    """The server is read-only, as one that is no longer the primary."""
     with _admin(database).connect() as connection:
         connection.execute(text("SET GLOBAL read_only = 1"))
         try:
@@ -77,7 +77,7 @@ Trouble = Callable[["redis.Redis"], AbstractContextManager[None]]
 
 @contextmanager
 def full(client: "redis.Redis") -> Iterator[None]:
-    """Redis has no more memory, and forgets nothing to have some."""
+    """Redis is out of memory, with an eviction policy that evicts nothing."""
     client.config_set("maxmemory-policy", "noeviction")
     client.config_set("maxmemory", "100kb")
     try:
@@ -88,7 +88,7 @@ def full(client: "redis.Redis") -> Iterator[None]:
 
 @contextmanager
 def alone(client: "redis.Redis") -> Iterator[None]:
-    """Redis has lost the replicas without which it is to take no writes."""
+    """Redis has fewer replicas than it needs to accept writes."""
     client.config_set("min-replicas-to-write", 1)
     try:
         yield
@@ -98,7 +98,7 @@ def alone(client: "redis.Redis") -> Iterator[None]:
 
 @contextmanager
 def unsaved(client: "redis.Redis") -> Iterator[None]:
-    """Redis cannot write its snapshots, and is to take no writes then."""
+    """Redis cannot write its snapshots, and therefore accepts no writes."""
     settings: dict[str, str] = client.config_get("dir")  # type: ignore[assignment]
     snapshot = Path(settings["dir"]) / "dump.rdb"
     snapshot.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def unsaved(client: "redis.Redis") -> Iterator[None]:
 
 @contextmanager
 def busy(client: "redis.Redis") -> Iterator[None]:
-    """Somebody's script runs for too long."""
+    """Another client's script runs for too long."""
     client.config_set("busy-reply-threshold", 10)
     spinning = threading.Thread(target=_spin, args=(client,))
     spinning.start()

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def kill_at(engine: Engine, point: str) -> None:
-    """Arrange that this process is killed when it gets there."""
+    """Arrange that this process is killed when it reaches the point."""
     if point == "after business row":
         event.listen(engine, "after_cursor_execute", _die_after_update)
     elif point == "before commit":
@@ -49,6 +49,6 @@ def _die_after_update(connection: Any, cursor: Any, statement: str, *_: Any) -> 
 
 
 def die(*_: Any) -> NoReturn:
-    """As `kill -9` does it."""
+    """Kill this process, as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("survived kill -9")

@@ -1,4 +1,5 @@
-"""What the tests of relays share: publishers that record and answer by a script, and messages with names.
+"""What the tests of relays share: publishers that record messages and answer by a script, and messages with
+names.
 
 A message is called "a1": its key is the letter, its payload the whole name. "-1" has no key.
 """
@@ -20,12 +21,12 @@ Answer = Callable[[Envelope], Outcome]
 
 
 def accept(_: Envelope) -> Outcome:
-    """Take everything."""
+    """Accept everything."""
     return ACCEPTED
 
 
 class Script:
-    """Answers by message: the first send of it the first outcome, and so on; `Accepted` when none is left."""
+    """Outcomes by message: one for each time it is sent; `Accepted` when none is left."""
 
     def __init__(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         self._left = {name: list(each) for name, each in outcomes.items()}
@@ -36,7 +37,7 @@ class Script:
 
 
 class Recorder:
-    """A publisher that remembers what it was given, and what it has accepted."""
+    """A publisher that records the messages it was given, and those it has accepted."""
 
     def __init__(self, answer: Answer | Mapping[str, Any] = accept) -> None:
         self.answer = Script(answer) if isinstance(answer, Mapping) else answer
@@ -54,21 +55,21 @@ class Recorder:
 
     @property
     def sent(self) -> list[Envelope]:
-        """Every message as often as it was sent."""
+        """Every message, once for each time it was sent."""
         return [message for batch in self.batches for message in batch]
 
     @property
     def names(self) -> list[str]:
-        """The names of `sent`."""
+        """The names of the messages in `sent`."""
         return names_of(self.sent)
 
     def of(self, key: str) -> list[str]:
-        """The names of what was accepted with this key."""
+        """The names of the accepted messages of this key."""
         return [name_of(message) for message in self.accepted if message.key == key]
 
 
 class AsyncRecorder(Recorder):
-    """The same for an `AsyncRelay`."""
+    """`Recorder` for an `AsyncRelay`."""
 
     async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:  # type: ignore[override]
         """Answer each message."""
@@ -76,7 +77,7 @@ class AsyncRecorder(Recorder):
 
 
 class Timed(Recorder):
-    """A publisher that says how long a send can take, in seconds."""
+    """A publisher that declares how long a send can take, in seconds."""
 
     timeout: ClassVar[float] = 5
 
@@ -98,14 +99,14 @@ def messages(names: Iterable[str], topic: str = "orders", **options: Any) -> lis
 
 
 def publish(engine: Engine, *names: str, topic: str = "orders", **options: Any) -> list[str]:
-    """Commit messages with these names; their ids."""
+    """Commit messages with these names; return their ids."""
     with engine.begin() as connection:
         return Outbox().publish_many(connection, messages(names, topic, **options))
 
 
 def due_unsent(engine: Engine, *names: str, hours: float, ago: float) -> datetime:
-    """Messages that were delayed by so many hours, became due so many ago, and were not sent yet because of a
-    pause; when they were due."""
+    """Publish messages with a delay of `hours` that ended `ago` hours ago, and that were not sent because
+    their topic is paused; return the time when they were due."""
     publish(engine, *names, delay=3_600)
     with engine.begin() as connection:
         due: datetime = connection.execute(clock()).scalar_one() - timedelta(hours=ago)
@@ -117,12 +118,12 @@ def due_unsent(engine: Engine, *names: str, hours: float, ago: float) -> datetim
 
 
 def relay(engine: Engine, publisher: Any, **options: Any) -> int:
-    """Relay what is there, with a relay of its own."""
+    """Relay everything that can be sent, with a new relay."""
     return Relay(engine, publisher, **options).run_once()
 
 
 def waiting(engine: Engine) -> dict[str, Row[Any]]:
-    """The messages in the outbox, by name, in the order of their publishing."""
+    """The messages in the outbox, by name, in the order in which they were published."""
     return _rows(engine, TABLES.message, TABLES.message.c.sequence)
 
 
@@ -132,13 +133,13 @@ def dead(engine: Engine) -> dict[str, Row[Any]]:
 
 
 def count(engine: Engine, table: Table) -> int:
-    """How many rows a table has."""
+    """The number of rows in a table."""
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
 def left(engine: Engine, topic: str) -> int:
-    """How many messages of a topic are in the outbox."""
+    """The number of messages of a topic in the outbox."""
     of_topic = TABLES.message.c.topic == topic
     with engine.connect() as connection:
         statement = select(func.count()).select_from(TABLES.message).where(of_topic)
@@ -146,7 +147,7 @@ def left(engine: Engine, topic: str) -> int:
 
 
 def let_backoffs_end(engine: Engine) -> None:
-    """Let time pass, as far as messages are concerned that wait to be sent again."""
+    """Let the delay of messages that back off be over."""
     past = datetime.now(UTC) - timedelta(days=1)
     later = TABLES.message.c.retry_at.is_not(None)
     with engine.begin() as connection:
@@ -154,7 +155,7 @@ def let_backoffs_end(engine: Engine) -> None:
 
 
 def let_leases_end(engine: Engine) -> None:
-    """Let time pass, as far as relays are concerned that died."""
+    """Expire the leases of relays that have died."""
     past = datetime.now(UTC) - timedelta(days=1)
     with engine.begin() as connection:
         connection.execute(update(TABLES.relay).values(lease_until=past))

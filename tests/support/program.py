@@ -10,19 +10,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(module: str, *arguments: str, url: URL | None = None) -> list[str]:
-    """How to run a module on a database, with warnings as errors."""
+    """The command that runs a module on a database, with warnings as errors."""
     where = [] if url is None else ["--url", url.render_as_string(hide_password=False)]
     return [sys.executable, "-W", "error", "-m", module, *where, *arguments]
 
 
 def run(arguments: list[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a program in the repository to its end, with what it printed."""
+    """Run a program in the repository to its end, and return its output."""
     return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def complaints(stderr: str) -> str:
-    """What a program wrote to stderr, but for the settings of the test servers, which are what they are so
-    that tests are quick."""
+    """What a program wrote to stderr, without warnings about settings that make the test servers fast."""
     lines = stderr.splitlines(keepends=True)
     return "".join(
         line for line in lines if ": a crash can lose messages that were acknowledged: " not in line

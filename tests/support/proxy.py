@@ -15,8 +15,8 @@ CHUNK = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which chunk of a client's bytes cuts the connection, and whether the server still gets it; or from
-    which on the client reads nothing any more."""
+    """Which chunk of a client's bytes breaks the connection, and whether the server still gets that chunk; or
+    after which chunk the client stops reading."""
 
     match: Callable[[bytes], bool]
     forward: bool
@@ -25,7 +25,7 @@ class Cut:
 
 @dataclass(slots=True)
 class Link:
-    """A client's connection and the one that the proxy opened to the server for it."""
+    """A client's connection, and the one to the server that the proxy opened for it."""
 
     client: socket.socket
     server: socket.socket
@@ -34,7 +34,7 @@ class Link:
     has_ended: bool = False
 
     def reset(self) -> None:
-        """Break both connections at once, so that each side sees an error and no orderly end."""
+        """Break both connections immediately, so that each side sees an error instead of an orderly end."""
         for side in (self.client, self.server):
             with suppress(OSError):
                 # Closing with a linger time of zero sends RST instead of FIN.
@@ -85,8 +85,8 @@ class TcpProxy:
             self._cut = Cut(match, forward)
 
     def stall_on(self, match: Callable[[bytes], bool]) -> None:
-        """Let a client stand still: of the answer to the bytes that match it reads nothing, and nothing after
-        that, while its connection stays open. It happens once; `was_cut` is set when it has."""
+        """Stop reading from the server for the client whose bytes match, from the answer on, while its
+        connection stays open. It happens once; `was_cut` is set when it has."""
         self.was_cut.clear()
         with self._lock:
             self._cut = Cut(match, forward=True, stall=True)
@@ -160,7 +160,7 @@ class TcpProxy:
         link.client.shutdown(socket.SHUT_WR)
 
     def _answer(self, chunk: bytes) -> bytes:
-        """What a client gets of what the server sends."""
+        """The part of the server's bytes that a client gets."""
         return chunk
 
     def _take_cut(self, chunk: bytes) -> Cut | None:

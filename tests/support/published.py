@@ -1,4 +1,4 @@
-"""What was published, as a relay with a publisher that writes everything down sees it."""
+"""Published messages, as a relay sees them whose publisher records everything."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,26 +18,27 @@ Way = Callable[[Engine], AbstractContextManager[Handle]]
 
 
 def relayed(engine: Engine, **options: Any) -> list[Envelope]:
-    """What a relay takes away now."""
+    """The messages that a relay sends now."""
     recorder = Recorder()
     Relay(engine, recorder, **options).run_once()
     return recorder.accepted
 
 
 def texts(engine: Engine, **options: Any) -> list[str]:
-    """The payloads that a relay takes away now."""
+    """The payloads of the messages that a relay sends now."""
     return [message.payload.decode() for message in relayed(engine, **options)]
 
 
 def waiting(engine: Engine, schema_name: str | None = None) -> list[Any]:
-    """The rows that have been committed, in the order of their sequence."""
+    """The committed rows, in the order of their sequence numbers."""
     message = schema.tables(schema_name).message
     with engine.connect() as connection:
         return list(connection.execute(select(message).order_by(message.c.sequence)))
 
 
 def beginning_early(database: Database) -> Engine:
-    """An engine that may use savepoints: on SQLite it sends BEGIN by itself, as SQLAlchemy's manual says."""
+    """An engine that may use savepoints: on SQLite it sends BEGIN itself, as SQLAlchemy's manual
+    recommends."""
     engine = database.engine()
     if database.name == "sqlite":
 
@@ -76,7 +77,7 @@ def in_session_on_connection(engine: Engine) -> Iterator[Handle]:
 
 @contextmanager
 def in_session_with_savepoint(engine: Engine) -> Iterator[Handle]:
-    """The same with a savepoint of the Session's own, as test suites do it."""
+    """The same with a savepoint of the Session, as test suites do it."""
     with (
         engine.begin() as connection,
         Session(connection, join_transaction_mode="create_savepoint") as session,
@@ -95,7 +96,7 @@ WAYS = {
 
 
 def break_off(way: Way, engine: Engine, work: Callable[[Handle], object]) -> None:
-    """Do something in a transaction that then raises ZeroDivisionError."""
+    """Run a function in a transaction that then raises ZeroDivisionError."""
     with way(engine) as handle:
         work(handle)
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""A RabbitMQ that blocks publishers, one with a queue that stands still, and a user without rights."""
+"""A RabbitMQ that blocks publishers, one with a queue that confirms nothing, and a user without rights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from tests.servers.rabbitmq import LocalRabbit
 
 @contextmanager
 def lacking_memory(server: LocalRabbit) -> Iterator[None]:
-    """For the block, any memory is more than the server may have."""
+    """During the block the server's memory limit is exceeded, whatever it uses."""
     server.control("set_vm_memory_high_watermark", "absolute", "1MB")
     try:
         yield
@@ -19,7 +19,7 @@ def lacking_memory(server: LocalRabbit) -> Iterator[None]:
 
 @contextmanager
 def standing_still(server: LocalRabbit, queue: str) -> Iterator[None]:
-    """For the block, the queue takes messages and confirms none, as a quorum queue without a majority."""
+    """During the block the queue accepts messages and confirms none, as a quorum queue without a majority."""
     find = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>))'
     server.control("eval", f"{find}, sys:suspend(amqqueue:get_pid(Q)).")
     try:
@@ -29,7 +29,7 @@ def standing_still(server: LocalRabbit, queue: str) -> Iterator[None]:
 
 
 def without_rights(server: LocalRabbit) -> str:
-    """The user name and password of somebody who may log in, and nothing else."""
+    """The name and password of a user who may log in and nothing else."""
     name = f"user-{uuid4()}"
     server.control("add_user", name, "secret")
     server.control("set_permissions", name, "", "", "")

@@ -19,7 +19,7 @@ Handler = Callable[[Delivery], Outcome]
 
 @contextmanager
 def consuming(url: str, queue: str, handler: Handler, **options: Any) -> Iterator[RabbitConsumer]:
-    """A consumer that runs until the end of the block; what it raised is raised there."""
+    """Run a consumer during the block; the end of the block raises its error."""
     consumer = RabbitConsumer(url, queue, handler, **{"backoff": SOON, **options})
     running = Task(consumer.run)
     try:
@@ -30,7 +30,7 @@ def consuming(url: str, queue: str, handler: Handler, **options: Any) -> Iterato
 
 
 class Counted:
-    """A handler that counts how many deliveries it has handled to the end."""
+    """A handler that counts the deliveries that it has finished."""
 
     def __init__(self, handler: Handler) -> None:
         self.count = 0
@@ -47,7 +47,7 @@ class Counted:
 def consuming_async(
     database: URL, url: str, queue: str, **options: Any
 ) -> AbstractContextManager[AsyncRabbitConsumer]:
-    """The same with tasks: each message's payload is an account to add to."""
+    """`consuming` with tasks: each message's payload names the account to add to."""
 
     def consumer(engine: AsyncEngine) -> AsyncRabbitConsumer:
         @AsyncInbox("bookkeeping").handler(engine, key=message_id)
@@ -60,7 +60,7 @@ def consuming_async(
 
 
 def bookkeeping(engine: Engine, before: Callable[[Delivery], object] = str) -> Handler:
-    """A handler that calls `before`, and to which each message's payload is an account to add to."""
+    """A handler that calls `before` and then adds to the account that the message's payload names."""
 
     @Inbox("bookkeeping").handler(engine, key=message_id, payload=lambda message: message.payload)
     def book(connection: Connection, message: Delivery) -> None:

@@ -16,7 +16,7 @@ from tests.support.rabbit_queues import Queues
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> RabbitServer:
-    """The server that the tests share, started when one first needs it."""
+    """The server that the tests share, started for the first test that needs it."""
     found = servers.find_rabbit()
     return _do_without(found) if isinstance(found, Missing) else found
 
@@ -30,7 +30,7 @@ def queues(rabbitmq: RabbitServer) -> Iterator[Queues]:
 
 @pytest.fixture
 def private_rabbitmq(rabbitmq_to_crash: LocalRabbit) -> Iterator[LocalRabbit]:
-    """A server that the test may crash; what it has confirmed it does not forget."""
+    """A server that the test may crash; it keeps everything that it has confirmed."""
     yield rabbitmq_to_crash
     if not rabbitmq_to_crash.answers():
         rabbitmq_to_crash.restart()
@@ -38,7 +38,7 @@ def private_rabbitmq(rabbitmq_to_crash: LocalRabbit) -> Iterator[LocalRabbit]:
 
 @pytest.fixture(scope="session")
 def rabbitmq_to_crash() -> Iterator[LocalRabbit]:
-    """The same for all tests: it takes seconds to start."""
+    """One such server for all tests, because it takes seconds to start."""
     found = program()
     if isinstance(found, Missing):
         _do_without(found)

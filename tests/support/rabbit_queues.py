@@ -21,20 +21,20 @@ COMPANIONS = ("dead", *(f"retry.{2**power}s" for power in (0, 1, 2, 6, 7)))
 
 
 class Queues:
-    """Makes durable queues with names of their own, and deletes them and their companions afterwards."""
+    """Creates durable queues with unique names, and deletes them and their companions at the end."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._names: list[str] = []
 
     def new(self, **arguments: Any) -> str:
-        """Make a queue; arguments are RabbitMQ's, with an underscore for each dash."""
+        """Create a queue; arguments are RabbitMQ's, with an underscore for each dash."""
         name = f"test-{uuid4()}"
         self.make(name, **arguments)
         return name
 
     def make(self, name: str, **arguments: Any) -> None:
-        """Make a queue of this name."""
+        """Create a queue of this name."""
         self._names.append(name)
         spelt = {option.replace("_", "-"): value for option, value in arguments.items()}
         self.do(lambda channel: channel.queue_declare(name, durable=True, arguments=spelt))
@@ -46,7 +46,7 @@ class Queues:
         id: str | None = None,  # noqa: A002 - what a message calls it
         headers: Mapping[str, Any] | None = None,
     ) -> None:
-        """Publish to the queue, without an outbox; without an id each message has its payload as its id."""
+        """Publish to the queue without an outbox. A message without an id gets its payload as its id."""
 
         async def publish(channel: AbstractChannel) -> None:
             for payload in payloads:
@@ -62,7 +62,7 @@ class Queues:
         self.do(publish)
 
     def take(self, queue: str) -> list[DeliveredMessage]:
-        """Whatever waits in the queue, which is empty afterwards."""
+        """Take all messages that wait in the queue."""
 
         async def get(channel: AbstractChannel) -> list[DeliveredMessage]:
             messages = []
@@ -73,16 +73,17 @@ class Queues:
         return self.do(get)
 
     def bodies(self, queue: str) -> list[str]:
-        """The payloads of whatever waits in the queue, which is empty afterwards."""
+        """Take all messages that wait in the queue, and return their payloads."""
         return [message.body.decode() for message in self.take(queue)]
 
     def everything(self, queue: str) -> list[str]:
-        """The payloads in the queue and all its companions, which are empty afterwards."""
+        """Take all messages of the queue and its companions, and return their payloads."""
         names = (queue, *(f"{queue}.{companion}" for companion in COMPANIONS))
         return [body for name in names if self.count(name) for body in self.bodies(name)]
 
     def count(self, queue: str) -> int:
-        """How many messages wait in the queue, without those that a consumer holds; 0 if it is not there."""
+        """The number of messages that wait in the queue, without those that a consumer holds; 0 if the queue
+        does not exist."""
         try:
             declared = self.do(lambda channel: channel.queue_declare(queue, passive=True))
         except ChannelNotFoundEntity:
@@ -90,7 +91,7 @@ class Queues:
         return declared.message_count or 0
 
     def has(self, queue: str) -> bool:
-        """Whether there is such a queue."""
+        """Whether a queue of this name exists."""
         try:
             self.do(lambda channel: channel.queue_declare(queue, passive=True))
         except ChannelNotFoundEntity:
@@ -98,7 +99,7 @@ class Queues:
         return True
 
     def do(self, work: Callable[[AbstractChannel], Awaitable[T]]) -> T:
-        """Do something on a channel of its own."""
+        """Run a function on a new channel."""
 
         async def on_a_channel() -> T:
             connection = await aiormq.connect(self.url)
@@ -127,7 +128,7 @@ class Queues:
 
 
 def envelope(topic: str, payload: str = "x", *, key: str | None = None, **headers: str) -> Envelope:
-    """A message on its way out."""
+    """A message as a relay passes it to a publisher."""
     return Envelope(
         id=str(uuid4()),
         topic=topic,

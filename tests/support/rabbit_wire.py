@@ -1,4 +1,4 @@
-"""Properties as bytes, for messages that other clients than ours can write."""
+"""Properties as bytes, for messages that only other clients write."""
 
 from struct import pack
 from typing import Any
@@ -7,7 +7,7 @@ from pamqp.commands import Basic
 
 
 class Raw(Basic.Properties):
-    """Properties that are sent as they stand here; each is what follows the flags, in AMQP's own order."""
+    """Properties that are sent exactly like this; each is the bytes after the flags, in AMQP's order."""
 
     def __init__(self, **wire: bytes) -> None:
         super().__init__(message_id="known to the client")
@@ -29,7 +29,7 @@ def table(**entries: bytes) -> bytes:
 
 
 def sized(value: bytes) -> bytes:
-    """What has its length before it."""
+    """Bytes with their length in front."""
     return pack(">I", len(value)) + value
 
 

@@ -16,7 +16,7 @@ LARGEST = 1_000_000
 
 
 def client_of(url: str, timeout: float) -> Any:  # its types know neither bytes nor RESP2
-    """A client that sends nothing a second time by itself."""
+    """A client that never repeats a command by itself."""
     return redis.Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=None)
 
 
@@ -33,7 +33,7 @@ def fields_of(message: Envelope) -> dict[str, Any]:
 
 
 def delivery_of(topic: str, fields: Mapping[bytes, bytes], attempt: int = 1) -> Delivery:
-    """An entry as a handler gets it, whoever has written it."""
+    """An entry as a handler gets it, whichever program has written it."""
     text = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
     try:
         headers = {str(name): str(value) for name, value in json.loads(text.get("headers", "{}")).items()}

@@ -1,5 +1,5 @@
-"""What the tests of several relays share: business rows on both sides of an outbox, and a broker between them
-that is a table, so that it forgets nothing and tells in which order things came."""
+"""What the tests with several relays share: business rows on both sides of an outbox, and between them a
+broker that is a table, so that it loses nothing and records the order of arrival."""
 
 import threading
 from collections import Counter, defaultdict
@@ -59,7 +59,7 @@ TAKEN = _table("taken", *_what())
 
 
 def open_engine(url: URL) -> Engine:
-    """An engine on any of the databases, for several processes and threads at once; nobody closes it."""
+    """An engine on any of the databases, for several processes and threads; nobody closes it."""
     return create_engine(url, **_options(url))
 
 
@@ -75,7 +75,7 @@ def _options(url: URL) -> dict[str, Any]:
 def produce(
     connection: Connection, numbers: Iterable[int], keys: Sequence[str], topic: str = TOPIC
 ) -> list[str]:
-    """For each number and each key a business row, and a message that says so; the messages' ids."""
+    """Write a business row for each number and key, with a message about it; return the messages' ids."""
     done = [{"key": key, "number": number} for number in numbers for key in keys]
     connection.execute(insert(MADE), done)
     return Outbox().publish_many(
@@ -84,14 +84,14 @@ def produce(
 
 
 class Post:
-    """A publisher whose broker is the table of arrivals: what is committed there has been taken."""
+    """A publisher whose broker is the table of arrivals: a message is accepted when its row is committed."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
         self._name = name
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Take all of a batch; when the connection breaks, nobody knows."""
+        """Accept a batch; if the connection breaks, the outcome is unknown."""
         try:
             with self._engine.begin() as connection:
                 connection.execute(insert(ARRIVAL), [self._row(each) for each in batch])
@@ -105,14 +105,14 @@ class Post:
 
 
 class Paused(Recorder):
-    """A publisher that does not answer before it may."""
+    """A publisher that does not answer before the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.may_end = threading.Event(), threading.Event()
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
-        """Take a batch."""
+        """Accept a batch."""
         self.begun.set()
         assert self.may_end.wait(60)
         return super().send(batch)
@@ -129,20 +129,21 @@ def take(engine: Engine, copy: Any) -> None:
 
 
 def arrivals(engine: Engine, after: int = 0) -> list[Row[Any]]:
-    """What the broker was sent, in its order, every copy."""
+    """Every copy that the broker received, in order."""
     with engine.connect() as connection:
         return list(connection.execute(select(ARRIVAL).where(ARRIVAL.c.n > after).order_by(ARRIVAL.c.n)))
 
 
 def newest(engine: Engine) -> int:
-    """The number of the last copy that the broker was sent."""
+    """The number of the last copy that the broker received."""
     with engine.connect() as connection:
         return int(connection.execute(select(func.coalesce(func.max(ARRIVAL.c.n), 0))).scalar_one())
 
 
 def assert_exact(engine: Engine, copies: Iterable[Any] | None = None) -> None:
-    """Everything that was made was taken once, and nothing else; the messages of each key came first in their
-    order; none is left in the outbox. `copies` are what the broker was sent, if not the arrivals."""
+    """Assert that every message was taken once, and nothing else; that the first copies of each key came in
+    order; and that the outbox is empty. `copies` are the copies that the broker received, if not the
+    arrivals."""
     made, taken = _done(engine, MADE), _done(engine, TAKEN)
     assert taken == made, f"lost: {made - taken}, too many: {taken - made}"
     for key, numbers in _first_appearances(copies or arrivals(engine)).items():
@@ -151,8 +152,8 @@ def assert_exact(engine: Engine, copies: Iterable[Any] | None = None) -> None:
 
 
 def ownership(engine: Engine) -> Counter[int | None]:
-    """How many buckets each relay has by its epoch, and nobody has: of one instant, those at work with none
-    included."""
+    """The number of buckets of each relay, by epoch, and of nobody, at one instant; relays without a bucket
+    are included."""
     bucket, relay = TABLES.bucket.c, TABLES.relay.c
     both = TABLES.bucket.outerjoin(TABLES.relay, bucket.epoch == relay.epoch)
     owned = select(bucket.epoch, relay.epoch.label("relay")).select_from(both)
@@ -163,14 +164,14 @@ def ownership(engine: Engine) -> Counter[int | None]:
 
 
 def is_shared(engine: Engine, relays: int) -> bool:
-    """Whether this many relays have all the buckets, and each its share."""
+    """Whether this many relays have all the buckets, each its share."""
     owned = ownership(engine)
     return None not in owned and len(owned) == relays and max(owned.values()) - min(owned.values()) <= 1
 
 
 @contextmanager
 def running(*relays: Relay) -> Iterator[None]:
-    """Relays run, each in a thread of its own, until the block ends."""
+    """Run relays, each in its own thread, until the block ends."""
     tasks = [Task(relay.run) for relay in relays]
     try:
         yield
@@ -182,7 +183,7 @@ def running(*relays: Relay) -> Iterator[None]:
 
 
 def _first_appearances(copies: Iterable[Any]) -> dict[str, list[int]]:
-    """By key, the numbers of its messages in the order in which the first copies came."""
+    """For each key, the numbers of its messages in the order of their first copies."""
     appeared: dict[str, dict[str, int]] = defaultdict(dict)
     for copy in copies:
         appeared[copy.key].setdefault(copy.message, copy.number)

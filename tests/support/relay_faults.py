@@ -1,4 +1,4 @@
-"""Processes that are at work together, and faults that are drawn by chance and happen to them.
+"""Processes that work together, and random faults that happen to them.
 
 The faults are drawn from a seed, which is printed; RELAY_FAULTS_SEED in the environment repeats them.
 """
@@ -33,7 +33,7 @@ Work = tuple[Any, ...]
 
 
 class Cast:
-    """The processes of one run: of each role so many, all through it."""
+    """The processes of one run: a fixed number for each role."""
 
     def __init__(self, work: Callable[[str, int], Work]) -> None:
         self._work = work
@@ -45,18 +45,18 @@ class Cast:
                 self._begin(role)
 
     def kill(self, role: str, chance: random.Random) -> None:
-        """End one as `kill -9` does, and let another one take its place."""
+        """Kill one as `kill -9` does, and start another in its place."""
         self._drop(role, chance.choice(self._at_work[role]))
         self._begin(role)
 
     def freeze(self, role: str, chance: random.Random) -> None:
-        """Let one stand still for a while."""
+        """Stop one with SIGSTOP for a while."""
         worker = chance.choice(self._at_work[role])
         worker.freeze()
         self._frozen[worker] = time.monotonic() + FROZEN
 
     def stop(self, role: str, chance: random.Random) -> None:
-        """Stop one as an operator stops a service, and let another one take its place."""
+        """Stop one as an operator stops a service, and start another in its place."""
         worker = chance.choice(self._at_work[role])
         worker.thaw()
         assert worker.hear() == "begun"  # before that, SIGTERM kills it
@@ -66,13 +66,13 @@ class Cast:
         self._begin(role)
 
     def thaw(self, until: float = 0.0) -> None:
-        """Let those go on that have stood still for long enough, or were to until then."""
+        """Let frozen processes continue whose time is over."""
         for worker in [each for each, end in self._frozen.items() if end < max(until, time.monotonic())]:
             worker.thaw()
             del self._frozen[worker]
 
     def end(self, role: str) -> None:
-        """End all of a role: relays as one stops a service, the others at once."""
+        """End all processes of a role: relays gracefully, the others immediately."""
         for worker in [*self._at_work[role]]:
             if role == "relay":
                 worker.terminate()
@@ -80,7 +80,7 @@ class Cast:
             self._drop(role, worker)
 
     def close(self) -> None:
-        """End all that still run, at once."""
+        """Kill all processes that still run."""
         for role, workers in self._at_work.items():
             for worker in [*workers]:
                 self._drop(role, worker)
@@ -96,7 +96,7 @@ class Cast:
 
 
 class Faults:
-    """Draws faults, and lets them happen: in an order by chance, each as often as its weight says.
+    """Draws faults in a random order, each as often as its weight says, and makes them happen.
 
     `crashes` are those of servers, by their names.
     """
@@ -118,7 +118,7 @@ class Faults:
         self.happened: Counter[str] = Counter()
 
     def happen(self, number: int) -> None:
-        """So many of them, one after the other."""
+        """Make `number` faults happen, one after another."""
         for _ in range(number):
             self._cast.thaw()
             if not self._next:
@@ -141,7 +141,7 @@ class Faults:
 
 
 def end_connection(engine: Engine) -> None:
-    """Let PostgreSQL end a connection, whoever's it is."""
+    """Let PostgreSQL terminate a random connection."""
     others = (
         "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
     )

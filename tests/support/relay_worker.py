@@ -1,4 +1,4 @@
-"""What the processes of the tests of several relays do. Each function begins as a process of its own."""
+"""The processes of the tests with several relays. Each function is the main function of a process."""
 
 import logging
 import os
@@ -39,28 +39,28 @@ POINTS = (
 
 
 def relay(pipe: Pipe, url: URL, name: str, lease: float) -> None:
-    """Relay into the table of arrivals until SIGTERM. Sends that it begins, and that it has ended."""
+    """Relay into the table of arrivals until SIGTERM. Sends a word when it begins, and when it has ended."""
     run_relay(pipe, url, Post(open_engine(url), name), name, lease)
 
 
 def wrong_clock_relay(pipe: Pipe, url: URL, name: str, lease: float, minutes: float) -> None:
-    """The same with a wall clock that is wrong."""
+    """`relay` with a wall clock that is wrong."""
     shift_clock(minutes * 60)
     relay(pipe, url, name, lease)
 
 
 def rabbit_relay(pipe: Pipe, url: URL, name: str, lease: float, rabbit: str, exchange: str) -> None:
-    """The same into an exchange of RabbitMQ."""
+    """`relay` into an exchange of RabbitMQ."""
     run_relay(pipe, url, RabbitPublisher(rabbit, exchange=exchange, timeout=lease / 2), name, lease)
 
 
 def kafka_relay(pipe: Pipe, url: URL, name: str, lease: float, kafka: str) -> None:
-    """The same into topics of Kafka."""
+    """`relay` into topics of Kafka."""
     run_relay(pipe, url, KafkaPublisher({"bootstrap.servers": kafka}, timeout=lease / 2), name, lease)
 
 
 def run_relay(pipe: Pipe, url: URL, publisher: Publisher, name: str, lease: float) -> None:
-    """The same into any publisher."""
+    """`relay` into any publisher."""
     options: dict[str, Any] = {"backoff": QUICK, "poll": 0.1, "max_attempts": NEVER_DEAD}
     relay = Relay(open_engine(url), publisher, name=name, lease=lease, **options)
     with relay.stopping_on_sigterm():
@@ -70,7 +70,7 @@ def run_relay(pipe: Pipe, url: URL, publisher: Publisher, name: str, lease: floa
 
 
 class Heard(logging.Handler):
-    """Sends what is logged."""
+    """A logging handler that sends each line to the test."""
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Heard(logging.Handler):
 
 
 class Halting(Post):
-    """A publisher that says how many messages it is about to send first, and waits until it may."""
+    """A publisher that first says how many messages it is about to send, and waits for permission."""
 
     def __init__(self, engine: Engine, name: str, pipe: Pipe) -> None:
         super().__init__(engine, name)
@@ -90,7 +90,7 @@ class Halting(Post):
         self._may_send = False
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Take all of a batch."""
+        """Accept a batch."""
         if not self._may_send:
             self._pipe.send(len(batch))
             self._pipe.recv()
@@ -99,8 +99,8 @@ class Halting(Post):
 
 
 def halting_relay(pipe: Pipe, url: URL, name: str, lease: float) -> None:
-    """Relay until SIGTERM. Sends how many messages it is about to send first, waits to be told before it
-    does, and sends what the relay logs."""
+    """Relay until SIGTERM. Before the first send it sends the number of messages, and waits to be told to go
+    on. It also sends the relay's log."""
     logging.getLogger("outbox.relay").addHandler(Heard(pipe))
     relay = Relay(open_engine(url), Halting(open_engine(url), name, pipe), name=name, lease=lease, poll=0.1)
     with relay.stopping_on_sigterm():
@@ -108,7 +108,7 @@ def halting_relay(pipe: Pipe, url: URL, name: str, lease: float) -> None:
 
 
 def frozen_relay(pipe: Pipe, url: URL, lease: float) -> None:
-    """Relay, but stand still in the transaction that notes the first batch. Sends that it is about to."""
+    """Relay, but freeze in the transaction that records the first batch; say so before."""
     engine = open_engine(url)
 
     @event.listens_for(engine, "after_cursor_execute")
@@ -121,7 +121,7 @@ def frozen_relay(pipe: Pipe, url: URL, lease: float) -> None:
 
 
 def dying_relay(pipe: Pipe, url: URL, point: str) -> None:
-    """Relay what is there once, and die at a point."""
+    """Relay everything once, and die at a point."""
     engine = open_engine(url)
     if point == "before the batch is noted":
         _at_commit_with(engine, "UPDATE outbox_relay SET sending", die)
@@ -135,7 +135,7 @@ def dying_relay(pipe: Pipe, url: URL, point: str) -> None:
 
 
 class Dying(Post):
-    """A publisher whose process dies before or after the broker has taken the first batch."""
+    """A publisher whose process dies before or after the broker has accepted the first batch."""
 
     concurrent = False
     """The outcomes of a batch are then written together."""
@@ -145,7 +145,7 @@ class Dying(Post):
         self._point = point
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Take all of a batch, if it comes to that."""
+        """Accept a batch, unless the process dies before."""
         if self._point == "before the send":
             die()
         outcomes = super().send(batch)
@@ -155,8 +155,9 @@ class Dying(Post):
 
 
 def producer(pipe: Pipe, url: URL, name: str, seed: int, transactions: int | None = None) -> None:
-    """Publish in transactions, of which every fourth or so is rolled back: several messages of several keys
-    in each, keys that nobody else has. Sends that it has ended if it does not go on for ever."""
+    """Publish in transactions, of which about every fourth is rolled back, with several messages of several
+    keys in each. No other producer has these keys. Sends a word when it has ended, unless it publishes for
+    ever."""
     chance = random.Random(seed)
     engine = open_engine(url)
     number = 0
@@ -176,7 +177,7 @@ def producer(pipe: Pipe, url: URL, name: str, seed: int, transactions: int | Non
 
 
 def hot_producer(pipe: Pipe, url: URL, name: str, seed: int, topics: Sequence[str]) -> None:
-    """The same for ever, with many messages of one key in each transaction. A key has one topic."""
+    """`producer` for ever, with many messages of one key in each transaction. A key has one topic."""
     chance = random.Random(seed)
     engine = open_engine(url)
     for number in count(step=100):
@@ -193,7 +194,7 @@ def hot_producer(pipe: Pipe, url: URL, name: str, seed: int, topics: Sequence[st
 
 
 def consumer(pipe: Pipe, url: URL) -> None:
-    """Take what arrives, for ever; some of what came before as well."""
+    """Take arriving messages for ever, and some earlier ones again."""
     engine = open_engine(url)
     done: set[int] = set()
     while True:
@@ -208,7 +209,7 @@ def consumer(pipe: Pipe, url: URL) -> None:
 
 
 def rabbit_consumer(pipe: Pipe, url: URL, rabbit: str, queue: str) -> None:
-    """Take what comes from a queue of RabbitMQ, for ever."""
+    """Take messages from a queue of RabbitMQ for ever."""
 
     @Inbox("orders", wait=30).handler(open_engine(url), key=message_id)
     def handle(connection: Connection, delivery: Delivery) -> None:
@@ -221,7 +222,7 @@ def rabbit_consumer(pipe: Pipe, url: URL, rabbit: str, queue: str) -> None:
 
 
 def kafka_consumer(pipe: Pipe, url: URL, kafka: str, topics: Sequence[str]) -> None:
-    """Take what comes from topics of Kafka, for ever."""
+    """Take messages from topics of Kafka for ever."""
 
     @Inbox("orders", wait=30).handler(open_engine(url), key=message_id)
     def handle(connection: Connection, delivery: Delivery) -> None:
@@ -232,13 +233,13 @@ def kafka_consumer(pipe: Pipe, url: URL, kafka: str, topics: Sequence[str]) -> N
 
 
 def die(*_: object) -> NoReturn:
-    """End this process as `kill -9` does."""
+    """Kill this process, as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("survived kill -9")
 
 
 def _at_commit_with(engine: Engine, statement: str, act: Callable[[], Any]) -> None:
-    """Act before the first COMMIT of a transaction in which a statement was executed."""
+    """Call a function before the first COMMIT of a transaction that executed this statement."""
     executed: list[Connection] = []
 
     @event.listens_for(engine, "after_cursor_execute")

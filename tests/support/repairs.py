@@ -36,12 +36,12 @@ def fails(claim: Claim) -> None:
 
 
 def gives_up(claim: Claim) -> None:
-    """A handler that has found out that no attempt can succeed."""
+    """A handler that gives up, because no attempt can succeed."""
     raise GiveUp("no such article")
 
 
 def halts(claim: Claim) -> Any:
-    """A handler that does not learn what came of a step."""
+    """A handler with a step whose outcome is unknown."""
 
     def times_out() -> None:
         raise TimeoutError
@@ -50,7 +50,7 @@ def halts(claim: Claim) -> Any:
 
 
 def has_ended(store: Store, status: Status, key: str = KEY) -> Record:
-    """Bring a message to one of the statuses of a message that did not succeed."""
+    """Bring a message to one of the statuses of messages that did not succeed."""
     body = {Status.FAILED: fails, Status.DEAD: gives_up, Status.HALTED: halts}[status]
     with pytest.raises((RuntimeError, GiveUp, TimeoutError)):
         deliver(store, body, key)
@@ -60,6 +60,6 @@ def has_ended(store: Store, status: Status, key: str = KEY) -> Record:
 
 
 def history(store: Store) -> list[dict[str, Any]]:
-    """What the record remembers."""
+    """The history in the record."""
     entries: list[dict[str, Any]] = json.loads(stored(store, KEY).history or "[]")
     return entries

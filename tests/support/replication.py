@@ -1,4 +1,4 @@
-"""A primary and its standby, which can be promoted after the primary was killed."""
+"""A primary and its standby, which can be promoted after the primary has been killed."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ class Primary(EmbeddedPostgres):
     """A server with standbys."""
 
     def kill(self) -> None:
-        """kill -9 of the server and of all its processes, as a power cut of its machine or a fence does: none
-        of them commits or answers any more."""
+        """kill -9 of the server and all its processes, as in a power failure or when a machine is fenced:
+        none of them commits or answers any more."""
         with self._connect() as connection:
             processes = connection.execute("SELECT pid FROM pg_stat_activity").fetchall()
         for process in [self._process.pid, *(pid for (pid,) in processes)]:
@@ -31,6 +31,10 @@ class Primary(EmbeddedPostgres):
     def restart(self) -> None:
         """`kill`, and start it again at the same address."""
         self.kill()
+        self.start()
+
+    def start(self) -> None:
+        """Start it again after `kill`."""
         self._process = self._start()
 
     def configure(self, **settings: str) -> None:
@@ -42,7 +46,7 @@ class Primary(EmbeddedPostgres):
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
-        """While the block runs, nothing that is committed here arrives at the standby."""
+        """During the block, nothing that is committed here reaches the standby."""
         with self._connect() as connection:
             ((sender,),) = connection.execute("SELECT pid FROM pg_stat_replication").fetchall()
         freezing.freeze(sender)
@@ -53,11 +57,11 @@ class Primary(EmbeddedPostgres):
                 freezing.thaw(sender)
 
     def wait_for_standby(self) -> None:
-        """Return once the standby has all that was committed."""
+        """Return once the standby has everything that was committed."""
         self.until("SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()")
 
     def until(self, question: str) -> None:
-        """Return once the answer is not 0; AssertionError if it stays so."""
+        """Return once the answer is not 0; AssertionError if it stays 0."""
         deadline = time.monotonic() + SOON
         with self._connect() as connection:
             while connection.execute(question).fetchone() == (0,):
@@ -73,7 +77,7 @@ class Standby(Primary):
         super().__init__(settings)
 
     def promote(self) -> None:
-        """Make it a primary."""
+        """Make it the primary."""
         with self._connect() as connection:
             assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
 

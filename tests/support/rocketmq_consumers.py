@@ -21,7 +21,7 @@ Handler = Callable[[Delivery], Outcome]
 
 
 def url_of(address: str) -> str:
-    """The address as a consumer is given it."""
+    """The address in the form that a consumer takes."""
     return f"rocketmq://{address}"
 
 
@@ -29,7 +29,7 @@ def url_of(address: str) -> str:
 def consuming(
     address: str, topic: str | list[str], group: str, handler: Handler, **options: Any
 ) -> Iterator[RocketMQConsumer]:
-    """A consumer that runs until the end of the block; what it raised is raised there."""
+    """Run a consumer during the block; the end of the block raises its error."""
     given = {"backoff": SOON, "invisible": 10, **options}
     consumer = RocketMQConsumer(url_of(address), topic, handler, group=group, **given)
     running = Task(consumer.run)
@@ -41,12 +41,12 @@ def consuming(
 
 
 def send(address: str, batch: Sequence[Envelope], *, is_fifo: bool = False) -> None:
-    """Send messages as a publisher does, one after the other."""
+    """Send messages one after another, as a publisher does."""
     send_raw(address, [message_of(each, "", is_fifo=is_fifo) for each in batch])
 
 
 def send_raw(address: str, messages: Sequence[Any]) -> None:
-    """The same for messages in RocketMQ's own form."""
+    """`send` for messages in RocketMQ's own form."""
 
     async def work() -> None:
         calls = Calls(Membership(parse(url_of(address)), "none", {}))
@@ -60,8 +60,8 @@ def send_raw(address: str, messages: Sequence[Any]) -> None:
 
 
 def bookkeeping(engine: Engine, before: Callable[[Delivery], object] = str, *, attempts: int = 12) -> Handler:
-    """A handler that calls `before`, and to which each message's payload is an account to add to. It tries so
-    often itself if the database cannot do it now."""
+    """A handler that calls `before` and then adds to the account that the message's payload names. It retries
+    this often itself while the database is unavailable."""
 
     @Inbox("bookkeeping").handler(
         engine, key=message_id, payload=lambda message: message.payload, attempts=attempts

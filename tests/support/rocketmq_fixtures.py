@@ -26,7 +26,7 @@ def rocketmq() -> Iterator[Topics]:
 
 @pytest.fixture
 def private_rocketmq(rocketmq_to_crash: LocalRocket) -> Iterator[LocalRocket]:
-    """A server that the test may crash; it forgets nothing that it has answered."""
+    """A server that the test may crash; it keeps everything that it has acknowledged."""
     yield rocketmq_to_crash
     if not answers(rocketmq_to_crash.address):
         rocketmq_to_crash.restart()
@@ -34,7 +34,7 @@ def private_rocketmq(rocketmq_to_crash: LocalRocket) -> Iterator[LocalRocket]:
 
 @pytest.fixture(scope="session")
 def rocketmq_to_crash() -> Iterator[LocalRocket]:
-    """The same for all tests: it takes seconds to start."""
+    """One such server for all tests, because it takes seconds to start."""
     found = program()
     if isinstance(found, Missing):
         _do_without(found)

@@ -1,4 +1,5 @@
-"""A TCP proxy before RocketMQ: routes name it instead of the server, or clients would go around it."""
+"""A TCP proxy in front of RocketMQ: routes name the proxy instead of the server, or clients would go around
+it."""
 
 from contextlib import suppress
 
@@ -17,8 +18,8 @@ class RocketProxy(TcpProxy):
         self._server_port, self._own_port = _encoded(int(port)), _encoded(self.port)
 
     def end_first_calls(self) -> None:
-        """End the first call of each connection, as a load balancer ends one that is silent for long: other
-        calls on the connection go on. A consumer's first call is the one on which it stays connected."""
+        """End the first call of each connection, as a load balancer ends an idle one; other calls on the
+        connection go on. A consumer's first call is its telemetry stream."""
         for link in self._links:
             with suppress(OSError):
                 link.client.sendall(_END_OF_FIRST_CALL)

@@ -1,4 +1,4 @@
-"""A relay to RocketMQ, as a process of its own: others do not load its client."""
+"""A relay to RocketMQ in its own process, so that other processes do not load its client."""
 
 from multiprocessing.connection import Connection as Pipe
 

@@ -1,6 +1,6 @@
-"""RocketMQ's own protocol between its tools and a broker: makes topics and groups, reads what is stored.
+"""RocketMQ's protocol between its tools and a broker: creates topics and groups, reads stored messages.
 
-Its tools are Java programs that take seconds to start.
+Its own tools are Java programs that take seconds to start.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PULL, _MAKE_TOPIC, _MAKE_GROUP, _LAST_OFFSET, _DELETE_TOPIC, _DELETE_GROUP = 11, 17, 200, 30, 215, 207
-_CONFIGURATION, _ROUTE, _NO_ROUTE = 26, 105, 17
+_CONFIGURATION, _ROUTE, _NO_ROUTE, _SEND = 26, 105, 17, 10
 _NOTHING_THERE = {17, 19, 20, 21}
 """Answers to a pull: no such topic, no message, and two kinds of an offset that is not there."""
 _BETWEEN_NAME_AND_VALUE, _BETWEEN_PROPERTIES = "\x01", "\x02"
@@ -31,13 +31,13 @@ class Stored:
 
 
 class Remoting:
-    """A connection to the broker at `address` for each request."""
+    """Requests to the broker at `address`, each on a new connection."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def make_topic(self, name: str, kind: str, queues: int) -> None:
-        """Make a topic; `kind` is NORMAL, FIFO, DELAY or TRANSACTION."""
+        """Create a topic; `kind` is NORMAL, FIFO, DELAY or TRANSACTION."""
         header = {
             "topic": name,
             "defaultTopic": "TBW102",
@@ -53,7 +53,7 @@ class Remoting:
         self._wait_until_known(name)
 
     def make_group(self, name: str, *, in_order: bool, retries: int) -> None:
-        """Make a group of consumers; after `retries` more deliveries of a message it is dead."""
+        """Create a consumer group; a message becomes a dead letter after `retries` redeliveries."""
         group = {
             "groupName": name,
             "consumeEnable": True,
@@ -71,11 +71,29 @@ class Remoting:
         self._ask(_DELETE_TOPIC, {"topic": name})
 
     def delete_group(self, name: str) -> None:
-        """Delete a group and where it has read up to."""
+        """Delete a group and its offsets."""
         self._ask(_DELETE_GROUP, {"groupName": name, "cleanOffset": "true"})
 
+    def put(self, topic: str, body: bytes, properties: str) -> None:
+        """Write a message with any properties; a proxy would check them."""
+        header = {
+            "producerGroup": "TESTS",
+            "topic": topic,
+            "defaultTopic": "TBW102",
+            "defaultTopicQueueNums": 4,
+            "queueId": 0,
+            "sysFlag": 0,
+            "bornTimestamp": time.time_ns() // 1_000_000,
+            "flag": 0,
+            "properties": properties,
+            "reconsumeTimes": 0,
+            "unitMode": "false",
+            "batch": "false",
+        }
+        self._ask(_SEND, header, body)
+
     def stored(self, topic: str, queue: int) -> list[Stored]:
-        """All messages of a queue, the first one first."""
+        """All messages of a queue, oldest first."""
         _, header, _ = self._ask(_LAST_OFFSET, {"topic": topic, "queueId": queue})
         end = int(header["offset"])
         found: list[Stored] = []
@@ -87,8 +105,8 @@ class Remoting:
         return found
 
     def _wait_until_known(self, topic: str, timeout: float = 60) -> None:
-        """The broker tells the name server a moment later. A proxy that is asked before remembers for a while
-        that there is no such topic."""
+        """Wait until the name server knows the topic: the broker registers it a moment later. A proxy that is
+        asked too early remembers for a while that the topic does not exist."""
         _, _, content = self._ask(_CONFIGURATION, {})
         settings = dict(line.split("=", 1) for line in content.decode().splitlines() if "=" in line)
         names = Remoting(settings["namesrvAddr"])
@@ -149,7 +167,7 @@ class Remoting:
 
 
 def _messages(data: bytes) -> Iterator[Stored]:
-    """Messages as they stand in the broker's log, one behind the other."""
+    """Messages in the form of the broker's log, one after another."""
     while data:
         size, _, _, queue, _, offset = struct.unpack_from(">iiiiiq", data)
         system_flag = struct.unpack_from(">i", data, 36)[0]

@@ -1,4 +1,4 @@
-"""RocketMQ's topics and groups that belong to one test, and what is in them."""
+"""RocketMQ topics and groups that belong to one test, and their contents."""
 
 import re
 import time
@@ -10,6 +10,7 @@ from uuid import uuid4
 from inbox import Delivery
 from inbox_outbox_base.brokers.rocketmq import properties
 from inbox_outbox_base.brokers.rocketmq.client import grpc, rocketmq
+from inbox_outbox_base.brokers.rocketmq.message import message_of
 from outbox import Envelope
 from tests.support.rocketmq_remoting import Remoting, Stored
 
@@ -22,7 +23,7 @@ BROKERS_OWN = re.compile(r"[A-Z0-9_]+|__.*")
 
 
 def envelope(topic: str, payload: str | bytes = "x", key: str | None = None, **headers: str) -> Envelope:
-    """A message on its way out."""
+    """A message as a relay passes it to a publisher."""
     body = payload.encode() if isinstance(payload, str) else payload
     return Envelope(f"{uuid4()}", topic, key, body, "text/plain", headers, 1, datetime.now(UTC))
 
@@ -42,37 +43,47 @@ class Topics:
         self._groups: list[str] = []
 
     def new(self, kind: str = "NORMAL", *, queues: int = 2, name: str | None = None) -> str:
-        """A topic of that kind: NORMAL, FIFO, DELAY or TRANSACTION."""
+        """Create a topic of this kind: NORMAL, FIFO, DELAY or TRANSACTION."""
         name = name or f"test-{uuid4().hex}"
         self._remoting.make_topic(name, kind, queues)
         self._topics[name] = queues
         return name
 
     def delete(self, topic: str) -> None:
-        """Delete a topic of ours."""
+        """Delete one of this test's topics."""
         self._remoting.delete_topic(topic)
         del self._topics[topic]
 
     def group(self, *, in_order: bool = False, retries: int = 16, name: str | None = None) -> str:
-        """A group of consumers; `in_order` for FIFO topics. A message is delivered 1 + `retries` times at
-        most."""
+        """Create a consumer group; `in_order` for FIFO topics. A message is delivered at most 1 + `retries`
+        times."""
         name = name or f"test-{uuid4().hex}"
         self._remoting.make_group(name, in_order=in_order, retries=retries)
         self._groups.append(name)
         return name
 
+    def put_damaged(self, topic: str, envelope: Envelope) -> None:
+        """Write what is left of a message when a broker is killed that writes it: its properties end in
+        zeros."""
+        found = message_of(envelope, "", is_fifo=False)
+        named = {"UNIQ_KEY": envelope.id, **found.user_properties}
+        text = "".join(f"{name}\x01{value}\x02" for name, value in named.items())
+        whole = text.index("outbox-id") + 20
+        self._remoting.put(topic, found.body, text[:whole] + "\0" * (len(text) - whole))
+
     def stored(self, topic: str) -> list[Stored]:
-        """All messages that the broker has stored for a topic of ours, in order queue by queue."""
+        """All messages that the broker has stored for a topic, each queue in order."""
         return [
             message for queue in range(self._topics[topic]) for message in self._remoting.stored(topic, queue)
         ]
 
     def received(self, topic: str, group: str, count: int) -> list[bytes]:
-        """The payloads of so many messages, as a consumer of that group gets and acknowledges them."""
+        """The payloads of `count` messages, received and acknowledged by a consumer of that group."""
         return [message.body for message in self.messages(topic, group, count)]
 
     def messages(self, topic: str, group: str, count: int) -> list[Any]:
-        """So many messages, as the client gives them to a consumer of that group, which acknowledges them."""
+        """`count` messages as the client returns them, received and acknowledged by a consumer of that
+        group."""
         configuration = rocketmq.ClientConfiguration(self.address, rocketmq.Credentials(), request_timeout=10)
         consumer = rocketmq.SimpleConsumer(configuration, group, {topic: rocketmq.FilterExpression()}, 1)
         consumer.startup()
@@ -93,7 +104,7 @@ class Topics:
         return found
 
     def dead(self, group: str) -> list[Stored]:
-        """What the broker itself has buried after too many deliveries to this group."""
+        """The broker's own dead letters after too many deliveries to this group."""
         try:
             return self._remoting.stored(f"%DLQ%{group}", 0)
         except RuntimeError:
@@ -115,7 +126,7 @@ class Topics:
 
 
 def delivery_of(stored: Stored, topic: str) -> Delivery:
-    """A message as it is in the broker."""
+    """A message as the broker has stored it."""
     plain = {name: text for name, text in stored.properties.items() if not BROKERS_OWN.fullmatch(name)}
     found = properties.decode(plain)
     return Delivery(

@@ -1,8 +1,8 @@
-"""A consumer in a process of its own, which is killed or stopped: see test_rocketmq_consumer_failures.
+"""A consumer in its own process, which is killed or stopped: see test_rocketmq_consumer_failures.
 
 Started as `python -m tests.support.rocketmq_worker ADDRESS TOPIC GROUP POINT`, with the database's URL on
-standard input. Each message's payload is an account to add to. It says "running" when the first message is,
-and dies at `POINT` of that one; or at "never".
+standard input. Each message's payload names the account to add to. It prints "running" when the first message
+is running, and dies at `POINT` of that message, or never if POINT is "never".
 """
 
 import sys

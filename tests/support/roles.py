@@ -20,14 +20,14 @@ RIGHT = re.compile(r"[A-Z]+(?: [A-Z]+)*(?: \([a-z_, ]+\))?")
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One right to one thing."""
+    """One privilege on one object."""
 
     name: str
     thing: str
 
 
 def page() -> str:
-    """What the documentation says."""
+    """The text of the documentation's page."""
     return (ROOT / "docs" / "privileges.md").read_text()
 
 
@@ -39,7 +39,7 @@ def script(server: str, heading: str) -> str:
 
 
 def rights(server: str, part: str) -> list[Right]:
-    """Every single right of a part."""
+    """Every single privilege of a part."""
     found = [GRANT.fullmatch(line.rstrip(";")) for line in script(server, part).splitlines() if line]
     return [
         Right(name.strip(), each["object"])
@@ -68,20 +68,20 @@ class Role:
 
     @property
     def database(self) -> Database:
-        """The database as this role sees it."""
+        """The database, connected to as this role."""
         url = self._database.url.set(username=self._name, password=PASSWORD)
         return Database(self._database.server, url)
 
     def grant(self, right: Right) -> None:
-        """Give it a right."""
+        """Grant it a privilege."""
         self._run(f"GRANT {right.name} ON {self._placed(right)} TO {self._account}")
 
     def revoke(self, right: Right) -> None:
-        """Take it away."""
+        """Revoke it."""
         self._run(f"REVOKE {right.name} ON {self._placed(right)} FROM {self._account}")
 
     def drop(self) -> None:
-        """Forget the role."""
+        """Drop the role."""
         if self._is_mysql:
             self._run(f"DROP USER {self._account}")
         else:
@@ -98,7 +98,7 @@ class Role:
 
 @contextmanager
 def role(database: Database) -> Iterator[Role]:
-    """A role for the length of a block."""
+    """A role that exists during a block."""
     made = Role(database)
     try:
         yield made
@@ -107,7 +107,7 @@ def role(database: Database) -> Iterator[Role]:
 
 
 def is_denied(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, says that a right is missing."""
+    """Whether an error, or its cause, says that a privilege is missing."""
     while error is not None:
         if isinstance(error, DBAPIError) and codes.is_denied(error):
             return True

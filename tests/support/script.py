@@ -1,4 +1,4 @@
-"""SQL scripts, run by the driver the way a database's own client would run them."""
+"""SQL scripts, run by the driver as a database's own client would run them."""
 
 from contextlib import closing
 from typing import Any

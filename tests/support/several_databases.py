@@ -24,12 +24,12 @@ def other(migrated: Database, server: Server) -> Iterator[Database]:
 
 
 def balance(database: Database) -> int:
-    """What was committed there."""
+    """The committed total there."""
     return accounts.total(database.engine())
 
 
 def recipe(leader: Engine, followers: list[Engine]) -> type[Session]:
-    """As SQLAlchemy's manual has it, in "Custom Vertical Partitioning"."""
+    """The session of "Custom Vertical Partitioning" in SQLAlchemy's manual."""
 
     class RoutingSession(Session):
         def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Engine:
@@ -42,7 +42,7 @@ def recipe(leader: Engine, followers: list[Engine]) -> type[Session]:
 
 @pytest.fixture
 def replica(other: Database) -> Iterator[Database]:
-    """A database that answers as a replica does; PostgreSQL and SQLite tell what was written by itself."""
+    """A database that answers as a replica does; PostgreSQL and SQLite report writes by themselves."""
     if other.url.get_backend_name() != "mysql":
         yield other
         return

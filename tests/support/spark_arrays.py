@@ -14,7 +14,7 @@ def listed(case: Case) -> Case:
 
 
 def gridded(case: Case) -> Case:
-    """Arrays of two dimensions, with NULL among their elements."""
+    """Two-dimensional arrays, with NULL among their elements."""
     pairs = [[value, None] for value in case.values]
     kind = pa.large_list(pa.list_(case.kind))
     return _arrays(kind, [pairs, None, [], [[*case.values]], [[value] for value in case.values]], case)

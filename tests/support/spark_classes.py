@@ -1,8 +1,8 @@
-"""Spark's classes in the form in which Java has them in memory.
+"""An archive of Spark's classes in the form in which Java has them in memory (class data sharing).
 
-Most of what a JVM of Spark does at its start is to load and check ten thousand classes. Java can write them
-to an archive, which later JVMs map instead. A JVM that the archive does not fit does without: its Java or its
-jars are others, or there are files in Spark's configuration folder.
+Most of the work of a Spark JVM at its start is to load and verify ten thousand classes. Java can write them
+to an archive, which later JVMs map instead. A JVM that the archive does not fit ignores it: its Java or its
+jars differ, or there are files in Spark's configuration folder.
 """
 
 import fcntl
@@ -29,8 +29,8 @@ session.stop()
 
 
 def share(java_options: str) -> None:
-    """Let the JVMs of every Spark that is started from now on use the archive, which is made if need be with
-    these options: the choice of the garbage collector is part of it."""
+    """Let the JVMs of every Spark that is started from now on use the archive, which is made if necessary
+    with these options: the garbage collector is part of it."""
     # Without logging: a JVM that the archive does not fit would say so among the program's own output.
     options = f"-XX:SharedArchiveFile={_archive(java_options)} -Xlog:disable"
     settings = [f"spark.{part}.defaultJavaOptions={options}" for part in ("driver", "executor")]
@@ -40,7 +40,7 @@ def share(java_options: str) -> None:
 
 @cache
 def _archive(java_options: str) -> Path:
-    """Processes that share the tests wait for the one that makes it."""
+    """Make the archive; other test processes wait for the one that does."""
     archive = ROOT / ".pytest_cache" / f"spark-{pyspark.__version__}.jsa"
     archive.parent.mkdir(exist_ok=True)
     with archive.with_suffix(".lock").open("w") as lock:

@@ -1,7 +1,7 @@
-"""A Spark standalone cluster on this machine: a master and two workers, each a process of its own.
+"""A Spark standalone cluster on this machine: a master and two workers, each in its own process.
 
-Everything comes from the wheel of PySpark and from the Java that is installed. The workers go by two names
-of this machine, because Spark starts no speculative copy on a host where an attempt is running already.
+Everything comes from PySpark's wheel and from the installed Java. The workers use two names of this machine,
+because Spark starts no speculative copy on a host where an attempt is already running.
 """
 
 import importlib.util
@@ -61,9 +61,9 @@ class Process:
 
 
 class SparkCluster:
-    """A master and two workers on 127.0.0.1, stopped and removed on leaving the ``with`` block.
+    """A master and two workers on 127.0.0.1, stopped and removed at the end of the ``with`` block.
 
-    Raises RuntimeError, with the daemon's own words, when one cannot start.
+    Raises RuntimeError, with the daemon's output, if one cannot start.
     """
 
     def __init__(self) -> None:
@@ -84,12 +84,12 @@ class SparkCluster:
 
     @property
     def logging(self) -> str:
-        """The JVM option that every program of this cluster, or that uses it, logs by."""
+        """The JVM option that configures logging for the cluster and the programs that use it."""
         return f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What every program of this cluster, or that uses it, has to find in its environment."""
+        """The environment that the cluster and the programs that use it need."""
         return {
             "SPARK_HOME": str(home()),
             "SPARK_CONF_DIR": str(self.folder / "none"),  # see `spark_classes`
@@ -105,7 +105,7 @@ class SparkCluster:
         return [each for each in processes() if each.is_executor and application in each.command]
 
     def close(self) -> None:
-        """Stop all of it, and remove everything it wrote. Closing again does nothing."""
+        """Stop all processes, and remove all files. Closing again does nothing."""
         started = [each for each in processes() if str(self.folder) in each.command]
         left = [each for root in started for each in descendants(root.pid)]
         while self._daemons:
@@ -144,7 +144,7 @@ class SparkCluster:
         self._daemons.append(ServerProcess(command, self.folder, user=None, is_ready=is_ready))
 
     def _workers(self) -> int | None:
-        """How many workers the master has; None as long as it does not answer."""
+        """The number of workers that the master has; None until it answers."""
         try:
             with urllib.request.urlopen(self._state_url, timeout=5) as answer:  # noqa: S310 - it is ours
                 state: dict[str, Any] = json.load(answer)
@@ -161,12 +161,12 @@ def processes() -> list[Process]:
 
 
 def descendants(pid: int) -> list[Process]:
-    """The processes that a process has started, and those that they have started."""
+    """The child processes of a process, and theirs."""
     return list(_below(pid, processes()))
 
 
 def parents(pid: int) -> list[Process]:
-    """The process that started this one, the one that started that, and so on."""
+    """The parent of a process, the parent's parent, and so on."""
     by_pid = {each.pid: each for each in processes()}
     chain = []
     while pid in by_pid and by_pid[pid].parent in by_pid:
@@ -176,7 +176,7 @@ def parents(pid: int) -> list[Process]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and not only its exit code."""
+    """Whether the process exists and is not a zombie."""
     return any(each.pid == pid and "<defunct>" not in each.command for each in processes())
 
 
@@ -187,14 +187,14 @@ def kill(pid: int) -> None:
 
 
 def missing() -> Missing | None:
-    """Why there can be no cluster here; None if there can."""
+    """The reason why no cluster can run here; None if one can."""
     if importlib.util.find_spec("pyspark") is None:
         return Missing("pyspark is not installed")
     return _missing_java()
 
 
 def home() -> Path:
-    """Where the wheel of PySpark keeps Spark."""
+    """Spark's folder in the wheel of PySpark."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None

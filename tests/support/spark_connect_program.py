@@ -1,6 +1,6 @@
-"""What a user of Spark Connect does, in a process of its own: writes, streams, and jobs that fail.
+"""The program of a Spark Connect user: writes, streams, and jobs that fail.
 
-Started as `python spark_connect_program.py URL FOLDER`; it leaves what it saw in FOLDER/seen.json.
+Started as `python spark_connect_program.py URL FOLDER`; it writes its results to FOLDER/seen.json.
 """
 
 import json
@@ -22,7 +22,7 @@ COLUMNS = "id STRING, amount BIGINT"
 
 
 def main(url: str, folder: Path) -> None:
-    """Everything, one after the other."""
+    """Run all parts, one after another."""
     session = SparkSession.builder.remote("local[2]").config("spark.driver.memory", "1g").getOrCreate()
     session.dataSource.register(InboxDataSource)
     rows = session.range(100, numPartitions=3).selectExpr("concat('k', id) AS id", "id AS amount")
@@ -47,7 +47,7 @@ def writer(url: str, consumer: str, **options: Any) -> InboxWriter:
 
 
 def write(url: str, rows: DataFrame) -> list[dict[str, Any]]:
-    """A job, the same again, and as a job that trusts the ledger."""
+    """A job, the same job again, and once more with a trusted ledger."""
     named = [writer(url, "written", run="r", ledger=ledger) for ledger in ("verify", "verify", "trust")]
     whole = writer(url, "whole", atomicity="job", null_keys="drop")
     return [asdict(each.write(rows)) for each in (*named, whole)]

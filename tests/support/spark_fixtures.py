@@ -54,16 +54,17 @@ def _application(cluster: SparkCluster, folder: Path) -> Iterator[Application]:
 
 @pytest.fixture
 def faults(application: Application) -> Iterator[Faults]:
-    """The faults of a job. Attempts that they still hold go on when the test is over: the thread in the
-    executor that waits for such an attempt was interrupted, and is busy all the time."""
+    """The faults of one job. When the test is over, attempts that are still held go on: the executor's thread
+    that waits for such an attempt was interrupted, and would stay busy."""
     yield application.faults()
     application.release()
 
 
 @pytest.fixture(scope="session")
 def in_the_end() -> Iterator[list[Callable[[], None]]]:
-    """What to call after all jobs. An attempt that Spark has given up may begin to write when its test is
-    over; without its database or its role it would try to connect for minutes, and keep its executor busy."""
+    """Functions to call after all jobs. An attempt that Spark has given up may begin to write when its
+    test is over; without its database or its role it would try to connect for minutes, and keep its
+    executor busy."""
     calls: list[Callable[[], None]] = []
     yield calls
     for call in calls:
@@ -72,7 +73,7 @@ def in_the_end() -> Iterator[list[Callable[[], None]]]:
 
 @pytest.fixture
 def target(server: Server, in_the_end: list[Callable[[], None]]) -> Iterator[Target]:
-    """The table that jobs write to, beside the inbox's, in a database that nobody uses again."""
+    """The table that jobs write to, beside the inbox's tables, in a database that is not used again."""
     database = Database(server, server.fresh_database())
     make_tables(database.url)
     yield Target(database)

@@ -1,4 +1,4 @@
-"""Programs of this repository that start a Spark of their own."""
+"""Programs of this repository that start their own Spark."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.support.program import command, run
 
 
 def need_spark() -> None:
-    """Skip the test where Spark cannot start; fail it where Spark is required. Let it start quickly."""
+    """Skip the test if Spark cannot start; fail it if Spark is required. Make Spark start quickly."""
     reason = _spark.missing()
     if reason and servers.is_required("spark"):
         pytest.fail(f"spark is required: {reason}")
@@ -22,7 +22,7 @@ def need_spark() -> None:
 
 
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where programs that the test runs put their files from now on."""
+    """Set the folder for the files of programs that the test runs."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -30,13 +30,13 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def output(module: str, *arguments: str, url: URL | None = None) -> list[str]:
-    """The lines that a program prints; nothing on stderr, and an exit code of 0."""
+    """The lines that a program prints; it must write nothing to stderr, and exit with 0."""
     done = run(command(module, *arguments, url=url), timeout=400)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
 def assert_nothing_left(folder: Path) -> None:
-    """No file in the folder that was the program's temporary one, and no process that knows of it."""
+    """Assert that no file is left in the program's temporary folder, and no process that uses it."""
     assert not _spark.processes(str(folder))
     assert not list(folder.iterdir())

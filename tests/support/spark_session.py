@@ -1,6 +1,6 @@
-"""A Spark inside this process, for tests of what Spark itself does with its types and options.
+"""A Spark inside this process, for tests of how Spark itself treats its types and options.
 
-A test module names this one as its plugin. It is small and local, and one for all tests of a run.
+A test module names this one as its plugin. It is small and local; all tests of a run share it.
 """
 
 import os
@@ -31,7 +31,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
-    """A local Spark of two threads; without Java the test is skipped, or fails where Spark is required."""
+    """A local Spark with two threads; without Java the test is skipped, or fails if Spark is required."""
     missing = spark_cluster.missing()
     if missing is not None and servers.is_required("spark"):
         pytest.fail(f"spark is required: {missing.reason}")

@@ -1,4 +1,4 @@
-"""Values of every type that Spark sends, and the columns that hold them on each database."""
+"""Values of every type that Spark sends, and the column types for them on each database."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ Reader = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Values of a type, and by database (or "any") the type of a column for them."""
+    """Values of a type, and the column type for them by database (or "any")."""
 
     kind: pa.DataType
     values: Sequence[Any]
@@ -76,15 +76,15 @@ class Case:
     """What to select, where the column itself is not shown with all its digits."""
 
     def column(self, database: str) -> str | None:
-        """The column's type on a database that holds the values."""
+        """The column type that stores the values on a database."""
         return self.columns.get(database, self.columns.get("any")) or None
 
     def selected(self, database: str, column: str) -> str:
-        """What to select of a column."""
+        """The expression to select for a column."""
         return self.expression.get(database, "{}").format(column)
 
     def shown(self, database: str, value: Any) -> Any:
-        """What the driver has returned, as it was given."""
+        """A value that the driver has returned, in the form in which it was given."""
         if value is None:
             return None
         return self.read.get(database, self.read.get("any", _as_it_is))(value)
@@ -100,7 +100,7 @@ def on_all(postgresql: str, mysql: str, sqlite: str, **others: str) -> dict[str,
 
 
 def _utc(value: Any) -> Any:
-    """An instant, from what a database without time zones shows."""
+    """An instant, converted from what a database without time zones returns."""
     parsed = datetime.fromisoformat(value) if isinstance(value, str) else value
     return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed
 
@@ -110,7 +110,7 @@ def _json(value: Any) -> Any:
 
 
 def _time(value: Any) -> Any:
-    """MySQL's drivers return a length of time."""
+    """A time, converted from the duration that MySQL's drivers return."""
     return (EPOCH + value).time() if isinstance(value, timedelta) else time.fromisoformat(value)
 
 
@@ -119,7 +119,7 @@ def _whole_numbers(bits: int) -> list[Any]:
 
 
 def _decimals(precision: int, scale: int) -> list[Any]:
-    """The ends, the smallest steps, and numbers of every length."""
+    """The largest and smallest numbers, the smallest steps, and numbers of every length."""
     ones = [int("1" * length) for length in range(1, precision + 1, 3)]
     tens = [10**power for power in range(0, precision, 4)]
     whole = [0, 10**precision - 1, *ones, *tens, 10_000 * (10 ** (precision // 2)) % 10**precision]

@@ -1,4 +1,4 @@
-"""Writes without Spark: what its driver and its tasks do, called one after the other."""
+"""Writes without Spark: the work of its driver and its tasks, called one after another."""
 
 import pickle
 from collections.abc import Sequence
@@ -30,26 +30,26 @@ Partition = Sequence[pa.RecordBatch]
 
 
 def make_result(database: Database) -> Engine:
-    """An engine of a database that has the table for results, empty."""
+    """An engine of a database with an empty table for results."""
     engine = database.engine()
     METADATA.create_all(engine)
     return engine
 
 
 def batch(*rows: Row) -> pa.RecordBatch:
-    """Rows as Spark would send them."""
+    """Rows in the form in which Spark sends them."""
     ids, amounts = [row[0] for row in rows], [row[1] for row in rows]
     return pa.record_batch([pa.array(ids, pa.string()), pa.array(amounts, pa.int64())], schema=SCHEMA)
 
 
 def options_of(database: Database, **options: Any) -> Settings:
-    """A writer's options, the usual ones where none are given."""
+    """A writer's options, with defaults where none are given."""
     usual = {"url": database.url, "table": "result", "key": "id", "consumer": CONSUMER}
     return checked(**{**usual, **options})
 
 
 def prepared(database: Database, parts: int = 0, schema: pa.Schema = SCHEMA, **options: Any) -> Task:
-    """What every task of a job is told, as it arrives on an executor."""
+    """What every task of a job receives, as it arrives on an executor."""
     settings = options_of(database, **options)
     packed = pickle.dumps(Job(settings, settings.run, parts).prepare(schema))
     task: Task = pickle.loads(packed)  # noqa: S301 - the test's own
@@ -100,7 +100,7 @@ def taken(engine: Engine, consumer: str = CONSUMER) -> list[str]:
 
 
 def counts(report: WriteReport) -> dict[str, int]:
-    """The counts of a report that are not zero, after a look at their sum."""
+    """The counts of a report that are not zero; checks their sum, too."""
     parts = {name: getattr(report, name) for name in ("new", "duplicate", "repeated", "dropped")}
     assert report.rows == sum(parts.values()), report
     return {name: count for name, count in parts.items() if count}

@@ -1,4 +1,4 @@
-"""Tests of `AsyncStatusInbox`: in a loop of their own, on the stores of `place`."""
+"""Tests of `AsyncStatusInbox`: each in its own event loop, on the stores of `place`."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ _LONGEST = 90.0
 
 
 def in_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """An asynchronous test as pytest knows them."""
+    """Make an asynchronous test one that pytest can call."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -51,7 +51,7 @@ async def open_async(place: Place) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def inbox_at(place: Place, **options: Any) -> AsyncIterator[AsyncStatusInbox]:
-    """An inbox which shows verdicts, with a store of its own."""
+    """An inbox that shows verdicts, with its own store."""
     async with open_async(place) as store:
         yield AsyncStatusInbox(CONSUMER, store=store, **{"on_refusal": "return"} | options)
 
@@ -62,7 +62,7 @@ def beside(inbox: AsyncStatusInbox, **options: Any) -> AsyncStatusInbox:
 
 
 async def failed(inbox: AsyncStatusInbox, error: BaseException, key: str = "a") -> AsyncClaim:
-    """The claim of a message whose handler has raised this, which came through unchanged."""
+    """The claim of a message whose handler has raised this error; the error must be raised unchanged."""
     try:
         async with inbox.claim(key) as claim:
             raise error
@@ -72,6 +72,6 @@ async def failed(inbox: AsyncStatusInbox, error: BaseException, key: str = "a") 
 
 
 def recorded(place: Place, key: str = "a") -> Record:
-    """What the store has of a message."""
+    """The store's record of a message."""
     with place.open() as store:
         return stored(store, key)

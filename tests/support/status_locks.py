@@ -1,4 +1,4 @@
-"""What stands in the way of a store: rows that somebody has locked, and connections that hang."""
+"""Obstacles for a store: rows that another session has locked, and connections that hang."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ _PLAIN: dict[str, dict[str, str]] = {
 
 @contextmanager
 def locked(engine: Engine, key: str) -> Iterator[None]:
-    """While the block runs somebody has the message's row locked, as a forgotten session has."""
+    """During the block another session has the message's row locked, like a forgotten one."""
     c = tables().status.c
     row = select(c.token).where(c.consumer == CONSUMER, c.key == key).with_for_update()
     with engine.connect() as connection:
@@ -29,22 +29,22 @@ def locked(engine: Engine, key: str) -> Iterator[None]:
 
 @contextmanager
 def proxied(url: URL) -> Iterator[tuple[TcpProxy, URL]]:
-    """A proxy, and the way through it to a database."""
+    """A proxy, and the address of a database through it."""
     with TcpProxy(str(url.host), url.port or 0) as proxy:
         plain = _PLAIN[url.get_backend_name()]
         yield proxy, url.set(host="127.0.0.1", port=proxy.port).update_query_dict(plain)
 
 
 def asynchronous(url: URL) -> URL:
-    """The same way through the asynchronous driver, which needs not be told not to encrypt."""
+    """The same address for the asynchronous driver, which does not encrypt by default."""
     return url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]).difference_update_query(["ssl_disabled"])
 
 
 def is_renewal(chunk: bytes) -> bool:
-    """Whether a client sends a heartbeat."""
+    """Whether a client's bytes are a heartbeat."""
     return b"UPDATE inbox_status SET lease_until" in chunk
 
 
 def is_end(chunk: bytes) -> bool:
-    """Whether a client completes a message."""
+    """Whether a client's bytes complete a message."""
     return b"UPDATE inbox_status SET status" in chunk

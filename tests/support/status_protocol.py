@@ -1,7 +1,7 @@
 """The protocol of status-table mode as a transition system: one message, some workers, every interleaving.
 
-What may be claimed and which token a claim gets is decided by the very functions that the stores call; the
-rest says what the stores' statements say. A model of the protocol, and no stand-in for a store.
+The functions that the stores call decide what may be claimed and which token a claim gets; the rest repeats
+the stores' statements. It is a model of the protocol, not a replacement for a store.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ ASKED = request(max_attempts=MAX_ATTEMPTS)
 
 
 class Row(NamedTuple):
-    """What is stored. `live` is whether the lease still holds, `pending` whether a step that may not be
-    repeated has no end."""
+    """The stored row. `live` is whether the lease still holds, `pending` whether a step that must not be
+    repeated has no recorded end."""
 
     status: Status
     token: int
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A worker that has no claim (`token` 0), has looked at a row that it may change, or has a claim."""
+    """A worker that has no claim (`token` 0), has read a row that it may change, or has a claim."""
 
     token: int = 0
     seen: Row | None = None
@@ -42,7 +42,7 @@ class Worker(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything; workers are sorted, because it does not matter who is who."""
+    """The whole state; workers are sorted, because their identity does not matter."""
 
     row: Row | None
     workers: tuple[Worker, ...]
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """The rules, of which a test can leave out one to see that it is needed."""
+    """The rules; a test can leave one out to show that it is necessary."""
 
     fences: bool = True
     """A write repeats its token."""
@@ -72,7 +72,7 @@ class Protocol:
     judges: Callable[[Row, int], tuple[Judgement, int]] | None = None
 
     def start(self, workers: int) -> State:
-        """Nothing has happened yet."""
+        """The initial state."""
         return State(None, (Worker(),) * workers, 0)
 
     def steps(self, state: State) -> Iterator[Step]:
@@ -141,7 +141,8 @@ class Protocol:
 
 
 def _clock(state: State) -> int:
-    """The store's clock stands still but for this: no two claims are made in the same microsecond."""
+    """Advance the store's clock, which otherwise stands still: no two claims happen in the same
+    microsecond."""
     return state.claims + state.purges
 
 
@@ -156,7 +157,7 @@ def _wrote(state: State, row: Row, writer: Worker, after: Worker) -> tuple[State
 
 @cache
 def judged(row: Row, clock: int) -> tuple[Judgement, int]:
-    """What the stores' own rules say of a row, and the token that a claim would get."""
+    """The decision of the stores' own rules on a row, and the token that a claim would get."""
     now = EPOCH + timedelta(microseconds=clock)
     until = now + timedelta(seconds=1 if row.live else -1) if row.status is Status.CONSUMING else None
     record = Record(

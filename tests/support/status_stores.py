@@ -1,4 +1,4 @@
-"""Every kind of store of status-table mode, and what tests ask of one."""
+"""Every kind of store of status-table mode, and helpers for its tests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +35,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {"sqlite": {"connect_args": {"timeout": 30
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store's records are, in a form that another process can be given."""
+    """The address of a store's records, in a form that can be passed to another process."""
 
     name: str
     url: str
@@ -43,7 +43,7 @@ class Place:
 
     @contextmanager
     def open(self) -> Iterator[Store]:
-        """The store, with connections of its own."""
+        """The store, with its own connections."""
         if self.name == "redis":
             with redis.Redis.from_url(self.url) as client:
                 yield RedisStore(client, prefix=self.prefix)
@@ -53,7 +53,7 @@ class Place:
             dispose(engine)
 
     def clear(self) -> None:
-        """Forget every record."""
+        """Delete all records."""
         if self.name == "redis":
             with redis.Redis.from_url(self.url) as client:
                 for name in client.scan_iter(f"{self.prefix}:*"):
@@ -67,12 +67,12 @@ class Place:
 
 
 def new_prefix() -> str:
-    """What the names of one test's records in Redis begin with."""
+    """A prefix for the names of one test's records in Redis."""
     return f"test-{uuid4().hex}"
 
 
 def request(key: str = "a", **others: Any) -> Request:
-    """One more attempt to claim a message, as `orders` would make it unless told otherwise."""
+    """Another attempt to claim a message, by the consumer `orders` unless told otherwise."""
     given: dict[str, Any] = {
         "consumer": CONSUMER,
         "claim": uuid4().bytes,
@@ -88,31 +88,31 @@ def request(key: str = "a", **others: Any) -> Request:
 
 
 def change(**fields: Any) -> Change:
-    """Something to write."""
+    """A change to write."""
     return Change(**{"forget_after": KEPT} | fields)
 
 
 def held(of: Answer | Record) -> Held:
-    """What every write of this claim repeats."""
+    """The values that every write of this claim repeats."""
     record = of.record if isinstance(of, Answer) else of
     return Held(record.consumer, record.key, record.token)
 
 
 def stored(store: Store, key: str = "a", consumer: str = CONSUMER) -> Record:
-    """The record of a message, which is there."""
+    """The record of a message, which must exist."""
     record = store.find(consumer, key)
     assert record is not None
     return record
 
 
 def untimed(record: Record) -> dict[str, Any]:
-    """A record without its times: a store may say them from memory, to the microsecond or nearly so."""
+    """A record without its times, which a store may return with slightly less than microsecond precision."""
     times = ("lease_until", "created_at", "updated_at")
     return {name: value for name, value in asdict(record).items() if name not in times}
 
 
 def end(store: Store, claimed: Answer, status: Status) -> Record:
-    """End a claim in one of these ways; the record."""
+    """End a claim in one of these ways, and return the record."""
     assert store.write(held(claimed), change(status=status, **ENDS[status]))
     return stored(store, claimed.record.key)
 
@@ -122,13 +122,13 @@ class Failed(Exception):
 
 
 def status_inbox(store: Store, **options: Any) -> StatusInbox:
-    """An inbox on this store which shows verdicts, and whose leases do not run out within a test."""
+    """An inbox on this store that shows verdicts, with leases that do not expire during a test."""
     fixed: dict[str, Any] = {"lease": LEASE, "heartbeat": False, "on_refusal": "return"}
     return StatusInbox(CONSUMER, store=store, **fixed | options)
 
 
 def deliver(inbox: StatusInbox, body: Callable[[Claim], Any] = lambda _: None, payload: Any = None) -> Claim:
-    """One delivery of the message ``a``, whose handler may fail; what the claim says in the end."""
+    """Deliver the message ``a`` once, to a handler that may fail; return the claim's final verdict."""
     with suppress(Failed), inbox.claim("a", payload) as claim:
         if claim.is_new:
             claim.result = body(claim)

@@ -1,4 +1,4 @@
-"""What the processes of the tests of status-table mode do. Each function begins as a process of its own."""
+"""The processes of the tests of status-table mode. Each function is the main function of a process."""
 
 import os
 import signal
@@ -27,13 +27,13 @@ ZOMBIE_ACTS = ("heartbeat", "step", "complete", "fail", "release")
 
 @contextmanager
 def inbox_at(place: Place, **options: Any) -> Iterator[StatusInbox]:
-    """The inbox of the tests, which shows verdicts, with a store of this process's own."""
+    """The tests' inbox, which shows verdicts, with this process's own store."""
     with place.open() as store:
         yield StatusInbox(CONSUMER, store=store, **{"on_refusal": "return"} | options)
 
 
 def race(pipe: Connection, place: Place, barrier: Barrier, keys: list[str]) -> None:
-    """Claim each key at the same instant as all the others, and complete it when all have their answer.
+    """Claim each key at the same instant as all other workers, and complete it when all have their answers.
     Sends the verdicts."""
     verdicts = []
     with inbox_at(place, lease=120, heartbeat=False) as inbox:
@@ -46,7 +46,7 @@ def race(pipe: Connection, place: Place, barrier: Barrier, keys: list[str]) -> N
 
 
 def sleeper(pipe: Connection, place: Place, lease: float, act: str) -> None:
-    """Claim the key `act`, say so, and when told to go on do that act. Sends what came of it, and of asking
+    """Claim the key `act`, say so, wait to be told, and do that act. Sends the result, and the value of
     `claim.lost`."""
     with inbox_at(place, lease=lease, heartbeat=False) as inbox:
         claims: list[Claim] = []
@@ -63,8 +63,8 @@ def sleeper(pipe: Connection, place: Place, lease: float, act: str) -> None:
 
 
 def renewer(pipe: Connection, place: Place, lease: float) -> None:
-    """Handle a message with heartbeats until it is lost. Sends that it has begun, that it is lost, and what
-    the next step raises."""
+    """Handle a message with heartbeats until the claim is lost. Sends that it has begun, that the claim is
+    lost, and what the next step raises."""
 
     lost = threading.Event()
 
@@ -95,7 +95,7 @@ def _do(act: str, claim: Claim) -> None:
 
 
 def order(pipe: Connection, place: Place, calls: Path, point: str | None, key: str, lease: float) -> None:
-    """The handler of an order, which dies at a point. Sends the verdict and its attempt if it lives."""
+    """The handler of an order, which dies at a point. If it lives, it sends the verdict and its attempt."""
 
     def call(name: str) -> str:
         with calls.open("a") as file:
@@ -121,7 +121,8 @@ def order(pipe: Connection, place: Place, calls: Path, point: str | None, key: s
 
 
 def compensate(pipe: Connection, place: Place, calls: Path, point: str | None, lease: float) -> None:
-    """A handler that gives up after three steps and dies while it undoes the one named. Sends the verdict."""
+    """A handler that gives up after three steps, and dies while it compensates the named one. Sends the
+    verdict."""
 
     def undo(name: str) -> None:
         with calls.open("a") as file:
@@ -147,7 +148,7 @@ def wait_for_ever(pipe: Connection, place: Place) -> None:
 
 
 def poison(pipe: Connection, place: Place, lease: float, max_attempts: int) -> None:
-    """A message that kills whoever handles it. Sends the verdict if there is none to be killed."""
+    """A message that kills its worker. Sends the verdict if the handler does not run."""
     with inbox_at(place, lease=lease, max_attempts=max_attempts) as inbox, inbox.claim("poison") as claim:
         if claim.is_new:
             _die()
@@ -160,8 +161,8 @@ def _die() -> NoReturn:
 
 
 def wrong_clock(pipe: Connection, place: Place, minutes: float) -> None:
-    """A worker whose wall clock is wrong. Sends its time; then claims each key of each age that it hears of,
-    sends the verdict, `retry_after` and completes it."""
+    """A worker whose wall clock is wrong. Sends its time; then it claims each key with each age that it
+    receives, sends the verdict and `retry_after`, and completes it."""
     shift_clock(minutes * 60)
     pipe.send(datetime.now(UTC).isoformat())
     with place.open() as store:
@@ -176,7 +177,7 @@ def wrong_clock(pipe: Connection, place: Place, minutes: float) -> None:
 
 
 def shift_clock(seconds: float) -> None:
-    """Make this process's wall clock wrong by so many seconds: `time.time` and every `datetime.now`."""
+    """Shift this process's wall clock by this many seconds: `time.time` and every `datetime.now`."""
     right_time, right_datetime = time.time, datetime
 
     class AnyDatetime(type):
@@ -195,8 +196,8 @@ def shift_clock(seconds: float) -> None:
 
 
 def interrupted_order(pipe: Connection, place: Place, calls: Path, lease: float) -> None:
-    """An order with two steps, between which it waits to be told to go on. Sends when it waits, and what
-    came of it: a verdict, or the name of an error."""
+    """An order with two steps, between which it waits to be told to go on. Sends that it waits, and then the
+    result: a verdict, or the name of an error."""
 
     def call(name: str) -> str:
         with calls.open("a") as file:

@@ -1,7 +1,7 @@
-"""Processes for the tests of status-table mode, which a test can stop, continue and see die.
+"""Processes for the tests of status-table mode, which a test can stop, continue and kill.
 
-They come from a fork server, a process without threads that has imported everything: a new interpreter for
-each would take most of the tests' time.
+They are forked from a server process without threads that has imported everything: starting Python for each
+would take most of the tests' time.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Worker:
-    """`work(pipe, *arguments)` in a process of its own; by the pipe it can be heard and told."""
+    """`work(pipe, *arguments)` in its own process, which talks to the test through the pipe."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         self._pipe, end = CONTEXT.Pipe()
@@ -29,7 +29,7 @@ class Worker:
         end.close()
 
     def hear(self, timeout: float = 60) -> Any:
-        """The next thing that the worker sends."""
+        """Receive the worker's next message."""
         assert self._pipe.poll(timeout), f"{self._name}: nothing heard for {timeout} s"
         try:
             return self._pipe.recv()
@@ -38,7 +38,7 @@ class Worker:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether `hear` need not wait."""
+        """Whether a message is waiting for `hear`."""
         return self._pipe.poll()
 
     def tell(self, what: Any = None) -> None:
@@ -46,29 +46,29 @@ class Worker:
         self._pipe.send(what)
 
     def freeze(self) -> None:
-        """Let it stand still in the middle of what it does, as on a machine that swaps."""
+        """Stop it with SIGSTOP in the middle of its work, as on a machine that swaps."""
         freezing.freeze(self._pid())
 
     def thaw(self) -> None:
-        """Let it go on where it was, without knowing of it."""
+        """Let it continue after `freeze`; it does not notice."""
         freezing.thaw(self._pid())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
+        """Send SIGINT, as Ctrl-C does."""
         self._signal(signal.SIGINT)
 
     def terminate(self) -> None:
-        """Ask it to end, as whoever stops a service does."""
+        """Send SIGTERM, as an operator who stops a service does."""
         self._signal(signal.SIGTERM)
 
     def exit_code(self, timeout: float = 60) -> int | None:
-        """How it ended: zero, or minus the signal that killed it."""
+        """The exit code: zero, or minus the signal that killed it."""
         self._process.join(timeout)
         assert self._process.exitcode is not None, f"{self._name} still runs after {timeout} s"
         return self._process.exitcode
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -90,7 +90,7 @@ def _begin(work: Callable[..., None], pipe: Pipe, *arguments: Any) -> None:
 
 @contextmanager
 def workers(*works: Sequence[Any]) -> Iterator[list[Worker]]:
-    """A worker for each (function, *arguments); they end with the block."""
+    """Start a worker for each (function, *arguments); they are killed at the end of the block."""
     started: list[Worker] = []
     try:
         started.extend(Worker(*work) for work in works)

@@ -1,4 +1,4 @@
-"""Work in several threads, synchronised by what the server says and not by the clock."""
+"""Work in several threads, synchronised by what the server reports, not by the clock."""
 
 import asyncio
 import threading
@@ -16,10 +16,10 @@ from inbox import Outcome, Verdict, is_transient
 
 
 class Stoppable(Protocol):
-    """What runs until it is told to stop."""
+    """Something that runs until it is told to stop."""
 
     def stop(self) -> object:
-        """Let it end."""
+        """Tell it to stop."""
 
 
 M = TypeVar("M")
@@ -33,7 +33,7 @@ _BLOCKED = {
 
 
 class Task(Generic[T]):
-    """A function that runs in a thread of its own from now on."""
+    """A function that starts to run in a new thread immediately."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -43,7 +43,7 @@ class Task(Generic[T]):
         self._thread.start()
 
     def result(self, timeout: float = 60) -> T:
-        """What the function returned, or what it raised; AssertionError if it never ended."""
+        """The function's result; raises its error, or AssertionError if it never ends."""
         self._thread.join(timeout)
         assert not self._thread.is_alive(), f"still running after {timeout} s"
         if self._errors:
@@ -63,8 +63,8 @@ def in_a_loop(
     make: Callable[[AsyncEngine], S],
     run: Callable[[S], Awaitable[None]],
 ) -> Iterator[S]:
-    """While the block runs, so does what `make` has made, in another thread's loop and with an engine of its
-    own; what `run` raises comes out."""
+    """During the block, run what `make` returns in another thread's event loop with its own engine; the block
+    raises the error of `run`."""
     made: SimpleQueue[S] = SimpleQueue()
 
     async def scenario() -> None:
@@ -86,7 +86,7 @@ def in_a_loop(
 
 
 def together(works: Sequence[Callable[[], T]], timeout: float = 60) -> list[T]:
-    """The results of functions that are let go at the same moment."""
+    """Start functions at the same moment, and return their results."""
     barrier = threading.Barrier(len(works), timeout=timeout)
 
     def after_barrier(work: Callable[[], T]) -> T:
@@ -98,9 +98,9 @@ def together(works: Sequence[Callable[[], T]], timeout: float = 60) -> list[T]:
 
 
 def wait_until_blocked(engine: Engine, timeout: float = 30) -> None:
-    """Return once a transaction waits for a lock of another one, as the server itself sees it.
+    """Return once a transaction waits for another one's lock, according to the server.
 
-    SQLite cannot tell (a waiter is another process that tries again and again): there it returns at once.
+    SQLite cannot tell (a waiting process tries again and again): there it returns immediately.
     """
     question = _BLOCKED.get(engine.dialect.name)
     if question is None:
@@ -113,7 +113,7 @@ def wait_until_blocked(engine: Engine, timeout: float = 30) -> None:
 
 
 class Broker(Generic[M]):
-    """Delivers at least once: what is not acknowledged comes again."""
+    """Delivers at least once: it redelivers messages that are not acknowledged."""
 
     def __init__(self, messages: Iterable[M], timeout: float = 90) -> None:
         self._queue = deque(messages)
@@ -125,7 +125,7 @@ class Broker(Generic[M]):
         """How many deliveries ended in a transient error."""
 
     def deliver(self, handle: Callable[[M], Outcome], workers: int = 16) -> None:
-        """Hand all messages to so many threads, each until its message is acknowledged."""
+        """Deliver all messages to `workers` threads, each until its message is acknowledged."""
         together([lambda: self._work(handle)] * workers, timeout=120)
 
     def _work(self, handle: Callable[[M], Outcome]) -> None:
@@ -139,7 +139,7 @@ class Broker(Generic[M]):
                 self._queue.append(message)
 
     def _is_acknowledged(self, handle: Callable[[M], Outcome], message: M) -> bool:
-        """By the rule for every handler: it returned."""
+        """Whether the handler returned, which acknowledges the message."""
         try:
             verdict = handle(message).verdict
         except Exception as error:

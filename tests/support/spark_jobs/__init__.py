@@ -1,1 +1,1 @@
-"""Spark applications for the tests: programs that run jobs when told to, and faults at chosen points."""
+"""Spark applications for the tests: programs that run jobs on request, and faults at chosen points."""

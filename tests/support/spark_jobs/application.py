@@ -1,4 +1,4 @@
-"""The test's half of `tests.support.spark_jobs.driver`: a Spark application in a process of its own."""
+"""The test's side of `tests.support.spark_jobs.driver`: a Spark application in its own process."""
 
 import json
 import os
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 class JobFailed(Exception):
-    """The job ended in an exception; `kinds` are its class and those that this one inherits from."""
+    """The job raised an exception; `kinds` are its class and that class's bases."""
 
     def __init__(self, kinds: list[str], message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Job:
         self.answer: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
     def result(self, timeout: float = 180) -> Any:
-        """What the job returned. Raises JobFailed if it ended in an exception."""
+        """The job's return value. Raises JobFailed if it raised an exception."""
         try:
             answer = self.answer.get(timeout=timeout)
         except Empty:
@@ -64,7 +64,7 @@ class Job:
 
 
 class Application:
-    """A Spark application on the cluster, ended by `close`; its files are in a folder of the caller's."""
+    """A Spark application on the cluster, ended by `close`; its files are in a folder of the caller."""
 
     def __init__(self, cluster: SparkCluster, folder: Path) -> None:
         self._cluster = cluster
@@ -116,18 +116,18 @@ class Application:
         return job
 
     def run(self, name: str, faults: Faults | None = None, **arguments: Any) -> Any:
-        """What that function returns. Raises JobFailed if it ends in an exception."""
+        """Submit that function and return its result. Raises JobFailed if it raises an exception."""
         return self.submit(name, faults, **arguments).result()
 
     def faults(self) -> Faults:
-        """No faults yet, for one job or several."""
+        """An empty list of faults, for one job or several."""
         folder = self._folder / f"faults-{len(self._faults)}"
         folder.mkdir()
         self._faults.append(Faults(folder))
         return self._faults[-1]
 
     def release(self) -> None:
-        """Let every attempt go on that a fault holds, or would hold."""
+        """Release every attempt that a fault holds or would hold."""
         for faults in self._faults:
             faults.release_all()
 
@@ -136,7 +136,7 @@ class Application:
         return self._cluster.executors(self.id)
 
     def is_alive(self) -> bool:
-        """Whether the driver is there."""
+        """Whether the driver is running."""
         return self._process.poll() is None
 
     def kill(self) -> None:
@@ -176,7 +176,8 @@ class Application:
         return answer
 
     def _distribute(self) -> None:
-        """Hand every answer to the one who waits for it; when the driver ends, tell all who still wait."""
+        """Pass each answer to the caller that waits for it; when the driver ends, tell all that still
+        wait."""
         try:
             while True:
                 answer = self._read()

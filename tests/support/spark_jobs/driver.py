@@ -1,9 +1,8 @@
-"""A Spark driver that runs what it is told, until its standard input ends.
+"""A Spark driver that runs jobs on request, until its standard input ends.
 
 Started as `python -m tests.support.spark_jobs.driver SETTINGS`, where SETTINGS is a JSON object of Spark
-settings. It prints one line when it is ready; then each line that it reads is a job, run in a thread of its
-own, and each further line that it prints is how a job ended. Whatever else the program prints goes to
-standard error.
+settings. It prints one line when it is ready. Then each line that it reads is a job, run in a new thread, and
+each line that it prints says how a job ended. All other output goes to standard error.
 """
 
 import json
@@ -51,7 +50,7 @@ def main(settings: dict[str, str]) -> None:
 
 
 def _answers() -> TextIO:
-    """Standard output as it was, which from now on is standard error to everybody else."""
+    """The original standard output; everything else that prints gets standard error from now on."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers

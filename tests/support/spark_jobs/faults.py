@@ -1,7 +1,7 @@
 """Faults that a test orders, at chosen points of a task's transaction.
 
-The orders lie in a folder, one file each; the tasks of a job find the folder by a local property, so the
-faults of one job are no faults of another. `tests.support.spark_jobs.hooks` is the executors' half.
+Each order is a file in a folder. The tasks of a job find the folder by a local property, so a job has only
+its own faults. `tests.support.spark_jobs.hooks` is the executors' side.
 """
 
 import json
@@ -47,7 +47,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """A task got to a point: which process it was, and the session that it had in the database."""
+    """A task reached a point: its process, and its session in the database."""
 
     point: str
     partition: int
@@ -59,46 +59,46 @@ class Visit:
 
 
 class Faults:
-    """The orders of one job, and what its tasks wrote down about where they got."""
+    """The orders of one job, and the points that its tasks have reached."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._count = 0
 
     def raise_at(self, point: Point, **where: int) -> str:
-        """Raise an exception there; returns the order's name."""
+        """Raise an exception at a point; return the order's name."""
         return self._order(point, "raise", where)
 
     def hold_at(self, point: Point, **where: int) -> str:
-        """Stop there until `release`; returns the order's name."""
+        """Hold tasks at a point until `release`; return the order's name."""
         return self._order(point, "hold", where)
 
     def wait_for(self, name: str, count: int = 1) -> list[Visit]:
-        """Wait until this fault has happened so often, and return to whom."""
+        """Wait until this fault has happened this often, and return the visits."""
         self._until(lambda: len(self.of(name)) >= count, f"{name} did not happen")
         return self.of(name)
 
     def release(self, name: str) -> None:
-        """Let everybody go on whom this fault holds or would hold."""
+        """Release every task that this fault holds or would hold."""
         (self.folder / f"{name}.released").touch()
 
     def release_all(self) -> None:
-        """Let everybody go on whom any fault holds or would hold."""
+        """Release every task that any fault holds or would hold."""
         for number in range(1, self._count + 1):
             self.release(f"fault-{number}")
 
     def of(self, name: str) -> list[Visit]:
-        """To whom this fault has happened."""
+        """The visits to which this fault has happened."""
         return [each for each in self.visits() if each.fault == name]
 
     def visits(self) -> list[Visit]:
-        """Every point that a task has got to, the oldest first."""
+        """Every point that a task has reached, oldest first."""
         log = self.folder / "visits"
         lines = log.read_text().splitlines() if log.exists() else []
         return [Visit(**json.loads(line)) for line in lines]
 
     def wait_until(self, happened: Callable[[list[Visit]], bool], what: str) -> None:
-        """Wait until the visits say so."""
+        """Wait until a condition holds for the visits."""
         self._until(lambda: happened(self.visits()), what)
 
     def _order(self, point: Point, action: Action, where: dict[str, int]) -> str:

@@ -1,8 +1,8 @@
-"""The executors' half of `tests.support.spark_jobs.faults`: listeners to SQLAlchemy's events in Python
+"""The executors' side of `tests.support.spark_jobs.faults`: listeners to SQLAlchemy's events in Python
 workers.
 
 The executors import it because the folder `site` is on their PYTHONPATH, so nothing of it is in the code
-under test. Outside of a task, and in a job without faults, it does nothing.
+under test. Outside a task, and in a job without faults, it does nothing.
 """
 
 import importlib
@@ -51,7 +51,7 @@ def warm_up() -> None:
 
 
 def visit(point: Point, session: int | None) -> None:
-    """Write down that this task got here, and let happen what was ordered."""
+    """Record that this task has reached a point, and carry out the order for it."""
     context = TaskContext.get()
     folder = context.getLocalProperty(FAULTS) if context is not None else None
     if context is None or folder is None:
@@ -105,13 +105,13 @@ def _reach(connection: Any, point: Point) -> None:
 
 
 def _session(connection: Any) -> int:
-    """The server's number of the session, as one would kill it by."""
+    """The session's number in the server, as an operator would use it to kill the session."""
     driver = connection.connection.driver_connection
     return int(driver.info.backend_pid if hasattr(driver, "info") else driver.thread_id())
 
 
 def _order(folder: Path, point: Point, context: TaskContext) -> Order | None:
-    """The first order for this task at this point that has not happened often enough yet."""
+    """The first order for this task and point that has not happened often enough yet."""
     for file in sorted(folder.glob("*.order")):
         order = Order(**json.loads(file.read_text()))
         is_meant = order.point == point

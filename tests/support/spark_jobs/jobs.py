@@ -1,4 +1,4 @@
-"""What a driver of the tests can be told to do; each returns what JSON can hold."""
+"""The jobs that the tests' driver can run; each returns a JSON value."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -35,7 +35,7 @@ def write_batch(
 
 
 def write_other_rows_each_time(spark: SparkSession, url: str, rows: int, partitions: int) -> Any:
-    """Write payments whose keys are drawn anew by every attempt, and report."""
+    """Write payments whose keys every attempt draws again, and report."""
 
     def draw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -55,7 +55,7 @@ def save(spark: SparkSession, options: dict[str, str], payments: dict[str, Any])
 def stream_batches(
     spark: SparkSession, url: str, files: str, checkpoint: str, per_batch: int = 2, **options: Any
 ) -> Any:
-    """Write all files that are new in a folder, batch by batch, and return the numbers of the batches."""
+    """Write all new files of a folder, batch by batch, and return the numbers of the batches."""
     writer = InboxWriter(url, **{**TARGET, **options})
     batches = []
 
@@ -88,7 +88,7 @@ def _payments(
     partitions: int = 4,
     is_descending: bool = False,
 ) -> DataFrame:
-    """Payments number `first` and up, or down to it if descending; `keys` of them differ."""
+    """Payments counted up from `first`, or down to it if descending; `keys` of them differ."""
     count = rows if keys is None else keys
     number = f"coalesce(id % {max(count, 1)}, 0L)"
     if is_descending:

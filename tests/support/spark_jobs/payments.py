@@ -1,4 +1,4 @@
-"""The business rows of the Spark tests: payments, whose table would show it if one were applied twice."""
+"""The business rows of the Spark tests: payments, in a table that shows it if one is applied twice."""
 
 import json
 import os
@@ -36,16 +36,17 @@ class Target:
 
     @property
     def url(self) -> str:
-        """The address as a user of the writer gives it."""
+        """The address in the form that a user of the writer gives."""
         return self.database.url.render_as_string(hide_password=False)
 
     @property
     def options(self) -> dict[str, str]:
-        """The same and more, as options of the data source."""
+        """The address and more, as options of the data source."""
         return {"url": self.url, "dbtable": TABLE, "key": KEY, "consumer": CONSUMER}
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Each of these payments is applied once with its amount, and no other; the inbox has their keys."""
+        """Check that each of these payments is applied once with its amount, and no other; and that the inbox
+        has their keys."""
         expected = sorted(set(numbers))
         applied = self.applied()
         assert applied == [(name(number), number) for number in expected], _differences(expected, applied)
@@ -64,7 +65,7 @@ class Target:
             return sorted(str(key) for key in keys)
 
     def counted(self) -> tuple[int, int]:
-        """How many rows the partitions in the ledger say were read, and how many were new."""
+        """How many rows were read, and how many were new, according to the ledger."""
         ledger = tables().ledger
         sums = select(func.sum(ledger.c.rows_read), func.sum(ledger.c.rows_new))
         ours = ledger.c.consumer == CONSUMER, ledger.c.part >= 0
@@ -73,7 +74,8 @@ class Target:
         return int(read or 0), int(new or 0)
 
     def deadlocks(self) -> int:
-        """How many the server has seen in this database; where it does not tell, none."""
+        """The number of deadlocks that the server has counted in this database; 0 if it does not count
+        them."""
         if self.database.name != "postgresql":
             return 0
         count = select(text("deadlocks FROM pg_stat_database WHERE datname = current_database()"))
@@ -92,7 +94,7 @@ def number(name: str) -> int:
 
 
 def check_report(report: Mapping[str, Any], **counts: int) -> None:
-    """The report has these counts, zero where none is given, and its rows are their sum."""
+    """Check that the report has these counts, and zero for all others, and that its rows are their sum."""
     expected = dict.fromkeys(COUNTS, 0) | counts
     counted = {each: report[each] for each in COUNTS}
     assert counted == expected, f"reported {counted}, expected {expected}"
@@ -108,7 +110,7 @@ def _differences(expected: list[int], applied: list[tuple[str, int]]) -> str:
 
 
 def write_file(folder: Path, number: int, payments: Iterable[int]) -> Path:
-    """A file of a stream; files are read in the order of their numbers."""
+    """Write a file of a stream; files are read in the order of their numbers."""
     file = folder / f"{number:03d}.json"
     lines = [json.dumps({"id": name(each), "amount": each}) for each in payments]
     file.write_text("".join(f"{line}\n" for line in lines))

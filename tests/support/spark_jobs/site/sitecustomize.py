@@ -1,4 +1,4 @@
-"""Python imports this by itself when it starts, in the executors of the tests."""
+"""Python imports this module when it starts, in the executors of the tests."""
 
 from tests.support.spark_jobs import hooks
 
