@@ -277,7 +277,10 @@ class Backlog:
 
     def above(self, bucket: int, start: int) -> list[int]:
         """The known messages of a bucket above a sequence; those that were read last, if there are many."""
-        newest = islice(reversed(self._buckets.get(bucket, {})), _MOST_ABOVE)
+        known = self._buckets.get(bucket)
+        if not known:
+            return []  # as usual
+        newest = islice(reversed(known), _MOST_ABOVE)
         return list(takewhile(lambda sequence: sequence > start, newest))
 
     def size(self, bucket: int) -> int:

@@ -253,13 +253,8 @@ class Rounds:
         else:
             self._renew(connection)
             self._settle(connection, report)
-        choice = self._scanner.choose(connection)
-        if choice.letters and report.is_empty and not tends:
-            self._renew(connection)
-            # An operator may have dropped some of these before the lease was locked.
-            has_more = choice.has_more
-            choice = self._scanner.choose(connection, again=True)
-            choice.has_more |= has_more
+        has_lease = tends or not report.is_empty
+        choice = self._scanner.choose(connection, None if has_lease else self._renew)
         if choice.letters:
             self._scanner.load(connection, choice)
         # Committed before the batches are sent: a relay that retires this one knows what may have arrived.

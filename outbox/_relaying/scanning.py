@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from operator import attrgetter
 
@@ -114,14 +114,17 @@ class Scanner:
         self.frontier.start_over()
         self.look_again()
 
-    def choose(self, connection: Connection, *, again: bool = False) -> Choice:
-        """The next batches, at most one for each topic. `again` reads no other messages than those that the
-        last call has found."""
+    def choose(self, connection: Connection, lock: Callable[[Connection], object] | None = None) -> Choice:
+        """The next batches, at most one for each topic. `lock` keeps operators from dropping messages; it is
+        called once there is something to send."""
         self._look_at_waits(connection)
         if not self.buckets or "*" in self.paused:
             return Choice()
         letters: dict[int, Letter] = {}
-        is_read = again or self._read(connection, letters)
+        is_read = self._read(connection, letters)
+        if lock is not None and self._open_lanes():
+            lock(connection)
+            letters.clear()  # some may have been dropped before: they are read again
         ready = self.backlog.ready
         picked = {lane: self._pick(lane) for lane in self._open_lanes()}
         self._fetch(connection, [*chain.from_iterable(picked.values())], letters)

@@ -6,9 +6,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Connection, Engine, event, select
 
 from inbox import Backoff
 from outbox import (
@@ -30,7 +31,7 @@ from outbox import (
 from outbox.errors import MessageNotFound, WrongState
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count
-from tests.support.relay_crashes import engine_of, running
+from tests.support.relay_crashes import engine_of, ownership, running
 from tests.support.relay_servers import server  # noqa: F401 - where its databases are
 from tests.support.status_workers import wait_until
 
@@ -184,3 +185,40 @@ def test_operators_act_meanwhile(migrated: Database) -> None:
     with engine.begin() as connection:
         Outbox().publish_many(connection, [Message("topic-1", b"-", id=each) for each in kept])
     assert count(engine, TABLES.message) == 0
+
+
+def test_a_message_that_is_dropped_while_a_relay_reads(migrated: Database) -> None:
+    """An operator drops a message that a relay has read, before the relay locks its own row: it is not
+    sent."""
+    engine, own = engine_of(migrated), engine_of(migrated)
+    publisher = Chance(0)
+    publisher.is_well = True
+    accepted = publisher.accepted[KEYS[0]]
+    dropped: list[str] = []
+
+    def begin(connection: Connection) -> None:
+        connection.info["has_read"] = False
+
+    def meanwhile(connection: Connection, _: Any, statement: str, *others: object) -> None:
+        if statement.startswith("UPDATE outbox_relay SET lease_until") and connection.info["has_read"]:
+            if not dropped:
+                dropped.append(published)
+                drop(engine, published)
+        elif "outbox_message" in statement:
+            connection.info["has_read"] = True
+
+    def publish() -> str:
+        with engine.begin() as connection:
+            return Outbox(wake=False).publish(connection, TOPICS[0], b"-", KEYS[0])
+
+    with running(Relay(own, publisher, poll=0.1)):
+        wait_until(lambda: None not in ownership(engine))
+        event.listen(own, "begin", begin)
+        event.listen(own, "before_cursor_execute", meanwhile)
+        while not dropped:  # sometimes the relay renews its lease before it reads
+            published = publish()
+            wait_until(lambda: dropped or accepted[-1:] == [published])  # noqa: B023 - it ends in this turn
+        last = publish()
+        wait_until(lambda: accepted[-1:] == [last])
+    assert dropped == [published]
+    assert published not in accepted
