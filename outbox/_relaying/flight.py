@@ -57,12 +57,8 @@ class Flight:
         self._report = Report()
         self._unsent = {letter.sequence: letter for letter in letters}
         self._failed: set[str] = set()
-        self._queues = _queues(letters)
-        """By key, if the batch holds several messages of it: those without an answer, in order. Only a
-        publisher that keeps the order gets them at the same time: otherwise nothing is taken out."""
-        self._behind: dict[str, tuple[Answer, list[Letter]]] = {}
-        """By key, a message that was not accepted, and those behind it with an answer: they are reported
-        together, or the failed one could be sent again while others are on their way."""
+        self._queues = _queues(letters) if ordered else {}
+        """By key, if the batch holds several messages of it at once: those without an answer, in order."""
         self._early: dict[int, Any] = {}
         """Outcomes of messages whose predecessor has none yet."""
         self._asked = math.inf
@@ -75,11 +71,26 @@ class Flight:
         return self.letters[0].unanswered >= SOLO_AFTER
 
     def collect(self) -> Report:
-        """The outcomes that have arrived since the last call."""
+        """The outcomes that have arrived since the last call, and the messages that are not sent because one
+        of their key has failed."""
         with self._lock:
             report, self._report, self.has_news_since = self._report, Report(), math.inf
+            if report.others:
+                self._give_back(report)
         report.seconds = time.monotonic() - self.begun
         return report
+
+    def _give_back(self, report: Report) -> None:
+        """Report a failed message together with those behind it, once none of them is on its way: otherwise
+        it could be sent again at the same time as they."""
+        answers, report.others = report.others, []
+        for answer in answers:
+            is_too_early = self._queues.get(answer.letter.key)
+            (self._report if is_too_early else report).others.append(answer)
+        failed = {answer.letter.key for answer in report.others} - {None}
+        report.unsent = [letter for letter in self._unsent.values() if letter.key in failed]
+        for letter in report.unsent:
+            del self._unsent[letter.sequence]
 
     def unanswered(self) -> list[Letter]:
         """The messages without an outcome: once the flight is over, they were not sent."""
@@ -89,10 +100,8 @@ class Flight:
     def unrecorded(self) -> list[Letter]:
         """The messages whose outcome has not been collected: they have been sent, or are going to be."""
         with self._lock:
-            answers = [*self._report.others, *(answer for answer, _ in self._behind.values())]
-            arrived = [*self._report.accepted, *(answer.letter for answer in answers)]
-            behind = chain.from_iterable(letters for _, letters in self._behind.values())
-            return [*arrived, *behind, *self._unsent.values()]
+            arrived = [*self._report.accepted, *(answer.letter for answer in self._report.others)]
+            return [*arrived, *self._unsent.values()]
 
     def cancel(self) -> None:
         """End the batch if it has not begun."""
@@ -173,7 +182,7 @@ class Flight:
         # Called for each message alone, if the publisher yields pairs.
         with self._lock:
             for letter, outcome in answers:
-                if self._ordered and letter.key in self._queues:
+                if letter.key in self._queues:
                     self._note_in_order(letter, outcome)
                 else:
                     self._note(letter, outcome)
@@ -195,15 +204,12 @@ class Flight:
         while queue and queue[0].sequence in self._early:
             first = queue.popleft()
             self._note(first, self._early.pop(first.sequence))
-        if not queue and letter.key in self._behind:
-            self._report_failed(*self._behind.pop(letter.key))
 
     def _note(self, letter: Letter, outcome: Any) -> None:
+        if letter.key in self._failed:
+            return  # it counts as not sent, whatever has become of it: it is sent again behind the failed one
         del self._unsent[letter.sequence]
-        if letter.key in self._behind:
-            # It counts as not sent, whatever has become of it: it is sent again behind the failed one.
-            self._behind[letter.key][1].append(letter)
-        elif isinstance(outcome, Accepted):
+        if isinstance(outcome, Accepted):
             self._report.accepted.append(letter)
             self._is_taken = True
             self.seconds = time.monotonic() - self.begun
@@ -213,23 +219,12 @@ class Flight:
     def _fail(self, letter: Letter, outcome: Outcome) -> None:
         is_last = letter.failing_for >= self._give_up_after and not isinstance(outcome, Refused)
         answer = Answer(letter, outcome, is_last)
+        self._report.others.append(answer)
         if letter.key is not None:
             self._failed.add(letter.key)
-        queue = self._queues.get(letter.key, ())
-        if self._ordered and letter.key is not None and queue:
-            self._behind[letter.key] = answer, []
-        else:  # those behind it are in later waves, and are not sent now
-            behind = [each for each in queue if each.sequence in self._unsent]
-            for each in behind:
-                del self._unsent[each.sequence]
-            self._report_failed(answer, behind)
         self.reason = getattr(outcome, "reason", "")
         self._asked = min(answer.retry_after or 0.0, self._asked)
         self._is_taken |= is_last or isinstance(outcome, Refused | Failed)
-
-    def _report_failed(self, answer: Answer, behind: list[Letter]) -> None:
-        self._report.others.append(answer)
-        self._report.unsent += behind
 
 
 def _queues(letters: list[Letter]) -> dict[str | None, deque[Letter]]:
