@@ -115,12 +115,14 @@ class ServerProcess:
         self._guard.kill()
         self._guard.communicate()
 
-    def _wait_until(self, is_ready: Callable[[], bool], timeout: float = 60) -> None:
+    def _wait_until(self, is_ready: Callable[[], bool], timeout: float = 180) -> None:
         deadline = time.monotonic() + timeout
         while not is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            code = self._process.poll()
+            if code is not None or time.monotonic() > deadline:
+                end = f"did not start in {timeout} s" if code is None else f"ended with {code}"
                 last_lines = self._log.read_text(errors="replace").splitlines()[-15:]
-                raise RuntimeError("the server did not start:\n" + "\n".join(last_lines))
+                raise RuntimeError(f"the server {end}:\n" + "\n".join(last_lines))
             time.sleep(0.02)
 
 
