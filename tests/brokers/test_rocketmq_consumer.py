@@ -1,8 +1,11 @@
 """The consumer for RocketMQ: what takes effect, and what it tells RocketMQ."""
 
 import threading
+import time
 from collections import Counter
+from contextlib import closing
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -23,7 +26,10 @@ from inbox import (
 )
 from inbox.errors import GiveUp
 from inbox.rocketmq import AsyncRocketMQConsumer
+from outbox import Accepted
+from outbox.rocketmq import RocketMQPublisher
 from tests.support import accounts
+from tests.support.answers import published
 from tests.support.database import Database
 from tests.support.listeners import Fault
 from tests.support.outages import impatient, locked_tables
@@ -112,6 +118,32 @@ def test_a_message_that_fails_comes_again(rocketmq: Topics, postgres: Database) 
         assert (message.payload, message.content_type) == (b"cash", "text/plain")
         assert message.headers == headers
         assert message.created_at == sent.created_at
+
+
+@pytest.mark.long(but_on="FIFO")
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_with_a_namespace(rocketmq: Topics, kind: str) -> None:
+    """A topic and a group may be called team%name: messages are acknowledged, retried and moved to the dead
+    letters as in other topics, and the handler sees the topic's whole name."""
+    name = f"team%test-{uuid4().hex}"
+    topic, group = rocketmq.new(kind, queues=1, name=name), rocketmq.group(in_order=kind == "FIFO", name=name)
+    dead = rocketmq.new(name=f"team%test-{uuid4().hex}")
+    runs = Counter[tuple[str, str]]()
+
+    def handle(message: Delivery) -> Outcome:
+        run = message.topic, message.payload.decode()
+        runs[run] += 1
+        fails = runs[run] < {"good": 1, "late": 2}.get(run[1], 9)
+        return Outcome(Verdict.NEW, error=Fault("not yet") if fails else None)
+
+    with closing(RocketMQPublisher(url_of(rocketmq.address), topics=[topic])) as publisher:
+        batch = [envelope(topic, each, key=each) for each in ("good", "late", "bad")]
+        assert published(publisher, batch) == [Accepted()] * 3
+    options = {"dead_letter": dead} if kind == "FIFO" else {}
+    with consuming(rocketmq.address, topic, group, handle, max_attempts=3, **options):
+        wait_until(lambda: rocketmq.stored(dead) if options else rocketmq.dead(group))
+        time.sleep(LAPSED)
+    assert runs == {(topic, "good"): 1, (topic, "late"): 2, (topic, "bad"): 3}
 
 
 def test_order_of_a_key(rocketmq: Topics) -> None:

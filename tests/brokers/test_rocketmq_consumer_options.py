@@ -209,7 +209,7 @@ def test_a_tag(rocketmq: Topics) -> None:
         seen.append(message.payload)
         return NEW
 
-    messages = [message_of(envelope(topic, tag), "", is_fifo=False) for tag in "abc"]
+    messages = [message_of(envelope(topic, tag), is_fifo=False) for tag in "abc"]
     for message in messages:
         message.system_properties.tag = message.body.decode()
     with consuming(rocketmq.address, topic, group, handle, tag="a || c"):

@@ -70,7 +70,7 @@ class TestRocketMQConsumer(ConsumerSuite):
         self.topics.new(name=f"{topic}-dead")
 
     def put_strange(self, topic: str) -> None:
-        plain, odd, packed = (message_of(self.envelope(topic, b"\xff"), "", is_fifo=True) for _ in range(3))
+        plain, odd, packed = (message_of(self.envelope(topic, b"\xff"), is_fifo=True) for _ in range(3))
         plain.user_properties.clear()
         plain.system_properties.ClearField("keys")
         odd.user_properties.update(

@@ -45,6 +45,20 @@ def test_what_the_client_sends_is_stored_and_received(rocketmq: Topics, kind: st
     assert rocketmq.dead(group) == []
 
 
+def test_the_server_ignores_a_namespace(rocketmq: Topics) -> None:
+    """A client's namespace has no effect: the message is stored in the topic without a namespace."""
+    topic = rocketmq.new(queues=1)
+    other = rocketmq.new(queues=1, name=f"team%{topic}")
+    message = client.Message()
+    message.topic, message.body = topic, b"x"
+    configuration = client.ClientConfiguration(rocketmq.address, client.Credentials(), "team", 10)
+    producer = client.Producer(configuration)
+    producer.startup()
+    producer.send(message)
+    producer.shutdown()
+    assert (len(rocketmq.stored(topic)), rocketmq.stored(other)) == (1, [])
+
+
 def test_the_import_leaves_the_home_and_the_log_alone(tmp_path: Path) -> None:
     """The package imports RocketMQ's client without its side effects: a folder in the home directory, and
     closed logging handlers."""

@@ -42,7 +42,7 @@ def consuming(
 
 def send(address: str, batch: Sequence[Envelope], *, is_fifo: bool = False) -> None:
     """Send messages one after another, as a publisher does."""
-    send_raw(address, [message_of(each, "", is_fifo=is_fifo) for each in batch])
+    send_raw(address, [message_of(each, is_fifo=is_fifo) for each in batch])
 
 
 def send_raw(address: str, messages: Sequence[Any]) -> None:

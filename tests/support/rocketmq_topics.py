@@ -65,7 +65,7 @@ class Topics:
     def put_damaged(self, topic: str, envelope: Envelope) -> None:
         """Write what is left of a message when a broker is killed that writes it: its properties end in
         zeros."""
-        found = message_of(envelope, "", is_fifo=False)
+        found = message_of(envelope, is_fifo=False)
         named = {"UNIQ_KEY": envelope.id, **found.user_properties}
         text = "".join(f"{name}\x01{value}\x02" for name, value in named.items())
         whole = text.index("outbox-id") + 20

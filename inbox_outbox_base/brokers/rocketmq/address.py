@@ -10,7 +10,7 @@ from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .client import rocketmq
 
-EXPECTED = "rocketmq://access-key:secret@host:8081/namespace, or rocketmqs://"
+EXPECTED = "rocketmq://access-key:secret@host:8081, or rocketmqs://"
 _PORT = 8081
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -23,18 +23,17 @@ class Address:
     """As "host:port"."""
     access_key: str = field(repr=False)
     secret: str = field(repr=False)
-    namespace: str
     has_tls: bool
 
     def __str__(self) -> str:
         scheme = "rocketmqs" if self.has_tls else "rocketmq"
-        return f"{scheme}://{','.join(self.hosts)}" + (f"/{self.namespace}" if self.namespace else "")
+        return f"{scheme}://{','.join(self.hosts)}"
 
     def configuration(self, request_timeout: int) -> Any:
         """What the client calls a `ClientConfiguration`; the time limit is in seconds."""
         credentials = rocketmq.Credentials(self.access_key, self.secret)
         hosts = ";".join(self.hosts)
-        return rocketmq.ClientConfiguration(hosts, credentials, self.namespace, request_timeout)
+        return rocketmq.ClientConfiguration(hosts, credentials, request_timeout=request_timeout)
 
 
 def parse(url: str, *, error: type[InvalidOption] = InvalidOption) -> Address:
@@ -42,8 +41,7 @@ def parse(url: str, *, error: type[InvalidOption] = InvalidOption) -> Address:
 
     Args:
         url: rocketmq://host:port, or rocketmqs:// for TLS. Several proxies are separated by commas, each by
-            its IPv4 address. A login is written before the host, as access-key:secret@, and a namespace
-            behind it, as /name.
+            its IPv4 address. A login is written before the host, as access-key:secret@.
         error: the error to raise.
 
     Raises:
@@ -57,14 +55,13 @@ def parse(url: str, *, error: type[InvalidOption] = InvalidOption) -> Address:
     if re.search("[/?#]", login):
         raise error("url: write / ? # as %2F %3F %23 in the access key and the secret, and @ as %40")
     hosts, _, namespace = place.partition("/")
-    if re.search(r"[^%|a-zA-Z0-9_-]", namespace):
-        raise error("url: expected a namespace of letters, digits, - and _, and nothing behind it")
+    if namespace:
+        raise error("url: RocketMQ ignores a namespace there; name topics and groups namespace%name instead")
     access_key, _, secret = login.partition(":")
     return Address(
         hosts=_hosts(hosts, error),
         access_key=unquote(access_key),
         secret=unquote(secret),
-        namespace=namespace,
         has_tls=scheme == "rocketmqs",
     )
 

@@ -44,7 +44,7 @@ class RocketMQConsumer:
       and is acknowledged there first.
 
     Args:
-        url: rocketmq://access-key:secret@host:port/namespace, or rocketmqs://, of the proxy.
+        url: rocketmq://access-key:secret@host:port, or rocketmqs://, of the proxy.
         topic: its name, or a list of names.
         handler: a function of a `Delivery` that returns an `Outcome`, such as one decorated by an inbox.
         group: the consumer group; it must exist.

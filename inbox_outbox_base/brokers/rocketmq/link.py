@@ -80,9 +80,6 @@ class Calls:
             self._channel = aio.insecure_channel(place, _OPTIONS)
         self._stub = protocol.MessagingServiceStub(self._channel)
 
-    def _named(self, name: str) -> Any:
-        return {"name": name, "resource_namespace": self._member.address.namespace}
-
     def _signed(self) -> Any:
         return Signature.metadata(self._configuration, self._id)
 
@@ -95,7 +92,7 @@ class Calls:
 
     async def route(self, topic: str) -> list[Any]:
         """The queues of a topic that can be read."""
-        answer = await self._ask("QueryRoute", topic=self._named(topic), endpoints=self._endpoints)
+        answer = await self._ask("QueryRoute", topic={"name": topic}, endpoints=self._endpoints)
         readable = (protocol.Permission.READ, protocol.Permission.READ_WRITE)
         return [queue for queue in answer.message_queues if queue.permission in readable]
 
@@ -155,7 +152,7 @@ class Link(Calls):
         with suppress(Exception):
             self._stream.cancel()
             if not self.ended.is_set():
-                await self._ask("NotifyClientTermination", group=self._named(self._member.group))
+                await self._ask("NotifyClientTermination", group={"name": self._member.group})
         await self.disconnect()
 
     async def receive(self, queue: Any, count: int, hidden: int, into: list[Any]) -> None:
@@ -163,7 +160,7 @@ class Link(Calls):
         seconds; none, if there are none for five seconds."""
         topic = queue.topic.name
         request = protocol.ReceiveMessageRequest(
-            group=self._named(self._member.group),
+            group={"name": self._member.group},
             message_queue=queue,
             filter_expression=self._filter(topic),
             batch_size=count,
@@ -174,6 +171,8 @@ class Link(Calls):
         call = self._stub.ReceiveMessage(request, metadata=self._signed(), timeout=POLL + TIMEOUT)
         async for answer in call:
             if answer.HasField("message"):
+                # It splits a name with a % into a namespace and a rest, and understands only the whole.
+                answer.message.topic.CopyFrom(queue.topic)
                 into.append(answer.message)
             elif answer.HasField("status"):
                 _check(answer.status)
@@ -213,7 +212,7 @@ class Link(Calls):
         )
 
     def _about(self, message: Any) -> dict[str, Any]:
-        return {"group": self._named(self._member.group), "topic": message.topic}
+        return {"group": {"name": self._member.group}, "topic": message.topic}
 
     def _filter(self, topic: str) -> Any:
         return {"type": protocol.FilterType.TAG, "expression": self._member.filters[topic]}
@@ -224,9 +223,9 @@ class Link(Calls):
             access_point=self._endpoints,
             request_timeout={"seconds": int(TIMEOUT)},
         )
-        settings.subscription.group.CopyFrom(protocol.Resource(**self._named(self._member.group)))
+        settings.subscription.group.name = self._member.group
         for topic in self._member.filters:
-            settings.subscription.subscriptions.add(topic=self._named(topic), expression=self._filter(topic))
+            settings.subscription.subscriptions.add(topic={"name": topic}, expression=self._filter(topic))
         settings.subscription.long_polling_timeout.seconds = POLL
         settings.user_agent.language = protocol.Language.PYTHON
         settings.user_agent.version = SDK_VERSION
@@ -253,7 +252,7 @@ class Link(Calls):
             try:
                 await self._ask(
                     "Heartbeat",
-                    group=self._named(self._member.group),
+                    group={"name": self._member.group},
                     client_type=protocol.ClientType.SIMPLE_CONSUMER,
                 )
             except Refusal as error:

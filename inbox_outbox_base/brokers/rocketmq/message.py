@@ -20,7 +20,7 @@ _LONGEST_GROUP = 63
 _TYPES = protocol.MessageType
 
 
-def message_of(envelope: Envelope, namespace: str, *, is_fifo: bool) -> Any:
+def message_of(envelope: Envelope, *, is_fifo: bool) -> Any:
     """The message as it is sent. The outbox's id is also RocketMQ's id of the message, and its key for
     searching.
 
@@ -30,7 +30,7 @@ def message_of(envelope: Envelope, namespace: str, *, is_fifo: bool) -> Any:
     if envelope.payload is None:
         raise ValueError("payload=None (a tombstone), which RocketMQ does not have")
     message = protocol.service_pb2.SendMessageRequest().messages.add()
-    message.topic.name, message.topic.resource_namespace = envelope.topic, namespace
+    message.topic.name = envelope.topic
     message.body = envelope.payload or _EMPTY_BODY
     message.user_properties.update(properties_of(envelope))
     system = message.system_properties

@@ -84,7 +84,6 @@ class Proxies:
         self._configuration = address.configuration(1)
         self._endpoints = self._configuration.rpc_endpoints
         self._has_tls = address.has_tls
-        self._namespace = address.namespace
         self._id = ClientId().client_id
         self._process = os.getpid()
         self._timeout = timeout
@@ -152,7 +151,7 @@ class Proxies:
     def _ask(self, target: str, topic: str, timeout: float) -> Any:
         """A proxy's answer to the question where a topic's messages go."""
         request = protocol.QueryRouteRequest(endpoints=self._endpoints.endpoints)
-        request.topic.name, request.topic.resource_namespace = topic, self._namespace
+        request.topic.name = topic
         try:
             asked = self._stub(target).QueryRoute.future(
                 request, timeout=timeout * _SHARE_FOR_THE_SERVER, metadata=self._signed()

@@ -36,8 +36,8 @@ class RocketMQPublisher:
     Thread-safe. All sends share a connection to each proxy; a forked process opens its own.
 
     Args:
-        url: rocketmq://access-key:secret@host:port/namespace, or rocketmqs:// with TLS. Login and namespace
-            can be left out; several proxies are separated by commas, each by its IPv4 address.
+        url: rocketmq://access-key:secret@host:port, or rocketmqs:// with TLS. The login can be left out;
+            several proxies are separated by commas, each by its IPv4 address.
         topics: topics that `check` looks at.
         timeout: the longest time that `send` takes, in seconds or as `timedelta`; shorter than the relay's
             lease.
@@ -102,7 +102,7 @@ class RocketMQPublisher:
             for place in range(len(batch)):
                 yield place, route
             return
-        sending = Sending(self._proxies, batch, route, self._address.namespace, end)
+        sending = Sending(self._proxies, batch, route, end)
         try:
             yield from sending.answers()
         finally:

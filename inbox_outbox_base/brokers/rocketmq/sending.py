@@ -27,17 +27,13 @@ class Sending:
 
     Args:
         route: where they go.
-        namespace: of the topic.
         end: on the monotonic clock; then what has no answer is given up.
     """
 
-    def __init__(
-        self, proxies: Proxies, batch: Sequence[Envelope], route: Route, namespace: str, end: float
-    ) -> None:
+    def __init__(self, proxies: Proxies, batch: Sequence[Envelope], route: Route, end: float) -> None:
         self._proxies = proxies
         self._batch = batch
         self._route = route
-        self._namespace = namespace
         self._end = end
         self._deadline = end - (end - time.monotonic()) * _SHARE_FOR_THE_CLIENT
         self._chains = _chains(batch)
@@ -68,7 +64,7 @@ class Sending:
             return
         envelope = self._batch[place]
         try:
-            message = message_of(envelope, self._namespace, is_fifo=self._route.is_for_group(envelope.key))
+            message = message_of(envelope, is_fifo=self._route.is_for_group(envelope.key))
         except ValueError as error:
             yield from self._ended(chain, Refused(str(error)))
             return
