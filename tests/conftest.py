@@ -112,8 +112,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What takes longest begins."""
     items.sort(key=_place)
     if config.getoption("quick"):
-        left_out = [item for item in items if _is_long(item) or _is_mysql_again(item) or _is_elsewhere(item)]
-        items[:] = [item for item in items if item not in set(left_out)]
+        run: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            is_left_out = _is_long(item) or _is_mysql_again(item) or _is_elsewhere(item)
+            (left_out if is_left_out else run).append(item)
+        items[:] = run
         config.hook.pytest_deselected(items=left_out)
 
 
