@@ -76,6 +76,12 @@ LONG_FILES = (
 """What takes half a minute or more, the longest first. It begins early, after the groups, so that no process
 is still at it when the others have finished."""
 
+_shared: dict[str, Database] = {}
+"""By server: a database with the tables, for tests that empty those that they use."""
+
+_templates: dict[str, Database] = {}
+"""By server: a database with the tables, to be copied; made when a test first needs it."""
+
 OTHERS = {"redis": servers.find_redis, "pgbouncer": servers.find_pooler}
 
 
@@ -172,8 +178,20 @@ def file_group(nodeid: str) -> str:
     return next((group for group, files in GROUPS.items() if name.startswith(files)), file)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a group shares ends with its last test: brokers and Spark are busy even when nobody uses them."""
+    if nextitem is not None and file_group(item.nodeid) != file_group(nextitem.nodeid):
+        try:
+            item.session._setupstate.teardown_exact(None)
+        finally:
+            servers.stop_brokers()
+
+
 def pytest_unconfigure() -> None:
-    """Stop the servers."""
+    """Drop the databases that tests shared, and stop the servers."""
+    for database in (*_shared.values(), *_templates.values()):
+        database.close()
     servers.stop_all()
 
 
@@ -207,16 +225,16 @@ def database(server: Server) -> Iterator[Database]:
 
 
 @pytest.fixture
-def migrated(server: Server, templates: dict[str, Database]) -> Iterator[Database]:
+def migrated(server: Server) -> Iterator[Database]:
     """A database of its own that has the inbox tables, on each server in turn."""
-    yield from _database(server, _with_tables(server, templates))
+    yield from _database(server, _with_tables(server))
 
 
 @pytest.fixture
-def postgres(templates: dict[str, Database]) -> Iterator[Database]:
+def postgres() -> Iterator[Database]:
     """A database of its own that has the inbox tables, on PostgreSQL only."""
     server = _server("postgresql")
-    yield from _database(server, _with_tables(server, templates))
+    yield from _database(server, _with_tables(server))
 
 
 @pytest.fixture
@@ -245,9 +263,9 @@ def private_redis() -> Iterator[LocalRedis]:
 
 
 @pytest.fixture(params=status_stores.NAMES)
-def place(request: pytest.FixtureRequest, shared: dict[str, Database]) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """Where an empty store of status-table mode is, of each kind in turn."""
-    place = _redis_place() if request.param == "redis" else _sql_place(request.param, shared)
+    place = _redis_place() if request.param == "redis" else _sql_place(request.param)
     yield place
     place.clear()
 
@@ -257,24 +275,6 @@ def store(place: Place) -> Iterator[Store]:
     """An empty store of status-table mode, of each kind in turn."""
     with place.open() as store:
         yield store
-
-
-@pytest.fixture(scope="session")
-def shared() -> Iterator[dict[str, Database]]:
-    """By server: a database with the tables, for tests that empty those that they use."""
-    made: dict[str, Database] = {}
-    yield made
-    for database in made.values():
-        database.close()
-
-
-@pytest.fixture(scope="session")
-def templates() -> Iterator[dict[str, Database]]:
-    """By server: a database with the tables, to be copied; made when a test first needs it."""
-    made: dict[str, Database] = {}
-    yield made
-    for template in made.values():
-        template.close()
 
 
 def _server(name: str) -> Server:
@@ -294,12 +294,12 @@ def _redis_place() -> Place:
     return Place("redis", server.url, status_stores.new_prefix())
 
 
-def _sql_place(name: str, shared: dict[str, Database]) -> Place:
-    if name not in shared:
+def _sql_place(name: str) -> Place:
+    if name not in _shared:
         server = _server(name)
-        shared[name] = Database(server, server.new_database())
-        make_tables(shared[name].url)
-    return Place(name, shared[name].url.render_as_string(hide_password=False))
+        _shared[name] = Database(server, server.new_database())
+        make_tables(_shared[name].url)
+    return Place(name, _shared[name].url.render_as_string(hide_password=False))
 
 
 def _database(server: Server, url: URL) -> Iterator[Database]:
@@ -308,9 +308,9 @@ def _database(server: Server, url: URL) -> Iterator[Database]:
     database.close()
 
 
-def _with_tables(server: Server, templates: dict[str, Database]) -> URL:
-    if server.name not in templates:
+def _with_tables(server: Server) -> URL:
+    if server.name not in _templates:
         template = Database(server, server.new_database())
         make_tables(template.url)
-        templates[server.name] = template
-    return server.copy_database(templates[server.name].url)
+        _templates[server.name] = template
+    return server.copy_database(_templates[server.name].url)

@@ -15,6 +15,7 @@ from tests.servers.catalogue import (
     find_rocket,
     is_required,
     stop_all,
+    stop_brokers,
 )
 from tests.servers.pgbouncer import Pooler
 from tests.servers.redis import RedisServer
@@ -35,4 +36,5 @@ __all__ = [
     "find_rocket",
     "is_required",
     "stop_all",
+    "stop_brokers",
 ]
