@@ -202,10 +202,11 @@ def test_a_handler_that_is_none(rocketmq: Topics) -> None:
 
 
 def test_a_tag(rocketmq: Topics) -> None:
-    """A consumer with tags takes the messages that have one of them, and no others."""
+    """A consumer with tags takes the messages that have one of them, and no others; handlers see the tag."""
     topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
 
     def handle(message: Delivery) -> Outcome:
+        assert message.raw.system_properties.tag == message.payload.decode()
         seen.append(message.payload)
         return NEW
 

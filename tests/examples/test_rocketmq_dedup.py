@@ -1,16 +1,21 @@
-"""The example for users of RocketMQDedupListener."""
+"""For users of RocketMQDedupListener: the example, and the change over of docs/rocketmq-dedup.md."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+from sqlalchemy import Connection
 
+from inbox import Delivery, Inbox, message_id
 from tests import servers
 from tests.servers import Missing
+from tests.support import accounts
 from tests.support.database import Database
 from tests.support.program import ROOT
-from tests.support.rocketmq_topics import Topics
+from tests.support.rocketmq_consumers import consuming, send
+from tests.support.rocketmq_topics import Topics, envelope
+from tests.support.status_workers import wait_until
 
 pytest_plugins = ["tests.support.rocketmq_fixtures"]
 
@@ -35,3 +40,30 @@ def test_everything_takes_effect_once(rocketmq: Topics, postgres: Database) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 new, 1 duplicate" in done.stdout
     assert "16 failed" in done.stdout
+
+
+def test_the_change_over(rocketmq: Topics, postgres: Database) -> None:
+    """A new consumer goes on where the old one of its group has ended. Keys that were copied from the old
+    one's records are duplicates. What waits for a retry is taken if the consumer is given that topic, too."""
+    engine = postgres.engine()
+    accounts.make(engine, ["a", "b", "c", "d"])
+    topic, group = rocketmq.new(queues=1), rocketmq.group()
+    retries = rocketmq.new(queues=1, name=f"%RETRY%{group}")
+    consumed, copied, new = (envelope(topic, name) for name in "abc")
+    send(rocketmq.address, [consumed, copied, new])
+    rocketmq.settle(group, topic, 1)
+    rocketmq.send_back(retries, "d", b"d")
+    inbox, seen = Inbox("billing"), list[bytes]()
+    with engine.begin() as connection:
+        inbox.accept_many(connection, [copied.id])
+
+    @inbox.handler(engine, key=message_id)
+    def bill(connection: Connection, message: Delivery) -> None:
+        accounts.add(connection, message.payload.decode())
+        seen.append(message.payload)
+
+    with consuming(rocketmq.address, topic, group, bill):
+        wait_until(lambda: seen == [b"c"])
+    with consuming(rocketmq.address, [topic, retries], group, bill):
+        wait_until(lambda: seen == [b"c", b"d"])
+    assert accounts.totals(engine) == {"a": 0, "b": 0, "c": 1, "d": 1}

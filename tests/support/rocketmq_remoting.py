@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PULL, _MAKE_TOPIC, _MAKE_GROUP, _LAST_OFFSET, _DELETE_TOPIC, _DELETE_GROUP = 11, 17, 200, 30, 215, 207
-_CONFIGURATION, _ROUTE, _NO_ROUTE, _SEND = 26, 105, 17, 10
+_CONFIGURATION, _ROUTE, _NO_ROUTE, _SEND, _SETTLE = 26, 105, 17, 10, 15
 _NOTHING_THERE = {17, 19, 20, 21}
 """Answers to a pull: no such topic, no message, and two kinds of an offset that is not there."""
 _BETWEEN_NAME_AND_VALUE, _BETWEEN_PROPERTIES = "\x01", "\x02"
@@ -73,6 +73,12 @@ class Remoting:
     def delete_group(self, name: str) -> None:
         """Delete a group and its offsets."""
         self._ask(_DELETE_GROUP, {"groupName": name, "cleanOffset": "true"})
+
+    def settle(self, group: str, topic: str, offset: int) -> None:
+        """Say that the group has consumed a topic's first queue up to this offset, as clients of RocketMQ 4
+        do."""
+        header = {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": offset}
+        self._ask(_SETTLE, header)
 
     def put(self, topic: str, body: bytes, properties: str) -> None:
         """Write a message with any properties; a proxy would check them."""
