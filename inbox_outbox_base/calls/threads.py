@@ -29,8 +29,10 @@ def begin(work: Work) -> None:
         queue = _idle.pop()
     except IndexError:
         queue = SimpleQueue()
+        queue.put(work)  # first: an interruption may come when the thread has already begun
         threading.Thread(target=_run, args=[queue], name="inbox worker", daemon=True).start()
-    queue.put(work)
+    else:
+        queue.put(work)
 
 
 def _run(queue: SimpleQueue[Work]) -> None:

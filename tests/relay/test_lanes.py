@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from inbox import Backoff
+from inbox_outbox_base.calls import threads
 from inbox_outbox_base.databases.relaying import Scan, ScanResult
 from inbox_outbox_base.words.outgoing import Failed
 from outbox import (
@@ -450,18 +451,27 @@ def test_a_thread_that_cannot_be_started(
     """If a thread cannot be started, the relay raises the error after the running sends have ended."""
     publish(engine, "a1", topic="one")
     publish(engine, "b1", topic="two")
-    start, begun = Thread.start, list[str]()
+    start, begun, has_begun, is_full = Thread.start, list[str](), Event(), Event()
 
     def limited(thread: Thread) -> None:
-        if thread.name.startswith("outbox send"):
+        if thread.name == "inbox worker":
             begun.append(thread.name)
             if len(begun) == number:
+                assert number == 1 or has_begun.wait(60)
+                is_full.set()
                 raise RuntimeError("can't start new thread")
         start(thread)
 
+    class Slow(Recorder):
+        def send(self, batch: Sequence[Envelope]) -> Any:
+            has_begun.set()
+            assert is_full.wait(60)
+            return super().send(batch)
+
     monkeypatch.setattr(Thread, "start", limited)
+    monkeypatch.setattr(threads, "_idle", [])  # other tests have left some
     with pytest.raises(RuntimeError, match="start new thread"):
-        Relay(engine, Recorder()).run_once()
+        Relay(engine, Slow()).run_once()
     assert len(waiting(engine)) == 3 - number
     assert count(engine, TABLES.relay) == 0
 

@@ -46,7 +46,7 @@ class PostgreSQLRelaying(Relaying):
 
     def renew(self, connection: Connection, epoch: int, generation: int, lease: float) -> bool:
         given: dict[str, Any] = {"epoch_": epoch, "generation_": generation, "lease": lease}
-        given["milliseconds"] = f"{lease * 1_000:.0f}"
+        given["limit"] = f"{lease * 1_000:.0f}"
         return connection.execute(own.renew(self.tables), given).first() is not None
 
     def scan(self, connection: Connection, wanted: Scan) -> ScanResult:
