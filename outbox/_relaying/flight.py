@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from typing import Any
@@ -58,9 +58,9 @@ class Flight:
         self._unsent = {letter.sequence: letter for letter in letters}
         self._failed: set[str] = set()
         self._queues = _queues(letters) if ordered else {}
-        """By key, if the batch holds several messages of it at once: those without an answer, in order."""
-        self._early: dict[int, Any] = {}
-        """Outcomes of messages whose predecessor has none yet."""
+        """By key, if the batch holds several messages of it at once: those not noted yet, in order."""
+        self._early: dict[str | None, dict[int, Any]] = defaultdict(dict)
+        """By key, the outcomes of messages in its queue."""
         self._asked = math.inf
         self._is_taken = False
         """Whether the broker has accepted or refused some message: it does not reject the topic."""
@@ -71,26 +71,16 @@ class Flight:
         return self.letters[0].unanswered >= SOLO_AFTER
 
     def collect(self) -> Report:
-        """The outcomes that have arrived since the last call, and the messages that are not sent because one
-        of their key has failed."""
+        """The outcomes that have arrived since the last call. Those behind a failed message in its key are
+        given back with it: it may be sent again before this batch is over."""
         with self._lock:
             report, self._report, self.has_news_since = self._report, Report(), math.inf
             if report.others:
-                self._give_back(report)
+                report.unsent = [each for each in self._unsent.values() if each.key in self._failed]
+            for letter in report.unsent:
+                del self._unsent[letter.sequence]
         report.seconds = time.monotonic() - self.begun
         return report
-
-    def _give_back(self, report: Report) -> None:
-        """Report a failed message together with those behind it, once none of them is on its way: otherwise
-        it could be sent again at the same time as they."""
-        answers, report.others = report.others, []
-        for answer in answers:
-            is_too_early = self._queues.get(answer.letter.key)
-            (self._report if is_too_early else report).others.append(answer)
-        failed = {answer.letter.key for answer in report.others} - {None}
-        report.unsent = [letter for letter in self._unsent.values() if letter.key in failed]
-        for letter in report.unsent:
-            del self._unsent[letter.sequence]
 
     def unanswered(self) -> list[Letter]:
         """The messages without an outcome: once the flight is over, they were not sent."""
@@ -198,16 +188,17 @@ class Flight:
         return True
 
     def _note_in_order(self, letter: Letter, outcome: Any) -> None:
-        """Note the answers of a key in the order of its messages, however they arrive."""
-        queue = self._queues[letter.key]
-        self._early[letter.sequence] = outcome
-        while queue and queue[0].sequence in self._early:
+        """Note the answers of a key in the order of its messages, however they arrive. A failure waits until
+        none of those behind it is on its way; they count as not sent, whatever has become of them."""
+        queue, early = self._queues[letter.key], self._early[letter.key]
+        early[letter.sequence] = outcome
+        while queue and isinstance(early.get(queue[0].sequence), Accepted):
             first = queue.popleft()
-            self._note(first, self._early.pop(first.sequence))
+            self._note(first, early.pop(first.sequence))
+        if queue and len(early) == len(queue):
+            self._note(queue[0], early[queue[0].sequence])
 
     def _note(self, letter: Letter, outcome: Any) -> None:
-        if letter.key in self._failed:
-            return  # it counts as not sent, whatever has become of it: it is sent again behind the failed one
         del self._unsent[letter.sequence]
         if isinstance(outcome, Accepted):
             self._report.accepted.append(letter)

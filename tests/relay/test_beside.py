@@ -5,7 +5,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from threading import Event, Lock
 from typing import Any
 
@@ -213,11 +213,14 @@ def test_batches_that_fail_together_are_one_failure() -> None:
 
 
 def _flight(number: int) -> Flight:
+    return Flight([_letter(number)], ordered=False, give_up_after=None, arrived=lambda: None)
+
+
+def _letter(number: int, key: str | None = None) -> Letter:
     now: Any = None
-    letter = Letter(
-        str(number), 1, "orders", None, "", None, now, b"", 0, number, 0, 0, "pending", None, None, None
+    return Letter(
+        str(number), 1, "orders", key, "", None, now, b"", 0, number, 0, 0, "pending", None, None, None
     )
-    return Flight([letter], ordered=False, give_up_after=None, arrived=lambda: None)
 
 
 class Halting(Recorder):
@@ -244,8 +247,9 @@ class Halting(Recorder):
 
     def _in_turn(self, batch: Sequence[Envelope]) -> Iterator[tuple[int, Outcome]]:
         yield 0, BUSY
+        yield 2, ACCEPTED
         self.may_end.wait(10)
-        for place in range(1, len(batch)):
+        for place in (1, *range(3, len(batch))):
             yield place, ACCEPTED
 
 
@@ -266,6 +270,81 @@ def test_a_failure_while_its_batch_goes_on(engine: Engine, ordered: bool) -> Non
     sent = [name for names in publisher.begun for name in names]
     assert [name for name in sent if name[0] == "a"][-3:] == ["a1", "a2", "a3"]
     assert sent.count("a2") == sent.count("a3") == (2 if ordered else 1)
+
+
+ANSWERS: list[Outcome] = [ACCEPTED, ACCEPTED, ACCEPTED, BUSY, Unknown("silence")]
+
+
+class Watched:
+    """A batch with random answers, in random order, and what it reports meanwhile."""
+
+    def __init__(self, seed: int, *, ordered: bool) -> None:
+        self.random = random.Random(seed)
+        self.ordered = ordered
+        self.letters = [_letter(number, self.random.choice([None, *"ab"])) for number in range(8)]
+        self.nudges = 0
+        self.flight = Flight(self.letters, ordered=ordered, give_up_after=None, arrived=self._nudge)
+        self.answers: dict[str, Outcome] = {}
+        self.reported: list[tuple[str, str]] = []
+
+    def _nudge(self) -> None:
+        self.nudges += 1
+
+    def send(self, batch: Sequence[Envelope]) -> Iterator[tuple[int, Outcome]]:
+        for place in self.random.sample(range(len(batch)), len(batch)):
+            if self.random.random() < 0.03:
+                self.answers |= {each.id: Unknown("") for each in batch if each.id not in self.answers}
+                raise self.random.choice([ConnectionError, KeyboardInterrupt])
+            answer = self.random.choice(ANSWERS)
+            self.answers[batch[place].id] = answer
+            yield place, answer
+            if self.random.random() < 0.5:
+                self.collect()
+
+    def collect(self) -> None:
+        """Compare what is reported, and whether the relay has been woken for it, with what is due."""
+        before = len(self.reported)
+        assert self._is_complete()
+        report = self.flight.collect()
+        self.reported += [(each.id, "accepted") for each in report.accepted]
+        self.reported += [(answer.letter.id, "failed") for answer in report.others]
+        self.reported += [(each.id, "unsent") for each in report.unsent]
+        assert sorted(self.reported) == sorted(self.due())
+        assert self._is_complete()
+        assert (self.nudges > 0) == (len(self.reported) > before) or self.flight.is_over
+        self.nudges = 0
+
+    def _is_complete(self) -> bool:
+        left = [each.id for each in self.flight.unrecorded()]
+        return sorted([*left, *dict(self.reported)]) == [each.id for each in self.letters]
+
+    def due(self) -> Iterator[tuple[str, str]]:
+        """What is to be reported by now: messages, and as what."""
+        groups = defaultdict[str, list[str]](list)
+        for letter in self.letters:
+            groups[letter.name].append(letter.id)
+        for names in groups.values():
+            accepted = [*takewhile(lambda name: self.answers.get(name) is ACCEPTED, names)]
+            yield from ((name, "accepted") for name in accepted)
+            rest = names[len(accepted) :]
+            is_over = self.answers.keys() >= {*rest} if self.ordered else rest and rest[0] in self.answers
+            if rest and is_over:
+                yield rest[0], "failed"
+                yield from ((name, "unsent") for name in rest[1:])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_a_batch_reports(ordered: bool) -> None:
+    """Each message is reported once. A failed one is reported together with those behind it in its key, when
+    none of them is being sent; until then it is unrecorded, and the relay is not woken for it."""
+    for seed in random.sample(range(1_000_000), 200):
+        print(f"seed {seed}")
+        watched = Watched(seed, ordered=ordered)
+        watched.flight.fly(watched.send, lambda: True)
+        watched.collect()
+        left = watched.flight.unanswered()
+        assert not (ordered and left)
+        assert left == watched.flight.unrecorded()
 
 
 class Unreliable:
