@@ -264,8 +264,8 @@ def test_a_database_that_is_down(rocketmq: Topics, postgres: Database, kind: str
     afterwards."""
     topic, group = places(rocketmq, kind, retries=2)
     book = bookkeeping(postgres.engine_at(impatient(postgres)), attempts=1)
-    runs, deliveries = Counter[str](), set[int]()
-    accounts.make(postgres.engine(), NAMES)
+    runs, deliveries, engine = Counter[str](), set[int](), postgres.engine()
+    accounts.make(engine, NAMES)
 
     def handle(message: Delivery) -> Outcome:
         runs[message.id] += 1
@@ -279,7 +279,7 @@ def test_a_database_that_is_down(rocketmq: Topics, postgres: Database, kind: str
         wait_until(lambda: len(runs) == 6 and min(runs.values()) > 3, timeout=120)
     assert deliveries == {1}
     with consuming(rocketmq.address, topic, group, handle, **options):
-        wait_until(lambda: set(accounts.totals(postgres.engine()).values()) == {1})
+        wait_until(lambda: set(accounts.totals(engine).values()) == {1})
     assert rocketmq.dead(group) == []
 
 

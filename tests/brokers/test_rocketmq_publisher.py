@@ -284,7 +284,7 @@ def test_what_a_publisher_is_made_of() -> None:
     """Both classes implement their protocols. Unusable arguments are named, but no secret is shown."""
     assert isinstance(RocketMQPublisher("rocketmq://mq"), Publisher)
     assert isinstance(AsyncRocketMQPublisher("rocketmq://mq"), AsyncPublisher)
-    assert repr(RocketMQPublisher("rocketmq://me:hidden@mq/n")) == "RocketMQPublisher('rocketmq://mq:8081/n')"
+    assert repr(RocketMQPublisher("rocketmq://me:hidden@mq")) == "RocketMQPublisher('rocketmq://mq:8081')"
     assert repr(AsyncRocketMQPublisher("rocketmqs://me:hidden@mq")).startswith(
         "AsyncRocketMQPublisher('rocke"
     )
