@@ -16,10 +16,7 @@ from tests.servers.server import Missing, first_of
 PROGRAM_VARIABLE = "INBOX_OUTBOX_TEST_ROCKETMQ"
 # -Xrs leaves signals to the system: the one that ends a server whose test run is gone would print threads.
 # The broker refuses messages on a disk that is nearly full, however small they are.
-# Its code runs too briefly to be compiled twice: a start takes 5.8 core-seconds instead of 8.5.
-JAVA_OPTIONS = (
-    "-Xmx256m -Xrs -XX:-UsePerfData -XX:TieredStopAtLevel=1 -Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"
-)
+JAVA_OPTIONS = "-Xmx256m -Xrs -XX:-UsePerfData -Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"
 
 PROXY: Mapping[str, Any] = {
     "rocketMQClusterName": "DefaultCluster",
