@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Engine
 
 from inbox_outbox_base.brokers.publishing import Publisher
-from inbox_outbox_base.calls import threads
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import Envelope
 from outbox._waking.listening_thread import ListeningThread, ThreadWakeUp
@@ -111,13 +110,10 @@ class Relay(RelayLoop[Engine, Publisher]):
 
     def _start(self, flight: Flight) -> None:
         if self._settings.concurrent:
-            threads.begin(partial(copy_context().run, self._flown, flight))
+            run = partial(copy_context().run, self._fly, flight)
+            threading.Thread(target=run, name=f"outbox send {flight.topic}", daemon=True).start()
         else:
             self._fly(flight)
-
-    def _flown(self, flight: Flight) -> Callable[[], object]:
-        self._fly(flight)
-        return lambda: None  # the flight itself has told the relay
 
     def _abandon(self) -> None:
         pass  # a thread cannot be interrupted
