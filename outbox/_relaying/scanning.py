@@ -122,11 +122,12 @@ class Scanner:
             return Choice()
         letters: dict[int, Letter] = {}
         is_read = self._read(connection, letters)
-        if lock is not None and self._open_lanes():
+        lanes = self._open_lanes()
+        if lock is not None and lanes:
             lock(connection)
             letters.clear()  # some may have been dropped before: they are read again
         ready = self.backlog.ready
-        picked = {lane: self._pick(lane) for lane in self._open_lanes()}
+        picked = {lane: self._pick(lane) for lane in lanes}
         self._fetch(connection, [*chain.from_iterable(picked.values())], letters)
         if self.crossings.are_several:
             picked = self._without_blocked(connection, picked, letters)

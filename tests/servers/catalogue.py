@@ -1,4 +1,5 @@
-"""The services that the tests use: each is found once and kept until the end of the run."""
+"""The services that the tests use. Each is found once and kept until the end of the run; a broker until
+`stop_brokers`."""
 
 import os
 from collections.abc import Callable

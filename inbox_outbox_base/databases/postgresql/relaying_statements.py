@@ -70,8 +70,8 @@ def prepare() -> TextClause:
 
 @cache
 def renew(tables: OutboxTables) -> Update:
-    """Renew the lease, and apply the settings for a scan, with limits of so many milliseconds, in the same
-    statement."""
+    """Renew the lease, and apply the settings for a scan in the same statement. The parameter `limit` is in
+    milliseconds."""
     return member_statements.renew(tables).returning(text(_applied(_SCANNING | _LIMITS | _WAITING)))
 
 
