@@ -72,6 +72,7 @@ def test_options_that_cannot_be_used() -> None:
         "url": make(url="amqp://key:s3cr3t@h"),
         "topic=": make(topic="orders.dead"),
         "topic=\\[\\]": make(topic=[]),
+        "topic='%RETRY%g'": make(topic=["t", "%RETRY%g"]),
         "group": make(group=""),
         "tag": make(tag=" "),
         "handler": make(handler=asynchronous),

@@ -76,10 +76,6 @@ class Topics:
         do."""
         self._remoting.settle(group, topic, offset)
 
-    def send_back(self, topic: str, key: str, body: bytes) -> None:
-        """Write a message to a topic of retries, as RocketMQ does for a listener that wants it again."""
-        self._remoting.put(topic, body, f"KEYS\x01{key}\x02UNIQ_KEY\x01{uuid4()}\x02")
-
     def stored(self, topic: str) -> list[Stored]:
         """All messages that the broker has stored for a topic, each queue in order."""
         return [

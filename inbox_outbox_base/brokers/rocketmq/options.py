@@ -12,6 +12,7 @@ from . import address
 from .link import GroupSettings, Membership
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_RETRIES = "%RETRY%"
 _SHORTEST = 10
 _LONGEST = timedelta(hours=11)
 _FEW = 32
@@ -24,6 +25,14 @@ def member(url: str, group: str, topic: str | Sequence[str], tag: str) -> Member
     if not topics:
         raise InvalidOption(f"topic={topic!r}: expected a name, or a list of names")
     filters = {name("topic", each): _tag(tag) for each in topics}
+    for each in topics:
+        if each.startswith(_RETRIES):
+            # The broker derives another topic from such a name, and fails to: it then no longer delivers
+            # hidden messages again, whichever topic and group they are of.
+            raise InvalidOption(
+                f"topic={each!r}: a topic of retries cannot be received like this; RocketMQ delivers what a "
+                "group of this consumer retries as messages of the topic itself"
+            )
     return Membership(address.parse(url), name("group", group), filters)
 
 
