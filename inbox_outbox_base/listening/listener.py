@@ -1,23 +1,19 @@
 """The listener for synchronous code: messages run in threads."""
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TypeVar
 
-from inbox_outbox_base.calls import threads
-from inbox_outbox_base.calls.signals import SignalSafeEvent, as_failure
+from inbox_outbox_base.calls.signals import SignalSafeEvent
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from .lanes import Job, JobBatch
-from .listener_base import STOPPING, ListenerBase, caught, checked
-from .outcome import Action, Decision, Decisions, Outcome
+from .in_threads import InThreads
+from .outcome import Decisions, Outcome
 
 M = TypeVar("M")
 
 
-class Listener(ListenerBase):
+class Listener(InThreads):
     """Runs batches of messages from a broker, and decides what to tell the broker about each.
 
     It does not talk to a broker or a database itself: the handler asks the inbox, and the code that fetched
@@ -68,73 +64,13 @@ class Listener(ListenerBase):
             raise InvalidOption(f"handler={handler!r}: it is asynchronous; use AsyncListener")
         self._wakes.add(batch.wake)
         try:
-            with self._lanes.lock:
-                for job in batch.jobs:
-                    self._lanes.add(job)
-                begin = self._take()
-            self._begin(begin)
-            self._wait(batch, woken)
+            self._add(batch)
+            while not self._is_decided(batch):
+                if not woken.wait(self._patience()):
+                    self._leave_behind(batch)
         finally:
             self._wakes.discard(batch.wake)
-            with self._lanes.lock:
-                # Ctrl-C can end the wait: then nothing of the batch may begin afterwards.
-                batch.give_back("interrupted")
+            self._give_back(batch, "interrupted")  # Ctrl-C can end the wait: then nothing of it begins later
         if batch.interruption is not None:
             raise batch.interruption
         return batch.decisions
-
-    def _wait(self, batch: JobBatch, woken: SignalSafeEvent) -> None:
-        while True:
-            if self.stopped:
-                with self._lanes.lock:
-                    batch.give_back(STOPPING)
-            if batch.is_decided:
-                return
-            if not woken.wait(self._patience()):
-                with self._lanes.lock:
-                    for job in batch.running():
-                        self._record(job, self._unfinished(job))
-
-    def _begin(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            threads.begin(partial(self._work, job))
-
-    def _work(self, job: Job) -> Callable[[], None]:
-        return partial(self._ended, job, job.context.run(self._settled, job))
-
-    def _ended(self, job: Job, decision: Decision) -> None:
-        with self._lanes.lock:
-            self._lanes.done(job)
-            self._record(job, decision)
-            jobs = self._take()
-        self._begin(jobs)
-
-    def _settled(self, job: Job) -> Decision:
-        try:
-            return self._handle(job)
-        except BaseException as error:  # noqa: BLE001 - `decide` raises it
-            with self._lanes.lock:
-                job.batch.interrupt(error)
-            return Decision(Action.RETRY, reason="interrupted")
-
-    def _handle(self, job: Job) -> Decision:
-        outcome = self._run(job) if job.error is None else caught(job.error)
-        decision = self._judge(job, outcome)
-        if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
-            return decision
-        try:
-            self._dead_letter(job.message, decision)
-        except Exception as failure:  # noqa: BLE001 - becomes the message's decision
-            return self._not_put_away(job, decision, failure)
-        return self._put_away(decision)
-
-    def _run(self, job: Job) -> Outcome:
-        try:
-            if (prepare := job.batch.taken_preparation()) is not None:
-                prepare()
-            outcome = job.batch.handler(job.message)
-        except Exception as error:  # noqa: BLE001 - becomes the message's decision
-            return caught(error)
-        except asyncio.CancelledError as error:
-            return caught(as_failure(error))
-        return checked(outcome)

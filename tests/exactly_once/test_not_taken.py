@@ -20,7 +20,7 @@ from inbox.errors import (
 )
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.listeners import Decide, both
+from tests.support.listeners import Decide, each_listener
 from tests.support.status_async import in_loop, inbox_at
 from tests.support.status_stores import Failed, Place, fail, status_inbox
 
@@ -228,7 +228,7 @@ async def test_status_mode_asynchronously(place: Place) -> None:
         assert (await handle.outcome("dead")).verdict is Verdict.DEAD  # type: ignore[attr-defined]
 
 
-@both
+@each_listener
 @pytest.mark.parametrize("on_refusal", ["raise", "return"])
 @pytest.mark.parametrize("by_hand", [False, True], ids=["decorated", "by hand"])
 def test_listeners_decide_by_the_verdict(

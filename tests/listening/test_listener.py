@@ -17,7 +17,7 @@ from inbox.errors import (
     StoreUnreachable,
     TablesMissing,
 )
-from tests.support.listeners import Decide, both, in_threads
+from tests.support.listeners import Decide, each_listener, in_threads
 
 ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
 NEW = Outcome(Verdict.NEW)
@@ -41,7 +41,7 @@ def raising(error: BaseException) -> Any:
     return handle
 
 
-@both
+@each_listener
 @pytest.mark.parametrize(
     ("verdict", "error", "action"),
     [
@@ -80,7 +80,7 @@ def test_what_an_outcome_means(
     assert (type(error).__name__ if error else verdict) in decision.reason
 
 
-@both
+@each_listener
 @pytest.mark.parametrize(
     ("error", "verdict", "action"),
     [
@@ -107,7 +107,7 @@ def test_what_a_handler_raises(
     assert record.exc_info[1] is error
 
 
-@both
+@each_listener
 def test_a_handler_that_tells_its_outcome(decide: Decide) -> None:
     """If a handler has an attribute `outcome`, the listener calls that instead, since it returns errors
     together with a verdict."""
@@ -117,7 +117,7 @@ def test_a_handler_that_tells_its_outcome(decide: Decide) -> None:
     assert (decision.action, decision.delay) == (RETRY, 7.5)
 
 
-@both
+@each_listener
 def test_how_long_a_retry_waits(decide: Decide) -> None:
     """A retry waits as long as the outcome says. Otherwise the backoff computes the delay from the number of
     deliveries that the broker reports."""
@@ -136,7 +136,7 @@ def test_how_long_a_retry_waits(decide: Decide) -> None:
     assert 4 <= first.delay <= 8
 
 
-@both
+@each_listener
 def test_attempt_may_fail(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
     """If the number of a message's deliveries cannot be determined, the message waits as after its first one,
     and the log says why."""
@@ -147,14 +147,14 @@ def test_attempt_may_fail(decide: Decide, caplog: pytest.LogCaptureFixture) -> N
     assert "attempt=" in caplog.text
 
 
-@both
+@each_listener
 def test_too_old_may_be_dropped(decide: Decide) -> None:
     """With too_old="ack" a message older than the retention is dropped, instead of becoming a dead letter."""
     (decision,) = decide(["m"], lambda _: Outcome(Verdict.TOO_OLD), too_old="ack")
     assert (decision.action, decision.reason) == (ACK, "too_old")
 
 
-@both
+@each_listener
 def test_dead_letters_are_put_away(decide: Decide) -> None:
     """A message that `dead_letter` has stored is acknowledged, so an ordered batch continues after it."""
     taken: list[tuple[str, Decision]] = []
@@ -170,7 +170,7 @@ def test_dead_letters_are_put_away(decide: Decide) -> None:
     assert decisions[1].reason == "stored as a dead letter: dead"
 
 
-@both
+@each_listener
 def test_a_dead_letter_that_cannot_be_put_away_comes_again(
     decide: Decide, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,7 +184,7 @@ def test_a_dead_letter_that_cannot_be_put_away_comes_again(
     assert "dead_letter= failed" in caplog.text
 
 
-@both
+@each_listener
 @pytest.mark.parametrize("key", [raising(KeyError("id")), lambda _: []], ids=["raises", "not hashable"])
 def test_a_message_without_a_usable_key_does_not_run(decide: Decide, key: Any) -> None:
     """A message whose key cannot be determined does not run: the listener cannot tell which messages may run
@@ -197,14 +197,14 @@ def test_a_message_without_a_usable_key_does_not_run(decide: Decide, key: Any) -
     assert seen == []
 
 
-@both
+@each_listener
 def test_a_handler_without_an_outcome_is_a_mistake(decide: Decide) -> None:
     """A function that does not return an outcome is rejected; it does not count as success."""
     with pytest.raises(InvalidOption, match=r"None, expected an inbox\.Outcome"):
         decide(["m", "n"], lambda _: None)  # type: ignore[arg-type, return-value]
 
 
-@both
+@each_listener
 def test_an_exit_comes_through(decide: Decide) -> None:
     """An exception that is not a subclass of Exception ends the call, and no further message starts."""
     seen: list[str] = []
@@ -219,7 +219,7 @@ def test_an_exit_comes_through(decide: Decide) -> None:
     assert seen == ["a"]
 
 
-@both
+@each_listener
 def test_an_empty_batch(decide: Decide) -> None:
     """An empty batch gives no decisions."""
     decisions = decide([], lambda _: NEW)
@@ -227,7 +227,7 @@ def test_an_empty_batch(decide: Decide) -> None:
     assert decisions.acknowledged == 0
 
 
-@both
+@each_listener
 def test_context_variables_reach_the_handler(decide: Decide) -> None:
     """The handler sees the caller's context variables, so traces stay connected."""
     seen: list[str] = []

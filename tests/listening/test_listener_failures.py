@@ -9,12 +9,12 @@ from sqlalchemy.exc import OperationalError
 
 from inbox import Action, Outcome, Verdict
 from inbox.errors import GiveUp, LeaseLost, StoreUnreachable, TablesMissing
-from tests.support.listeners import Decide, Fault, both
+from tests.support.listeners import Decide, Fault, each_listener
 
 FAILED = Outcome(Verdict.NEW, error=Fault("a bug"))
 
 
-@both
+@each_listener
 def test_a_message_that_fails_too_often(decide: Decide) -> None:
     """A failing message is tried `max_attempts` times, and then becomes a dead letter that says why. Other
     messages are not affected."""
@@ -51,7 +51,7 @@ def test_a_message_that_fails_too_often(decide: Decide) -> None:
     ],
     ids=repr,
 )
-@both
+@each_listener
 def test_what_is_no_failure(decide: Decide, outcome: Outcome) -> None:
     """An outcome that is not a failure of the handler is decided in the same way with `max_attempts`: an
     error of the database, a failure that the inbox has counted itself, and anything that ends the message in
@@ -62,7 +62,7 @@ def test_what_is_no_failure(decide: Decide, outcome: Outcome) -> None:
     assert [(each.action, each.reason) for each in bounded] == [(each.action, each.reason) for each in free]
 
 
-@both
+@each_listener
 def test_something_else_was_cancelled(decide: Decide) -> None:
     """A handler that raises CancelledError, because something it waited for was cancelled, fails like any
     other; the listener goes on."""
@@ -82,7 +82,7 @@ def test_something_else_was_cancelled(decide: Decide) -> None:
     )
 
 
-@both
+@each_listener
 def test_a_message_whose_key_fails(decide: Decide) -> None:
     """A message whose key cannot be determined never reaches its handler, but is given up after
     `max_attempts`, too."""
@@ -91,7 +91,7 @@ def test_a_message_whose_key_fails(decide: Decide) -> None:
     assert decision.reason == "dead: GiveUp: it has failed 2 times: KeyError: 'm'"
 
 
-@both
+@each_listener
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), "many"], ids=repr)
 def test_failures_may_fail(decide: Decide, answer: object, caplog: pytest.LogCaptureFixture) -> None:
     """If `failures` raises or returns nonsense, the listener assumes no earlier failures, and the log says

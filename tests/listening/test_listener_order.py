@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from inbox import Action, AsyncListener, Backoff, Decisions, Listener, Outcome, Verdict
-from tests.support.listeners import Decide, both
+from tests.support.listeners import Decide, each_listener
 from tests.support.together import together
 
 NEW = Outcome(Verdict.NEW)
@@ -91,7 +91,7 @@ def of_keys(keys: Sequence[str | None]) -> list[Message]:
     return numbered([(key, NEW) for key in keys])
 
 
-@both
+@each_listener
 @hypothesis_settings(deadline=None, max_examples=60)
 @given(batch=batches, concurrency=st.integers(1, 5), in_order=st.booleans())
 def test_whatever_happens(
@@ -123,7 +123,7 @@ def test_whatever_happens(
         assert [number for number, *_ in watch.begun] == list(range(min(good + 1, len(messages))))
 
 
-@both
+@each_listener
 def test_in_order_what_is_given_back_does_not_overtake(decide: Decide) -> None:
     """Messages after a failed one are delivered again after the same delay, not before it."""
     failed = Outcome(Verdict.NEW, None, 5.0, ValueError("a"))
@@ -156,7 +156,7 @@ def test_in_order_what_comes_before_a_failure_still_runs() -> None:
     assert [each.action for each in decisions] == [Action.ACK] * 2 + [Action.DEAD_LETTER, Action.RETRY]
 
 
-@both
+@each_listener
 def test_each_goes_on_behind_a_failure(decide: Decide) -> None:
     """With order="each", a failure does not delay any other message."""
     failed = Outcome(Verdict.NEW, error=ValueError("a"))
@@ -194,7 +194,7 @@ def test_tasks_run_side_by_side() -> None:
     assert asyncio.run(asyncio.wait_for(scenario(), 60)).acknowledged == 12
 
 
-@both
+@each_listener
 def test_keys_keep_their_order_under_concurrency(decide: Decide) -> None:
     """With a concurrency of eight, the messages of a key run one after the other, in the batch's order."""
     messages = of_keys([f"key-{number * 7 % 10}" for number in range(400)])

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
+from inbox_outbox_base.listening.awaited_listener import AwaitedListener
 from tests.support import accounts, listener_worker
 from tests.support.database import Database
 from tests.support.status_workers import wait_until, workers
@@ -64,18 +66,21 @@ def test_what_runs_in_tasks_finishes() -> None:
     assert decisions[-1] == GIVEN_BACK
 
 
-def test_a_thread_that_outlives_the_grace_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [Listener, AwaitedListener])
+def test_a_thread_that_outlives_the_grace_is_left_behind(
+    kind: Callable[..., Listener | AwaitedListener], caplog: pytest.LogCaptureFixture
+) -> None:
     """A message that takes longer than the grace is delivered again after the backoff. The later result of
     its thread does not change that, and is logged."""
-    listener, go, used = Listener(grace=0), threading.Event(), list[threading.Thread]()
+    listener, go, used = kind(grace=0), threading.Event(), list[threading.Thread]()
 
     def handle(_: str) -> Outcome:
         used.append(threading.current_thread())
-        listener.stop()
+        threading.Timer(0.2, listener.stop).start()  # while the call waits
         go.wait(60)
         return NEW
 
-    decisions = listener.decide("ab", handle)
+    decisions = asyncio.run(_awaited(listener.decide("ab", handle)))
     assert decisions[0].action is Action.RETRY
     assert decisions[0].outcome is None
     assert decisions[0].delay > 0
@@ -86,6 +91,35 @@ def test_a_thread_that_outlives_the_grace_is_left_behind(caplog: pytest.LogCaptu
     go.set()
     wait_until(lambda: "its handler ended after the message was given back: new" in caplog.text)
     assert decisions[0].action is Action.RETRY
+
+
+async def _awaited(decisions: Decisions | Awaitable[Decisions]) -> Decisions:
+    return decisions if isinstance(decisions, Decisions) else await decisions
+
+
+def test_a_call_that_is_cancelled_leaves_its_thread_behind() -> None:
+    """Cancelling the call begins nothing more. What runs goes on, also after its loop has ended, and then its
+    key and its place are free."""
+    listener, go, seen = AwaitedListener(key=str), threading.Event(), list[str]()
+    running = threading.Event()
+
+    def handle(message: str) -> Outcome:
+        seen.append(message)
+        running.set()
+        go.wait(60)
+        return NEW
+
+    async def cancelled() -> None:
+        call = asyncio.create_task(listener.decide("ab", handle))
+        await asyncio.to_thread(running.wait, 60)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(cancelled())
+    go.set()
+    assert asyncio.run(asyncio.wait_for(listener.decide("ab", handle), 60)).acknowledged == 2
+    assert seen == ["a", "a", "b"]
 
 
 def test_a_task_that_outlives_the_grace_is_cancelled() -> None:

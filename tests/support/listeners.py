@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox import Action, AsyncListener, Decisions, Listener, Outcome
+from inbox_outbox_base.listening.awaited_listener import AwaitedListener
 from tests.support.database import Database
 
 NAMES = [f"account-{number}" for number in range(6)]
@@ -36,6 +37,11 @@ def in_tasks(messages: Iterable[Any], handler: Handler, **options: Any) -> Decis
     return asyncio.run(AsyncListener(**options).decide(messages, wrapped))
 
 
+def in_awaited_threads(messages: Iterable[Any], handler: Handler, **options: Any) -> Decisions:
+    """Decide with the listener of synchronous consumers that have an event loop."""
+    return asyncio.run(AwaitedListener(**options).decide(messages, handler))
+
+
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as an asynchronous one."""
 
@@ -46,7 +52,7 @@ def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
     return later
 
 
-both = pytest.mark.parametrize("decide", [in_threads, in_tasks])
+each_listener = pytest.mark.parametrize("decide", [in_threads, in_tasks, in_awaited_threads])
 
 
 class Payment(TypedDict):

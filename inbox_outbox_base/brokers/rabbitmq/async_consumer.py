@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Hashable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -14,10 +15,12 @@ from aiormq import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from inbox_outbox_base.brokers.journal import Journal
+from inbox_outbox_base.calls.signals import stopping
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.listening.async_listener import AsyncListener
+from inbox_outbox_base.listening.awaited_listener import AwaitedListener
 from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -44,19 +47,6 @@ class Session:
     tag: str
     cancelled: asyncio.Event
     """RabbitMQ has stopped delivering: the queue was deleted."""
-
-
-class StoppingListener(AsyncListener):
-    """A listener that passes its stop on to others."""
-
-    def __init__(self, on_stop: Callable[[], Any], **options: Any) -> None:
-        super().__init__(**options)
-        self._on_stop = on_stop
-
-    def stop(self) -> None:
-        """See `ListenerBase.stop`."""
-        super().stop()
-        self._on_stop()
 
 
 class AsyncRabbitConsumer:
@@ -87,8 +77,7 @@ class AsyncRabbitConsumer:
         if not isinstance(queue, str) or not queue:
             raise InvalidOption(f"queue={queue!r}: expected a name")
         self.queue = queue
-        self.listener = StoppingListener(
-            self._wake,
+        self.listener = self._new_listener(
             max_attempts=max_attempts,
             failures=failures_of,
             dead_letter=dead_letter,
@@ -100,7 +89,7 @@ class AsyncRabbitConsumer:
             too_old=too_old,
         )
         self.prefetch = count("prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch)
-        self._handler = handler
+        self._handler: Callable[[Delivery], Any] = handler
         self._declare = flag("declare", declare)
         self._rejects = flag("reject_dead_letters", reject_dead_letters)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,10 +130,21 @@ class AsyncRabbitConsumer:
     def stop(self) -> None:
         """See `RabbitConsumer.stop`."""
         self.listener.stop()
-
-    def _wake(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            with suppress(RuntimeError):  # it is closed in this moment
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
+        """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers
+        are restored.
+
+        Raises:
+            ValueError: not called in the main thread; only that one can handle signals.
+        """
+        return stopping(self.stop, *also)
+
+    def _new_listener(self, **options: Any) -> AsyncListener | AwaitedListener:
+        return AsyncListener(**options)
 
     async def _first(self) -> Session:
         place = address.shown(self._url)

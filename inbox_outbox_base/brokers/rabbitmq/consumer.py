@@ -11,10 +11,10 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
-from inbox_outbox_base.calls.threads import in_thread
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.listening.awaited_listener import AwaitedListener
 from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -78,20 +78,20 @@ class RabbitConsumer:
         grace: float | timedelta = 30,
         too_old: TooOld = "dead_letter",
     ) -> None:
-        run = getattr(handler, "outcome", handler)
+        run: Any = getattr(handler, "outcome", handler)
         if not callable(run) or inspect.iscoroutinefunction(run):
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRabbitConsumer"
             )
-        self._core = AsyncRabbitConsumer(
+        self._core = _InThreads(
             url,
             queue,
-            in_thread(run),
+            run,
             prefetch=prefetch,
             declare=declare,
             max_attempts=max_attempts,
             reject_dead_letters=reject_dead_letters,
-            dead_letter=dead_letter and in_thread(dead_letter),
+            dead_letter=dead_letter,
             concurrency=concurrency,
             key=key,
             attempt=attempt,
@@ -113,11 +113,17 @@ class RabbitConsumer:
             ConnectionError: nobody answers at `url`.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        listener = self._core.listener
-        with listener.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
+        with self._core.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
             asyncio.run(self._core.run())
 
     def stop(self) -> None:
         """End `run` in good order. Returns immediately; you can call it from any thread and signal
         handler."""
         self._core.stop()
+
+
+class _InThreads(AsyncRabbitConsumer):
+    """Its handler and its `dead_letter` are synchronous."""
+
+    def _new_listener(self, **options: Any) -> AwaitedListener:
+        return AwaitedListener(**options)

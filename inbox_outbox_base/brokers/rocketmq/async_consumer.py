@@ -15,6 +15,7 @@ from inbox_outbox_base.calls.signals import as_failure, stopping
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.listening.async_listener import AsyncListener
+from inbox_outbox_base.listening.awaited_listener import AwaitedListener
 from inbox_outbox_base.listening.outcome import Action, Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -63,9 +64,8 @@ class AsyncRocketMQConsumer:
         too_old: TooOld = "dead_letter",
     ) -> None:
         self._member = options.member(url, group, topic, tag)
-        if not inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
-            raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
-        self.listener = AsyncListener(
+        self.listener = self._new_listener(
+            handler,
             max_attempts=max_attempts,
             failures=self._failures_of,
             concurrency=concurrency,
@@ -79,7 +79,7 @@ class AsyncRocketMQConsumer:
         self._hidden = options.invisible(invisible)
         self._dead_letter = options.dead_letter(dead_letter, self._member)
         self._max_attempts = max_attempts
-        self._handler = handler
+        self._handler: Callable[[Delivery], Any] = handler
         self._key = key
         self._settings = GroupSettings(0, in_order=False)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -92,6 +92,11 @@ class AsyncRocketMQConsumer:
         self._is_running = False
         name = f"consumer of {', '.join(self._member.filters)} in group {group!r}"
         self._journal = Journal(_log, name)
+
+    def _new_listener(self, handler: Any, **options: Any) -> AsyncListener | AwaitedListener:
+        if not inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
+            raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
+        return AsyncListener(**options)
 
     @property
     def stopped(self) -> bool:

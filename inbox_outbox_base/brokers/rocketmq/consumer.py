@@ -14,6 +14,7 @@ from inbox_outbox_base.calls.threads import in_thread
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
+from inbox_outbox_base.listening.awaited_listener import AwaitedListener
 from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -84,15 +85,15 @@ class RocketMQConsumer:
         grace: float | timedelta = 30,
         too_old: TooOld = "dead_letter",
     ) -> None:
-        run = getattr(handler, "outcome", handler)
+        run: Any = getattr(handler, "outcome", handler)
         if not callable(run) or inspect.iscoroutinefunction(run):
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRocketMQConsumer"
             )
-        self._core = AsyncRocketMQConsumer(
+        self._core = _InThreads(
             url,
             topic,
-            in_thread(run),
+            run,
             group=group,
             tag=tag,
             prefetch=prefetch,
@@ -128,3 +129,10 @@ class RocketMQConsumer:
         """End `run` in good order. Returns immediately; you can call it from any thread and signal
         handler."""
         self._core.stop()
+
+
+class _InThreads(AsyncRocketMQConsumer):
+    """Its handler is synchronous."""
+
+    def _new_listener(self, handler: Any, **options: Any) -> AwaitedListener:
+        return AwaitedListener(**options)

@@ -1,0 +1,87 @@
+"""Messages that run in threads; how their decisions are awaited differs."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from inbox_outbox_base.calls import threads
+from inbox_outbox_base.calls.signals import as_failure
+
+from .lanes import Job, JobBatch
+from .listener_base import STOPPING, ListenerBase, caught, checked
+from .outcome import Action, Decision, Outcome
+
+
+class InThreads(ListenerBase):
+    """Begins a batch, and ends what is left of it.
+
+    A thread that has ended a message begins the next one itself.
+    """
+
+    def _add(self, batch: JobBatch) -> None:
+        """Begin the batch, as far as there is room."""
+        with self._lanes.lock:
+            for job in batch.jobs:
+                self._lanes.add(job)
+            jobs = self._take()
+        self._begin(jobs)
+
+    def _is_decided(self, batch: JobBatch) -> bool:
+        """Whether every message has its decision; once stopped, those that have not begun are given back."""
+        if self.stopped:
+            self._give_back(batch, STOPPING)
+        return batch.is_decided
+
+    def _give_back(self, batch: JobBatch, reason: str) -> None:
+        with self._lanes.lock:
+            batch.give_back(reason)
+
+    def _leave_behind(self, batch: JobBatch) -> None:
+        """Decide the messages that are still running."""
+        with self._lanes.lock:
+            for job in batch.running():
+                self._record(job, self._unfinished(job))
+
+    def _begin(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            threads.begin(partial(self._work, job))
+
+    def _work(self, job: Job) -> Callable[[], None]:
+        return partial(self._ended, job, job.context.run(self._settled, job))
+
+    def _ended(self, job: Job, decision: Decision) -> None:
+        with self._lanes.lock:
+            self._lanes.done(job)
+            self._record(job, decision)
+            jobs = self._take()
+        self._begin(jobs)
+
+    def _settled(self, job: Job) -> Decision:
+        try:
+            return self._handle(job)
+        except BaseException as error:  # noqa: BLE001 - `decide` raises it
+            with self._lanes.lock:
+                job.batch.interrupt(error)
+            return Decision(Action.RETRY, reason="interrupted")
+
+    def _handle(self, job: Job) -> Decision:
+        outcome = self._run(job) if job.error is None else caught(job.error)
+        decision = self._judge(job, outcome)
+        if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
+            return decision
+        try:
+            self._dead_letter(job.message, decision)
+        except Exception as failure:  # noqa: BLE001 - becomes the message's decision
+            return self._not_put_away(job, decision, failure)
+        return self._put_away(decision)
+
+    def _run(self, job: Job) -> Outcome:
+        try:
+            if (prepare := job.batch.taken_preparation()) is not None:
+                prepare()
+            outcome = job.batch.handler(job.message)
+        except Exception as error:  # noqa: BLE001 - becomes the message's decision
+            return caught(error)
+        except asyncio.CancelledError as error:
+            return caught(as_failure(error))
+        return checked(outcome)
