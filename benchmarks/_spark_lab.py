@@ -61,7 +61,7 @@ class SparkLab:
     def compare(
         self, title: str, jobs: Mapping[str, Job], rounds: int | None = None
     ) -> dict[str, list[float]]:
-        """For each part that the jobs time, its seconds in each round."""
+        """For each part that the jobs time, its seconds in each round, which are printed as they come."""
         rounds = rounds or self.rounds
         tick = self.lab.task(title, rounds * len(jobs))
         found: dict[str, list[float]] = {}
@@ -70,6 +70,8 @@ class SparkLab:
                 for what, seconds in jobs[name]().items():
                     found.setdefault(what, []).append(seconds)
                 tick()
+            latest = ", ".join(f"{what} {seconds[-1]:.2f}" for what, seconds in found.items())
+            self.lab.progress.console.print(f"{title}, round {number + 1}: {latest} s", highlight=False)
         return found
 
 

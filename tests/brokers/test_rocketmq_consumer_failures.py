@@ -383,3 +383,21 @@ def test_a_stop_while_the_server_hangs(private_rocketmq: LocalRocket) -> None:
             private_rocketmq.thaw()
         with consuming(topics.address, topic, group, handle):
             wait_until(lambda: runs == [message.id] * 2)
+
+
+def test_a_handler_that_fails_after_the_stop(rocketmq: Topics, caplog: pytest.LogCaptureFixture) -> None:
+    """What a handler does after its grace is logged, and not taken for an error of the consumer."""
+    begun, go = threading.Event(), threading.Event()
+
+    def handle(_: Delivery) -> Outcome:
+        begun.set()
+        go.wait(60)
+        raise ValueError("too late")
+
+    topic, group = rocketmq.new(), rocketmq.group()
+    send(rocketmq.address, [envelope(topic)])
+    with consuming(rocketmq.address, topic, group, handle, grace=0.1):
+        assert begun.wait(60)
+    go.set()
+    wait_until(lambda: "its handler ended after the message was given back" in caplog.text)
+    assert "raised an error" not in caplog.text

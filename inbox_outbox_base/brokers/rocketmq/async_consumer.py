@@ -206,7 +206,8 @@ class AsyncRocketMQConsumer:
         self._chains.add(key, held)
 
     def _failures_of(self, delivery: Delivery) -> int:
-        return self._running[id(delivery.raw)].failures
+        held = self._running.get(id(delivery.raw))
+        return held.failures if held is not None else 0  # it was given back while its handler was running
 
     async def _handle(self, held: Held) -> None:
         """Run a message until it is settled or lost."""
