@@ -91,6 +91,10 @@ class ListenerBase:
         for wake in tuple(self._wakes):
             wake()
 
+    def on_stop(self, wake: Callable[[], Any]) -> None:
+        """Let `stop` call this function as well, in any thread or a signal handler."""
+        self._wakes.add(wake)
+
     def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
         """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers
         are restored.

@@ -1,6 +1,9 @@
 """The consumer for RabbitMQ: what takes effect, and what it tells RabbitMQ."""
 
+import asyncio
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -60,6 +63,24 @@ def test_from_commit_to_commit(queues: Queues, postgres: Database) -> None:
     with consuming(queues.url, queue, handler):
         wait_until(lambda: handler.count == 5)
     assert accounts.totals(engine) == dict(zip(NAMES, [1, 1, 1, 1, 0, 0], strict=True))
+
+
+def test_a_signal_ends_an_asynchronous_consumer(queues: Queues) -> None:
+    """Inside the `stopping_on_sigterm` of its listener, SIGTERM lets the running message finish."""
+    queue = queues.new()
+    queues.put(queue, "1")
+
+    async def handle(_: Delivery) -> Outcome:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return NEW
+
+    async def consume() -> None:
+        consumer = AsyncRabbitConsumer(queues.url, queue, handle)
+        with consumer.listener.stopping_on_sigterm():
+            await asyncio.wait_for(consumer.run(), 60)
+
+    asyncio.run(consume())
+    assert queues.count(queue) == 0
 
 
 def test_what_is_published_takes_effect_once_in_tasks(queues: Queues, postgres: Database) -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Awaitable, Callable, Hashable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -15,7 +14,6 @@ from aiormq import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from inbox_outbox_base.brokers.journal import Journal
-from inbox_outbox_base.calls.signals import stopping
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
@@ -88,6 +86,7 @@ class AsyncRabbitConsumer:
             grace=grace,
             too_old=too_old,
         )
+        self.listener.on_stop(self._wake)
         self.prefetch = count("prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch)
         self._handler: Callable[[Delivery], Any] = handler
         self._declare = flag("declare", declare)
@@ -130,18 +129,10 @@ class AsyncRabbitConsumer:
     def stop(self) -> None:
         """See `RabbitConsumer.stop`."""
         self.listener.stop()
+
+    def _wake(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            with suppress(RuntimeError):  # it is closed in this moment
-                self._loop.call_soon_threadsafe(self._stopping.set)
-
-    def stopping_on_sigterm(self, *also: signal.Signals) -> AbstractContextManager[None]:
-        """While the block runs, SIGTERM and the signals in `also` call `stop`; afterwards the former handlers
-        are restored.
-
-        Raises:
-            ValueError: not called in the main thread; only that one can handle signals.
-        """
-        return stopping(self.stop, *also)
+            self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _new_listener(self, **options: Any) -> AsyncListener | AwaitedListener:
         return AsyncListener(**options)

@@ -113,7 +113,8 @@ class RabbitConsumer:
             ConnectionError: nobody answers at `url`.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        with self._core.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
+        listener = self._core.listener
+        with listener.stopping_on_sigterm(signal.SIGINT) if is_main else nullcontext():
             asyncio.run(self._core.run())
 
     def stop(self) -> None:
