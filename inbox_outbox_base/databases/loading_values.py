@@ -135,10 +135,14 @@ class KnownKeys:
 
     def add(self, rows: Iterable[Any]) -> None:
         """Add rows of key, claim, load and digest."""
-        for key, claim, load, digest in rows:
-            self.owners[key] = load if claim is None else bytes(claim)
-            if digest is not None:
-                self.digests[key] = bytes(digest)
+        columns = tuple(zip(*rows, strict=True))  # as columns, since there may be a million rows
+        if not columns:
+            return
+        keys, claims, loads, digests = columns
+        owners = [load if claim is None else bytes(claim) for claim, load in zip(claims, loads, strict=True)]
+        self.owners.update(zip(keys, owners, strict=True))
+        given = (pair for pair in zip(keys, digests, strict=True) if pair[1] is not None)
+        self.digests.update((key, bytes(digest)) for key, digest in given)
 
 
 @dataclass(frozen=True, slots=True)

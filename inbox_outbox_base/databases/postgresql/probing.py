@@ -45,9 +45,9 @@ def _found(
             span = {"consumer": consumer, "first": some[0].as_py(), "last": some[-1].as_py(), "most": most}
             rows = connection.execute(_between(tables), span).all()
             are_many = len(rows) == most
-            if not are_many:
-                given = pc.is_in(pa.array([row.key for row in rows], pa.string()), some)
-                yield compress(rows, given.to_pylist())
+            if rows and not are_many:
+                given = pc.is_in(pa.array([row[0] for row in rows], pa.string()), some)
+                yield rows if pc.all(given).as_py() else compress(rows, given.to_pylist())
         if are_many:
             yield connection.execute(_among(tables), {"consumer": consumer, "keys": literal(some)})
 
