@@ -141,8 +141,8 @@ class KnownKeys:
         keys, claims, loads, digests = columns
         owners = [load if claim is None else bytes(claim) for claim, load in zip(claims, loads, strict=True)]
         self.owners.update(zip(keys, owners, strict=True))
-        given = (pair for pair in zip(keys, digests, strict=True) if pair[1] is not None)
-        self.digests.update((key, bytes(digest)) for key, digest in given)
+        given = zip(keys, digests, strict=True)
+        self.digests.update((key, bytes(digest)) for key, digest in given if digest is not None)
 
 
 @dataclass(frozen=True, slots=True)
