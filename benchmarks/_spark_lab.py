@@ -22,6 +22,9 @@ from ._lab import Lab, run_alone
 from ._measure import in_turn
 from ._spark_rows import KEYLESS, PARTITIONS, TARGET, TARGET_DDL, rows
 
+UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
+"""Whether the JVM and its Python workers exchange rows over Unix sockets instead of TCP."""
+
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.4"
 
 Job = Callable[[], Mapping[str, float]]
@@ -134,9 +137,11 @@ def expect(found: int, expected: int) -> None:
 
 
 @contextmanager
-def spark_session(console: Console) -> Iterator[SparkSession]:
+def spark_session(console: Console, has_unix_sockets: bool = False) -> Iterator[SparkSession]:
     """A session, with the JDBC driver if it can be fetched."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # The JVM reads it before there is a session.
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--conf {UNIX_SOCKETS}={str(has_unix_sockets).lower()} pyspark-shell"
     project = str(Path(__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([project, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     builder = (

@@ -4,9 +4,10 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from inbox import is_transient
@@ -28,17 +29,23 @@ PATIENCE = 600.0
 
 
 def engine_of(settings: Settings) -> Engine:
-    """An engine without a pool: with one, an executor would keep a connection for each worker."""
+    """An engine without a pool: with one, an executor would keep a connection for each worker. The tasks of a
+    Python worker share it, since it asks a server about its version and its settings only once."""
     database = loading(settings.url.get_backend_name())
-    url, connect_args = for_engine(settings.url)
+    isolation_level = database.isolation_level(settings.isolation_level)
+    return _engine(settings.url, isolation_level, tuple(database.connect_args.items()))
+
+
+@lru_cache(maxsize=8)
+def _engine(address: URL, isolation_level: str, defaults: tuple[tuple[str, Any], ...]) -> Engine:
+    url, connect_args = for_engine(address)
     return create_engine(
         url,
         poolclass=NullPool,
-        isolation_level=database.isolation_level(settings.isolation_level),
+        isolation_level=isolation_level,
         # Spark shows a task's error in its log and its UI: not with the values of rows.
         hide_parameters=True,
-        connect_args=connect_args
-        | {name: value for name, value in database.connect_args.items() if name not in url.query},
+        connect_args=connect_args | {name: value for name, value in defaults if name not in url.query},
     )
 
 
