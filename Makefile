@@ -12,12 +12,14 @@ ARGS ?=
 # are enough for six.
 WORKERS ?= 6
 
-.PHONY: demo test test-all check tests tests-all benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
+.PHONY: demo test test-all check collected tests tests-all benchmark benchmark-brokers benchmark-outbox benchmark-spark benchmark-status clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m examples.demo $(ARGS)
 
-test: check tests
+test:
+	$(MAKE) --jobs 2 check collected
+	$(MAKE) tests
 
 test-all: check tests-all
 
@@ -27,8 +29,12 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests start hundreds of Python processes, which compile nothing that was compiled before.
-tests tests-all: export PYTHONDONTWRITEBYTECODE =
+# Tests start hundreds of Python processes, which compile nothing that was compiled before. On a fresh checkout
+# each process of the tests would compile all tests, so one does it beside mypy, which uses one core.
+collected tests tests-all: export PYTHONDONTWRITEBYTECODE =
+
+collected: $(VENV)/ready
+	$(BIN)/python -m pytest --collect-only --quiet --quiet >$@.log || (cat $@.log; exit 1)
 
 # What fails beside thousands of other tests is run once more alone, and fails the run only if it fails again.
 # Both are printed: a test that needs this has a race, or the code has.
@@ -63,4 +69,4 @@ $(VENV)/ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis collected.log
