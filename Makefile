@@ -21,7 +21,9 @@ test:
 	$(MAKE) --jobs 2 check collected
 	$(MAKE) tests
 
-test-all: check tests-all
+test-all:
+	$(MAKE) --jobs 2 check collected
+	$(MAKE) tests-all
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
