@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Protocol, Self
 
 import pyarrow as pa
@@ -12,6 +13,9 @@ from sqlalchemy.types import UserDefinedType
 from inbox_outbox_base.tables.inbox import Tables
 
 from .results import Results
+
+_AT_ONCE = 10_000
+"""How many rows of an answer are in memory beside what is kept of them."""
 
 
 class Write(Protocol):
@@ -135,14 +139,14 @@ class KnownKeys:
 
     def add(self, rows: Iterable[Any]) -> None:
         """Add rows of key, claim, load and digest."""
-        columns = tuple(zip(*rows, strict=True))  # as columns, since there may be a million rows
-        if not columns:
-            return
-        keys, claims, loads, digests = columns
-        owners = [load if claim is None else bytes(claim) for claim, load in zip(claims, loads, strict=True)]
-        self.owners.update(zip(keys, owners, strict=True))
-        given = zip(keys, digests, strict=True)
-        self.digests.update((key, bytes(digest)) for key, digest in given if digest is not None)
+        left = iter(rows)
+        while some := list(islice(left, _AT_ONCE)):
+            keys, claims, loads, digests = zip(*some, strict=True)  # columns are faster than row by row
+            pairs = zip(claims, loads, strict=True)
+            owners = [load if claim is None else bytes(claim) for claim, load in pairs]
+            self.owners.update(zip(keys, owners, strict=True))
+            given = zip(keys, digests, strict=True)
+            self.digests.update((key, bytes(digest)) for key, digest in given if digest is not None)
 
 
 @dataclass(frozen=True, slots=True)
