@@ -62,13 +62,13 @@ class Flights:
             flight.cancel()
             raise
 
-    def wait(self, seconds: float, buckets: Sequence[int]) -> bool:
+    def wait(self, seconds: float, buckets: Sequence[int], *, bursts: bool = True) -> bool:
         """Wait for at most so many seconds, until the relay is woken for these buckets, a batch is over, or
         its first outcomes have waited long enough for others; return whether the relay has chores."""
         end = time.monotonic() + seconds
         while True:
             left = max(0.0, min(end - time.monotonic(), _LONGEST))
-            if self._wake_up.wait(left, buckets):
+            if self._wake_up.wait(left, buckets, bursts=bursts):
                 return True
             flights = self._lanes.flights
             since = min((flight.has_news_since for flight in flights), default=math.inf)

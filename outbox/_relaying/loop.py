@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("outbox.relay")
 _PATIENCE = 0.5
+_QUICK = 0.02
+"""Seconds in which most sends end. What is read ahead meanwhile has to be read again before it is sent."""
 _LAST_TRIES = 5
 """How often the last transaction is tried, without long pauses: it may have hit a deadlock."""
 
@@ -118,6 +120,8 @@ class RelayLoop(ABC, Generic[E, P]):
         self._lease = Lease(self._rounds, self._settings, self._transactions)
         self._flights = Flights(self._settings, self._lanes, self._lease, self._wake_up, self._start)
         self._relayed = 0
+        self._finds_others = True
+        """Whether the last look beside batches that were being sent has found other messages to send."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self._settings.name!r})"
@@ -219,13 +223,17 @@ class RelayLoop(ABC, Generic[E, P]):
         choice = self._next(tries)
         if choice.letters:
             self._wake_up.found()
+        if self._flights:
+            self._finds_others = bool(choice.letters)
         self._rounds.launch(choice)
         self._flights.report.exhausted += choice.exhausted
         for letters in choice.batches:
             self._flights.launch(letters)
         if choice.has_more and self._flights:
-            # It reads on to find messages of other topics and keys, at half the speed that it could.
-            self._await_outcomes(time.monotonic() - begun)
+            # It reads on to find messages of other topics and keys, at half the speed that it could; later if
+            # the last time was for nothing, as behind a key with many messages.
+            least = 0.0 if self._finds_others else _QUICK
+            self._await_outcomes(max(least, time.monotonic() - begun), bursts=False)
         return choice.has_more or bool(choice.exhausted)
 
     def _next(self, tries: int | None) -> Choice:
@@ -285,8 +293,8 @@ class RelayLoop(ABC, Generic[E, P]):
             return False
         return True
 
-    def _await_outcomes(self, seconds: float) -> None:
-        if self._flights.wait(seconds, self._rounds.buckets):
+    def _await_outcomes(self, seconds: float, *, bursts: bool = True) -> None:
+        if self._flights.wait(seconds, self._rounds.buckets, bursts=bursts):
             self._rounds.next_tend = 0.0
 
     def _finish_outcomes(self) -> None:

@@ -42,10 +42,10 @@ class WakeUp(ABC):
         self._looks = 0 if now < self._found_at + _CLOSE else len(BURST)
         self._found_at = now
 
-    def wait(self, seconds: float, buckets: Sequence[int]) -> bool:
+    def wait(self, seconds: float, buckets: Sequence[int], *, bursts: bool = True) -> bool:
         """Wait for a hint about these buckets, or a nudge, for at most `seconds`; return whether there are
-        chores. After a hint, several short waits follow."""
-        if self._looks < len(BURST):
+        chores. After a hint, several short waits follow, unless `bursts` is False."""
+        if bursts and self._looks < len(BURST):
             seconds = min(seconds, BURST[self._looks])
             self._looks += 1
         look, chores = wanted(buckets)

@@ -1,13 +1,15 @@
 """What a relay reads: no more bytes than a batch can have, and past thousands of waiting keys."""
 
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Connection, Engine, insert, update
 
 from inbox_outbox_base.databases.registry import relaying
-from inbox_outbox_base.databases.relaying import ScanResult
-from outbox import Message, Outbox, Relay, Unavailable
+from inbox_outbox_base.databases.relaying import Relaying, ScanResult
+from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable
 from outbox._relaying import loading
 from outbox.schema import BUCKETS
 from tests.support.database import Database
@@ -82,3 +84,32 @@ def test_payloads_are_read_when_they_are_sent(engine: Engine, monkeypatch: pytes
     assert Relay(engine, publisher).run_once() == 1
     assert publisher.of("a") == ["a1"]
     assert read < REJECTED / 5
+
+
+class Ordered(Recorder):
+    """Keeps the order of each key, and takes some milliseconds for a batch."""
+
+    ordered = True
+
+    def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
+        """Answer each message."""
+        time.sleep(0.008)
+        return super().send(batch)
+
+
+def test_a_key_with_many_messages_is_read_once(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a batch of the only key is being sent, the relay reads no messages behind it, which it would have
+    to read again when it sends them."""
+    kind = type(relaying(postgres.name, TABLES))
+    fetch, fetched = kind.fetch, list[int]()
+
+    def count(self: Relaying, connection: Connection, places: list[tuple[int, int]], light: int) -> Any:
+        fetched.append(len(places))
+        return fetch(self, connection, places, light)
+
+    monkeypatch.setattr(kind, "fetch", count)
+    engine, many = postgres.engine(), 6_000
+    with engine.begin() as connection:
+        Outbox().publish_many(connection, [Message("orders", b"x", "a") for _ in range(many)])
+    assert Relay(engine, Ordered(), batch=100).run_once() == many
+    assert sum(fetched) < many / 3

@@ -31,7 +31,9 @@ def test_others_leave(postgres: Database, outcome: Outcome, with_keys: bool) -> 
     assert relay.run_once() == 50
     assert {message.topic for message in publisher.accepted} == {"free"}
     tried = len(publisher.sent) - 50
-    assert tried <= 110  # a first batch, and single messages after each backoff of the topic
+    # At most three first batches: on a busy machine they begin before the first one's outcomes have arrived.
+    # Then single messages, after each backoff of the topic.
+    assert tried <= 310
     assert count(engine, TABLES.message) == 3_000
     assert relay.run_once() == 0
     assert len(publisher.sent) - 50 - tried <= 10
