@@ -209,6 +209,7 @@ BROKEN_CONSUMERS: list[tuple[Any, str, tuple[Any, ...]]] = [
 ]
 
 
+@pytest.mark.long(but_on="NeverAcks")
 @pytest.mark.parametrize(
     ("kind", "test", "arguments"), BROKEN_CONSUMERS, ids=lambda each: getattr(each, "__name__", str(each))
 )

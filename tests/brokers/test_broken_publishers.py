@@ -236,6 +236,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.long(but_on="AcceptsAtOnce")
 @pytest.mark.parametrize(("kind", "test"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
 def test_a_broken_publisher_fails(
     private_redis: LocalRedis,

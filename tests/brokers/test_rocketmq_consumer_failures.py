@@ -216,6 +216,7 @@ def test_a_connection_that_ends_under_an_acknowledgement(rocketmq: Topics) -> No
         wait_until(lambda: len(runs) == 3)
 
 
+@pytest.mark.long
 def test_a_topic_that_is_deleted(
     rocketmq: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -358,6 +359,7 @@ def test_a_limit_that_is_lowered(
     assert caplog.text.count("has retryMaxTimes=2") == 1
 
 
+@pytest.mark.long
 def test_a_stop_while_the_server_hangs(private_rocketmq: LocalRocket) -> None:
     """`run` returns although RocketMQ answers nothing; what it could not acknowledge comes again."""
     runs, go = list[str](), threading.Event()
