@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("outbox.relay")
 _PATIENCE = 0.5
-_QUICK = 0.02
+_BEFORE_READING_ON = 0.02
 """Seconds in which most sends end. What is read ahead meanwhile has to be read again before it is sent."""
 _LAST_TRIES = 5
 """How often the last transaction is tried, without long pauses: it may have hit a deadlock."""
@@ -232,7 +232,7 @@ class RelayLoop(ABC, Generic[E, P]):
         if choice.has_more and self._flights:
             # It reads on to find messages of other topics and keys, at half the speed that it could; later if
             # the last time was for nothing, as behind a key with many messages.
-            least = 0.0 if self._finds_others else _QUICK
+            least = 0.0 if self._finds_others else _BEFORE_READING_ON
             self._await_outcomes(max(least, time.monotonic() - begun), bursts=False)
         return choice.has_more or bool(choice.exhausted)
 

@@ -33,6 +33,7 @@ from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
+    Ordered,
     Recorder,
     count,
     messages,
@@ -325,12 +326,6 @@ def test_a_hot_key_does_not_fill_its_bucket(engine: Engine) -> None:
     assert [message.id for message in publisher.sent if message.key == "hot"] == [
         f"h{n}" for n in range(many)
     ]
-
-
-class Ordered(Recorder):
-    """A publisher that keeps the order of each key itself."""
-
-    ordered = True
 
 
 def test_many_messages_of_a_key_in_a_batch(engine: Engine) -> None:

@@ -18,6 +18,7 @@ from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
     TABLES,
+    Ordered,
     Recorder,
     messages,
     publish,
@@ -216,12 +217,6 @@ def _buffers(engine: Engine, statement: str, parameters: Any) -> int:
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         plan = connection.exec_driver_sql(explained, parameters).scalar_one()[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-
-
-class Ordered(Recorder):
-    """A publisher that keeps the order of each key, and so gets many messages of one key in one batch."""
-
-    ordered = True
 
 
 @pytest.mark.usefixtures("always_tends")

@@ -6,19 +6,13 @@ from sqlalchemy import Engine, update
 
 from outbox import Relay
 from tests.support.database import Database
-from tests.support.outbox_publishers import TABLES, Recorder, name_of, publish
+from tests.support.outbox_publishers import TABLES, Ordered, Recorder, name_of, publish
 from tests.support.relay_servers import server  # noqa: F401 - where its databases are
 
 
 @pytest.fixture
 def engine(migrated: Database) -> Engine:
     return migrated.engine()
-
-
-class Ordered(Recorder):
-    """A publisher that keeps the order of each key itself."""
-
-    ordered = True
 
 
 def leave_unanswered(engine: Engine, *ids: str) -> None:

@@ -76,6 +76,12 @@ class AsyncRecorder(Recorder):
         return super().send(batch)
 
 
+class Ordered(Recorder):
+    """A publisher that keeps the order of each key itself."""
+
+    ordered = True
+
+
 class Timed(Recorder):
     """A publisher that declares how long a send can take, in seconds."""
 
