@@ -50,9 +50,10 @@ class Scanner:
         self._skips = Skips(database, self.backlog)
         self.buckets: list[int] = []
         """The buckets that the relay owns, in the order of the next scan."""
-        self._complete_until = 0.0
-        """Until then, known messages may be sent without reading others first: no earlier one of a key is
-        missing among them."""
+        self._is_complete = True
+        """Whether no earlier message of a key is missing among the known ones."""
+        self._read_on_at = 0.0
+        """When to read on even if what is known fills the next batches."""
         self._gives_up = False
         """Whether messages of other buckets are still on their way."""
         self.paused: list[str] = []
@@ -67,7 +68,7 @@ class Scanner:
     def own(self, buckets: list[int]) -> None:
         """Forget other buckets, but for messages that are on their way."""
         if set(buckets) != set(self.buckets):
-            self.buckets, self._complete_until = buckets, 0.0
+            self.buckets, self._read_on_at = buckets, 0.0
             self.frontier.keep(buckets)
             self._skips.keep(buckets)
             self._forget_others()
@@ -86,7 +87,7 @@ class Scanner:
 
     def look_again(self) -> None:
         """Forget the messages that are not being sent, and read them again."""
-        self._complete_until = 0.0
+        self._read_on_at = 0.0
         self.frontier.go_back(self.backlog.lowest())
         self._skips.clear()
         self.backlog.retain(attrgetter("is_away"))
@@ -105,7 +106,7 @@ class Scanner:
 
     def read_again(self, bucket: int) -> None:
         """Read a bucket from its oldest message on."""
-        self._complete_until = 0.0
+        self._read_on_at = 0.0
         self.frontier.forget(bucket)
         self.backlog.retain(lambda entry: entry.is_away or entry.bucket != bucket)
 
@@ -172,7 +173,7 @@ class Scanner:
     def _knows_enough(self) -> bool:
         """Whether what was read ahead fills the next batches. It is read once more when it is sent: reading
         even further ahead each time would cost a third of the rate."""
-        if time.monotonic() >= self._complete_until:
+        if not self._is_complete or time.monotonic() >= self._read_on_at:
             return False
         lanes = self._open_lanes()
         return bool(lanes) and all(len(self._pick(lane)) >= lane.room() for lane in lanes)
@@ -200,7 +201,7 @@ class Scanner:
             bucket: max(self.frontier.start(bucket), self._skips.start(bucket)) for bucket in self.buckets
         }
         begin = dict(marks)
-        most = max(_LEAST_SCAN, self._lanes.appetite())
+        most, last = max(_LEAST_SCAN, self._lanes.appetite()), self.buckets[-1]
         scans = pages = 0
         while begin and pages < _PAGES and len(self.backlog) < MOST_KNOWN:
             size = len(self.backlog)
@@ -216,13 +217,15 @@ class Scanner:
         if not self._database.tells_writers:
             self._read_below(connection, most)
             return not begin
-        is_complete = scans == 1
-        if not is_complete and self._open_lanes():
+        if scans > 1:
             # A message that was committed between two scans may lie below the second one, and a later one of
-            # its key within it. Now both are found.
-            self._scan(connection, marks, most, _NOTHING)
-            is_complete = True
-        self._complete_until = time.monotonic() + _READ_EVERY if is_complete else 0.0
+            # its key within it. Where something can be sent, one more scan finds both.
+            self._is_complete = bool(self._open_lanes())
+            if self._is_complete:
+                self._scan(connection, marks, most, _NOTHING)
+        elif scans and (len(found) < most or found[-1].bucket == last):
+            self._is_complete = True  # it has reached every bucket
+        self._read_on_at = time.monotonic() + _READ_EVERY
         return not begin
 
     def _read_below(self, connection: Connection, most: int) -> None:
