@@ -4,7 +4,7 @@ import gc
 import logging
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -152,6 +152,16 @@ def _is_elsewhere(item: pytest.Item) -> bool:
 def _databases(item: pytest.Item) -> set[str]:
     """What it is run on, as its parameters say."""
     return set(re.split(r"[\[\]-]", item.name)) & set(status_stores.NAMES)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting leaves no garbage, and looking for some takes a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -100,8 +100,15 @@ def test_an_idle_relay(migrated: Database, poll: float, most: int) -> None:
         assert relays.counter.transactions <= most
 
 
-@pytest.mark.parametrize("number", [1, 20])
-@pytest.mark.parametrize("where", [elsewhere, Database.engine])
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [
+        (elsewhere, 20),
+        (Database.engine, 1),
+        pytest.param(elsewhere, 1, marks=pytest.mark.long),
+        pytest.param(Database.engine, 20, marks=pytest.mark.long),
+    ],
+)
 def test_transactions_of_a_message(
     postgres: Database, where: Callable[[Database], Engine], number: int
 ) -> None:

@@ -51,6 +51,7 @@ class Long(Recorder):
         return super().send(batch)
 
 
+@pytest.mark.quick("postgresql")
 def test_a_lease_is_renewed_while_a_send_takes_longer(migrated: Database) -> None:
     """A send takes twice as long as the lease. No other relay gets the buckets meanwhile, and the message is
     sent once."""
@@ -206,6 +207,7 @@ def test_a_relay_that_is_frozen_in_a_transaction_keeps_nothing(postgres: Databas
     assert_exact(engine)
 
 
+@pytest.mark.quick("postgresql")
 def test_relays_whose_clocks_are_wrong_agree(migrated: Database) -> None:
     """Two relays whose clocks are two hours apart share the buckets for longer than a lease, and neither is
     taken for lost. When one is frozen, the other takes over as if its clock were right."""
