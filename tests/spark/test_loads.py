@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 import inbox
-from inbox import Inbox, Purged, Verdict, purge, show
+from inbox import Event, Inbox, Purged, Verdict, purge, show
 from inbox.schema import tables
 from inbox_outbox_base.databases.postgresql import taking as postgresql
 from outbox import Outbox, audit
@@ -183,6 +183,17 @@ def test_a_budget_ends_it(postgres: Database, engine: Engine) -> None:
     assert not purge(engine, budget=0).finished
     assert (len(taken(engine)), runs(engine)) == (300, ["a"])
     assert purge(engine).rows == 300
+
+
+def test_it_rests_twice_as_long_as_it_works(postgres: Database, engine: Engine) -> None:
+    """After each batch of a load the purge sleeps for twice as long as the batch took."""
+    load(postgres, "a", 300)
+    age(engine, "a")
+    rests: list[float] = []
+    batches: list[Event] = []
+    purge(engine, batch=100, sleep=rests.append, on_event=batches.append)
+    assert len(batches) == 3
+    assert all(rest >= 2 * each.seconds for rest, each in zip(rests, batches, strict=False))
 
 
 class Killed(BaseException):
