@@ -130,12 +130,14 @@ class Staged(Sink):
         results = self._settings.results
         if not isinstance(results, Upsert):
             return select(*picked)
-        # Only the newest row of each key: a statement cannot update the same row twice.
+        # Only the newest row of each key: a statement cannot update the same row twice. The target's types
+        # decide which one is newer and which keys are equal, as they do when rows meet in the target.
+        given = select(*picked).subquery("given")
         newest = func.row_number().over(
-            partition_by=[new_rows.c[name] for name in results.key],
-            order_by=(new_rows.c[results.version].is_(None), new_rows.c[results.version].desc()),
+            partition_by=[given.c[name] for name in results.key],
+            order_by=(given.c[results.version].is_(None), given.c[results.version].desc()),
         )
-        ranked = select(*picked, newest.label(RANK)).subquery("ranked")
+        ranked = select(given, newest.label(RANK)).subquery("ranked")
         ordered = [ranked.c[name] for name in results.key]
         return (
             select(*(ranked.c[each.name] for each in self._columns))

@@ -129,3 +129,37 @@ def test_what_remains_refused() -> None:
             checked(**usual, key=key, results=results)
     same = checked(**usual, key=["item", "shop"], results=Upsert(["shop", "item"], "v"))
     assert same.key == ("item", "shop", "v")
+
+
+@INBOXES
+@pytest.mark.parametrize(
+    ("key", "version", "older", "newer"),
+    [
+        ("text", "mood", ("a", "medium"), ("a", "high")),
+        ("text", "jsonb", ("a", "9"), ("a", "10")),
+        ("text", "inet", ("a", "10.0.0.9"), ("a", "10.0.0.10")),
+        ("uuid", "text", ("A" * 32, "1"), ("a" * 32, "2")),
+    ],
+)
+def test_the_target_decides_what_is_newer(
+    postgres: Database, inbox: str, key: str, version: str, older: Any, newer: Any
+) -> None:
+    """Of rows in one partition, too, the newest is the one that the types of the target's columns say, and
+    they say which keys are equal."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TYPE mood AS ENUM ('low', 'medium', 'high')"))
+        columns = f"account {key} PRIMARY KEY, version {version}, amount bigint"
+        connection.execute(text(f"CREATE TABLE rated ({columns})"))
+    (accounts, versions), amounts = zip(newer, older, strict=True), pa.array([2, 1], pa.int64())
+    rows = pa.record_batch({"account": accounts, "version": versions, "amount": amounts})
+    write(
+        postgres,
+        [rows],
+        table="rated",
+        key=["account", "version"],
+        results=Upsert("account", "version"),
+        inbox=inbox,
+    )
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT amount FROM rated")).scalars().all() == [2]
