@@ -18,6 +18,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     update,
 )
 
@@ -308,3 +309,15 @@ def test_everything_a_task_is_told_can_be_sent(migrated: Database) -> None:
         settings: Settings = prepared(migrated, results=results).settings
         assert settings.results == results
         assert settings.url.password == migrated.url.password
+
+
+def test_a_rule_of_the_target_fires(postgres: Database) -> None:
+    """A rule of PostgreSQL sees each row, whatever the types of the columns."""
+    engine = make_result(postgres)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE seen (id text)"))
+        rule = "CREATE RULE seen AS ON INSERT TO result DO ALSO INSERT INTO seen VALUES (NEW.id)"
+        connection.execute(text(rule))
+    assert write(postgres, [batch(("a", 1), ("b", 2))]).new == 2
+    with engine.connect() as connection:
+        assert set(connection.scalars(text("SELECT id FROM seen"))) == {"a", "b"}

@@ -73,9 +73,10 @@ _GUARD = text("""
            CASE WHEN version() LIKE '%linux%'
                 THEN set_config('client_connection_check_interval', '5s', true) END
 """)
-_PLAIN = text(
-    "SELECT relkind IN ('r', 'p') AND NOT relrowsecurity FROM pg_class WHERE oid = to_regclass(:name)"
-)
+_PLAIN = text("""
+    SELECT relkind IN ('r', 'p') AND NOT relrowsecurity AND NOT relhasrules
+    FROM pg_class WHERE oid = to_regclass(:name)
+""")
 # A lock of the transaction: it is free again even if the task dies.
 _SLOT = text("SELECT pg_try_advisory_xact_lock(hashtext(:scope), :slot)")
 
@@ -119,7 +120,7 @@ class PostgreSQLLoading(Loading):
         return column(field, target)
 
     def can_load_into(self, connection: Connection, write: Write) -> bool:
-        # COPY ignores views' rules and row-level security.
+        # COPY ignores rules, as views have, and row-level security.
         return bool(connection.execute(_PLAIN, {"name": relation(write.table_schema, write.table)}).scalar())
 
     def note(self, connection: Connection, tables: Tables, row: dict[str, Any]) -> int | None:
