@@ -75,9 +75,8 @@ def purge(
 
     Each batch is a short transaction of its own, and after each the purge rests for as long as the batch
     took (twice as long, if the rows were written in bulk), so that live traffic keeps at least half of the
-    database. Locked rows are skipped: no `accept` waits
-    for a whole purge, nothing deadlocks, and concurrent purges share the work. A row stays one minute longer
-    than the retention.
+    database. Locked rows are skipped: no `accept` waits for a whole purge, nothing deadlocks, and concurrent
+    purges share the work. A row stays one minute longer than the retention.
 
     The age of a message of status-table mode counts from its last change of status; while it is being
     consumed, from the end of its lease. If the handler of a deleted message still ends, it gets `LeaseLost`.
