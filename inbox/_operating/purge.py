@@ -242,17 +242,20 @@ class _Run:
     ) -> bool:
         """Run batch after batch, each from where the last one ended, so that nothing is read twice; False if
         the budget ran out first."""
-        while True:
+        while not self._is_over():
             began = time.monotonic()
-            if self.limit is not None and began - self.began >= self.limit:
-                return False
             deleted, place = self._transact(table, partial(step, place))
             if deleted:
                 self._tell(consumer, deleted, time.monotonic() - began)
             if place is None:
                 return True
-            # At least as long as the batch took: live traffic keeps at least half of the database.
-            self.sleep(rest * (time.monotonic() - began))
+            if not self._is_over():
+                # At least as long as the batch took: live traffic keeps at least half of the database.
+                self.sleep((rest if deleted else 1) * (time.monotonic() - began))
+        return False
+
+    def _is_over(self) -> bool:
+        return self.limit is not None and time.monotonic() - self.began >= self.limit
 
     def _tell(self, consumer: str, deleted: int, seconds: float) -> None:
         self.rows += deleted

@@ -13,6 +13,7 @@ from inbox import AsyncInbox, Inbox, Purged, Retention, Verdict, purge
 from inbox.errors import TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
+from tests.support.purge_clock import Clock
 
 pytestmark = pytest.mark.mysql
 
@@ -102,26 +103,6 @@ def test_the_oldest_unconsumed_message_decides(migrated: Database) -> None:
     assert purge(engine, retention=kept, oldest_unconsumed=oldest).rows == 2
 
 
-class Clock:
-    """The purge's clock: it stands still, except while the purge deletes a batch or sleeps."""
-
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.rests: list[float] = []
-        monkeypatch.setattr("inbox._operating.purge.time", self)
-        event.listen(engine, "commit", self._work)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.rests.append(seconds)
-        self.now += seconds
-
-    def _work(self, _: Connection) -> None:
-        self.now += 3
-
-
 def test_a_budget_ends_it(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the budget is used up, the purge stops between two batches and reports that it has not
     finished."""
@@ -135,6 +116,22 @@ def test_a_budget_ends_it(migrated: Database, monkeypatch: pytest.MonkeyPatch) -
     assert 0 < stopped.rows == 20 - len(left(engine)) < 20
     assert purge(engine, batch=5, budget=1_000, sleep=clock.sleep).finished
     assert left(engine) == []
+
+
+def test_it_does_not_rest_after_its_budget(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the budget is used up by a batch, the purge stops without a rest."""
+    engine = migrated.engine()
+    clock = Clock(engine, monkeypatch)
+    for budget in range(9, 18):
+        fill(engine, [2 * WEEK] * 20)
+        clock.rested_at.clear()
+        began = clock.now
+        stopped = purge(engine, batch=5, budget=budget, sleep=clock.sleep)
+        assert all(at - began < budget for at in clock.rested_at)
+        with engine.begin() as connection:
+            connection.execute(delete(MESSAGE))
+        assert stopped.finished is False
+    assert clock.rests
 
 
 def test_it_rests_as_long_as_it_works(migrated: Database, monkeypatch: pytest.MonkeyPatch) -> None:

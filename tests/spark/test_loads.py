@@ -4,6 +4,7 @@ they were written."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from sqlalchemy import Engine, delete, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 import inbox
-from inbox import Event, Inbox, Purged, Verdict, purge, show
+from inbox import Inbox, Purged, Verdict, purge, show
 from inbox.schema import tables
 from inbox_outbox_base.databases.postgresql import taking as postgresql
 from outbox import Outbox, audit
 from tests.support.cli import in_this_process, succeeded
 from tests.support.database import Database
+from tests.support.purge_clock import Clock
 from tests.support.spark_writes import CONSUMER, batch, counts, make_result, taken, write, written
 from tests.support.together import Task
 
@@ -185,15 +187,26 @@ def test_a_budget_ends_it(postgres: Database, engine: Engine) -> None:
     assert purge(engine).rows == 300
 
 
-def test_it_rests_twice_as_long_as_it_works(postgres: Database, engine: Engine) -> None:
-    """After each batch of a load the purge sleeps for twice as long as the batch took."""
-    load(postgres, "a", 300)
-    age(engine, "a")
-    rests: list[float] = []
-    batches: list[Event] = []
-    purge(engine, batch=100, sleep=rests.append, on_event=batches.append)
-    assert len(batches) == 3
-    assert all(rest >= 2 * each.seconds for rest, each in zip(rests[:3], batches, strict=True))
+def test_it_rests_twice_as_long_as_it_works(
+    postgres: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each batch of a load the purge sleeps for twice as long as the batch took; after one that found
+    nothing to delete, as long as it took."""
+    monkeypatch.setattr(postgresql, "_BLOCKS", 1)
+    for run, rows in (("a", 100), ("b", 1_000), ("c", 100)):
+        load(postgres, run, rows)
+    for run in ("a", "c"):
+        age(engine, run)
+    clock = Clock(engine, monkeypatch)
+    told: list[Any] = []
+
+    def sleep(seconds: float) -> None:
+        told.append(seconds)
+        clock.sleep(seconds)
+
+    purge(engine, sleep=sleep, on_event=lambda _: told.append("deleted"))
+    rests = [(before, each) for before, each in pairwise(told) if each != "deleted"]
+    assert {*rests} == {("deleted", 6), (6, 3), (3, 3)}
 
 
 class Killed(BaseException):
