@@ -15,7 +15,7 @@ from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import Tables
 
 from .loading_values import Column, KnownKeys, TakenKeys, Target, UniqueKey, Write, WriterClaim
-from .results import Upsert
+from .results import Append, Upsert
 
 
 def is_newer(given: ColumnElement[Any], stored: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -61,6 +61,21 @@ class Loading(ABC):
     @abstractmethod
     def unique_keys(self, connection: Connection, write: Write) -> list[UniqueKey]:
         """The unique keys and indexes of the target table."""
+
+    def check(  # noqa: B027 - optional
+        self,
+        connection: Connection,
+        target: Table,
+        names: Sequence[str],
+        how: Append | Upsert,
+        key: Sequence[str] | None,
+    ) -> None:
+        """Let the server check the statement that will write rows to a target, where it can without running
+        it; `key` if `add` will do so.
+
+        Raises:
+            DBAPIError: the server refuses it.
+        """
 
     @abstractmethod
     def column(self, field: pa.Field, target: Target | None) -> Column:

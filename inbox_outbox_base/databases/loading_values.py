@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, Protocol, Self
 
 import pyarrow as pa
+from sqlalchemy.sql.elements import quoted_name
 from sqlalchemy.types import UserDefinedType
 
 from inbox_outbox_base.tables.inbox import Tables
@@ -52,6 +53,10 @@ class Type(UserDefinedType[Any]):
         return self.name
 
 
+GENERATED = "generated"
+"""The kind of a column whose values the database generates, and that it refuses to be given."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A column of the target table."""
@@ -91,6 +96,10 @@ class Column:
     """Whether staged and target types are the same."""
     convert: Callable[[pa.Array], pa.Array] | None = None
     """The conversion to the form that is sent, if it is not Arrow's own."""
+
+    def __post_init__(self) -> None:
+        # SQLAlchemy does not know every keyword of every server.
+        object.__setattr__(self, "name", quoted_name(self.name, quote=True))
 
 
 Owner = bytes | int

@@ -15,7 +15,7 @@ from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.inbox import TablesMissing
 from inbox_outbox_base.tables.inbox import Tables, tables
 from inbox_outbox_base.transactions.policy import Declaration
-from spark._executor import ledger
+from spark._executor import ledger, sinks
 from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, transaction
 from spark._executor.destinations import destinations
@@ -66,7 +66,7 @@ class Job:
         """Check everything that can be checked before a row is read.
 
         Raises:
-            ColumnMismatch: the DataFrame does not fit.
+            ColumnMismatch: the DataFrame does not fit, or the server would refuse to write to the table.
             TablesMissing: the inbox's tables have not been created.
             PolicyConflict: the consumer uses status-table mode.
         """
@@ -77,7 +77,8 @@ class Job:
             more = () if self.settings.outbox is None else (self.tables.outbox.message,)
             check_tables(connection, self.tables, *more)
             for each in destinations(self.settings, schema):
-                fitted(connection, self._database, each, each.schema(schema))
+                columns = fitted(connection, self._database, each, each.schema(schema))
+                sinks.check(connection, self._database, each.settings, columns)
             # A generated name is new, so nothing can have been committed under it.
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)

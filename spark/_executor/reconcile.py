@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Column as SqlColumn
-from sqlalchemy import Connection, MetaData, Table, case, exists, select
+from sqlalchemy import Connection, case, exists, select
 from sqlalchemy.sql.expression import column, table
 
 from inbox_outbox_base.databases.loading import Loading, is_newer
@@ -22,7 +21,7 @@ from spark._options.settings import Settings
 from .connect import committed, engine_of
 from .loads import Loads
 from .reconciliation import SAMPLE, Difference, What
-from .sinks import converted, create_new_rows, given_value
+from .sinks import converted, create_new_rows, given_value, target_of
 from .spool import KEY, Spool
 from .task import read
 
@@ -124,7 +123,7 @@ def _absent(
     create_new_rows(connection, database, staged)
     database.load(connection, NEW_ROWS, None, converted(rows, staged), settings.batch_size)
     given = table(NEW_ROWS, *(column(each.name) for each in staged))
-    there = _target(settings, columns)
+    there = target_of(settings, columns).alias("there")
     how = settings.results
     wanted = how.key if isinstance(how, Upsert) else settings.key
     values = {each.name: given_value(given, each) for each in columns}
@@ -134,12 +133,6 @@ def _absent(
         same.append(case((is_newer(values[how.version], there.c[how.version]), 1), else_=0) == 0)
     absent = select(given.c[KEY]).where(~exists().where(*same))
     return sorted(connection.scalars(absent), key=str.encode)
-
-
-def _target(settings: Settings, columns: Sequence[Column]) -> Any:
-    assert settings.table is not None  # noqa: S101 - checked with the options
-    named: list[SqlColumn[Any]] = [SqlColumn(each.name) for each in columns]
-    return Table(settings.table, MetaData(), *named, schema=settings.table_schema).alias("there")
 
 
 def _grouped(

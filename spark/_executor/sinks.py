@@ -14,7 +14,8 @@ from sqlalchemy.sql.expression import cast, column, table
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import Column, Type
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Upsert
-from inbox_outbox_base.errors.codes import code_of
+from inbox_outbox_base.errors.codes import code_of, is_transient
+from inbox_outbox_base.errors.spark import ColumnMismatch
 from spark._options.settings import Settings
 
 RANK = "inbox_rank"
@@ -97,32 +98,22 @@ class Staged(Sink):
     def finish(self) -> None:
         if self._rows == 0:
             return
-        connection, results = self._connection, self._settings.results
-        is_counted = self._settings.inbox == "table"
+        connection, settings, results = self._connection, self._settings, self._settings.results
         if isinstance(results, Statements):
             for statement in results.texts:
                 # SQLAlchemy would take a colon and a name for a parameter.
                 connection.execute(text(statement.replace(":", "\\:")))
-        elif isinstance(results, Upsert):
+            return
+        target, names, rows = target_of(settings, self._columns), _names(self._columns), self._selected()
+        is_counted = settings.inbox == "table"
+        if isinstance(results, Upsert):
             upsert = self._database.upsert_counted if is_counted else self._database.upsert
-            self.applied = upsert(connection, self._target(), self._names(), self._selected(), results)
+            self.applied = upsert(connection, target, names, rows, results)
         elif is_counted:
             # In the order in which they came, that of their keys, so that jobs seldom deadlock.
-            key = self._settings.key
-            self.applied = self._database.add(
-                connection, self._target(), self._names(), self._selected(), key
-            )
-        elif isinstance(results, Append):
-            connection.execute(self._target().insert().from_select(self._names(), self._selected()))
-
-    def _target(self) -> Table:
-        s = self._settings
-        assert s.table is not None  # noqa: S101 - checked with the options
-        columns: list[SqlColumn[Any]] = [SqlColumn(each.name) for each in self._columns]
-        return Table(s.table, MetaData(), *columns, schema=s.table_schema)
-
-    def _names(self) -> list[str]:
-        return [each.name for each in self._columns]
+            self.applied = self._database.add(connection, target, names, rows, settings.key)
+        else:
+            connection.execute(target.insert().from_select(names, rows))
 
     def _selected(self) -> Rows:
         new_rows = table(self._name, *(column(each.name) for each in self._columns))
@@ -202,6 +193,36 @@ def sink_for(
     return staged
 
 
+def check(connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]) -> None:
+    """Check that the server accepts the statement that will write the rows.
+
+    Raises:
+        ColumnMismatch: it does not: a right is missing, or the table is not one to write to in this way.
+    """
+    how = settings.results
+    if not isinstance(how, Append | Upsert):
+        return
+    key = settings.key if settings.inbox == "table" else None
+    try:
+        database.check(connection, target_of(settings, columns), _names(columns), how, key)
+    except DBAPIError as error:
+        if is_transient(error):
+            raise
+        named = f", Upsert(key={how.key!r})" if isinstance(how, Upsert) else ""
+        raise ColumnMismatch(f"table={settings.target!r}{named}: {error.orig}") from error
+
+
+def target_of(settings: Settings, columns: Sequence[Column]) -> Table:
+    """The target table with these columns."""
+    assert settings.table is not None  # noqa: S101 - checked with the options
+    named: list[SqlColumn[Any]] = [SqlColumn(each.name) for each in columns]
+    return Table(settings.table, MetaData(), *named, schema=settings.table_schema)
+
+
+def _names(columns: Sequence[Column]) -> list[str]:
+    return [each.name for each in columns]
+
+
 def converted(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
     """Rows in the form in which they are sent, without the stored key."""
     arrays = [
@@ -210,4 +231,4 @@ def converted(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
         else pa.chunked_array([each.convert(chunk) for chunk in rows.column(each.name).chunks])
         for each in columns
     ]
-    return pa.table(dict(zip([each.name for each in columns], arrays, strict=True)))
+    return pa.table(dict(zip(_names(columns), arrays, strict=True)))

@@ -13,6 +13,7 @@ from spark._executor.task import Done, run_task
 from spark.errors import ColumnMismatch
 from tests.support.cases import case
 from tests.support.database import Database
+from tests.support.roles import Right, rights, role
 from tests.support.spark_writes import attempt, counts, prepared, taken, write
 from tests.support.together import Task, together, wait_until_blocked
 
@@ -274,6 +275,33 @@ def test_keys_that_can_be_the_inbox(migrated: Database, engine: Engine) -> None:
         with case(name):
             for new in (1, 0):
                 assert write(migrated, [events(1)], **{**APPEND, "table": "target"}).new == new
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+@pytest.mark.usefixtures("engine")
+def test_rights_that_only_a_duplicate_needs(migrated: Database) -> None:
+    """A role without the rights that the writer needs on the target is rejected before any row is read, also
+    if COPY would need fewer."""
+    with role(migrated) as app:
+        for each in rights("postgresql", "Spark"):
+            if each.thing != "result":
+                app.grant(each)
+        for options, needed in ((APPEND, ["INSERT", "SELECT"]), (UPSERT, ["INSERT", "SELECT", "UPDATE"])):
+            schema = (events(1) if options is APPEND else balances(("a", 1, 1))).schema
+            for right in needed:
+                with pytest.raises(ColumnMismatch, match=f"table='{options['table']}'.*permission denied"):
+                    prepared(app.database, schema=schema, **options)
+                app.grant(Right(right, options["table"]))
+            prepared(app.database, schema=schema, **options)
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+def test_a_rule_beside_the_key(migrated: Database, engine: Engine) -> None:
+    """A table with a rule for INSERT cannot be the inbox: it is rejected before any row is read."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE RULE twice AS ON INSERT TO event DO ALSO SELECT 1")
+    with pytest.raises(ColumnMismatch, match=r"table='event': .* rules"):
+        prepared(migrated, schema=events().schema, **APPEND)
 
 
 def test_what_needs_rows_in_the_inbox() -> None:

@@ -149,6 +149,24 @@ def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None
     assert price(engine) == [(1, 10)]
 
 
+@pytest.mark.parametrize("inbox", ["rows", "table"])
+def test_columns_that_are_keywords(migrated: Database, engine: Engine, inbox: str) -> None:
+    """Columns may have any name, as may the key and the version of an upsert: `nothing` is a keyword of
+    SQLite that SQLAlchemy does not know."""
+    names = ("nothing", "order", "a:b (c)")
+    quoted = [engine.dialect.identifier_preparer.quote_identifier(name) for name in names]
+    with engine.begin() as connection:
+        key, version, other = quoted
+        columns = f"{key} varchar(20) PRIMARY KEY, {version} bigint, {other} bigint"
+        connection.exec_driver_sql(f"CREATE TABLE words ({columns})")
+    options: dict[str, Any] = {"key": ["nothing", "order"], "results": Upsert("nothing", "order")}
+    given = pa.record_batch([["a", "a", "b"], [1, 2, 1], [3, 4, 5]], names=list(names))
+    write(migrated, [given], table="words", inbox=inbox, **options)
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT * FROM words ORDER BY 1").all()
+    assert found == [("a", 2, 4), ("b", 1, 5)]
+
+
 def test_upsert_of_nothing_but_its_key(migrated: Database, engine: Engine) -> None:
     """Upsert works for a table that has only a key and a version."""
     METADATA.tables["price"].drop(engine)
@@ -281,6 +299,15 @@ def test_what_does_not_fit_is_found_before_a_row_is_read(migrated: Database) -> 
         options = {**given, "key": "event"} if "event" in dict(columns) else given
         with case(name), pytest.raises(ColumnMismatch, match=said):
             prepared(migrated, schema=pa.schema(columns), **options)
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_upsert_without_a_unique_key(migrated: Database) -> None:
+    """An upsert by columns that no unique key of the table is on is rejected before a row is read."""
+    schema = pa.schema({"event": TEXT, "shop": TEXT, "item": pa.int32(), "version": NUMBER, "price": NUMBER})
+    options: dict[str, Any] = {"table": "price", "key": "event", "results": Upsert("price", "version")}
+    with pytest.raises(ColumnMismatch, match=r"Upsert\(key=\('price',\)\): .*(unique|UNIQUE)"):
+        prepared(migrated, schema=schema, **options)
 
 
 def test_missing_tables_are_found_before_a_row_is_read(database: Database) -> None:

@@ -22,6 +22,7 @@ from sqlalchemy.schema import CreateTable
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import Loading, is_newer
 from inbox_outbox_base.databases.loading_values import (
+    GENERATED,
     Column,
     KnownKeys,
     TakenKeys,
@@ -84,7 +85,7 @@ class MySQLLoading(Loading):
         return [
             types.MySQLTarget(
                 row.name,
-                "generated" if row.is_generated else row.kind,
+                GENERATED if row.is_generated else row.kind,
                 row.full,
                 row.scale,
                 not (row.nullable or row.has_default or row.is_generated or row.name in counted),

@@ -5,7 +5,7 @@ Binary COPY into a column of another type of the same width silently stores wron
 not of exactly the same type goes through a temporary table and a CAST.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cache
@@ -18,7 +18,6 @@ from sqlalchemy import (
     ARRAY,
     Connection,
     LargeBinary,
-    Select,
     Table,
     Text,
     bindparam,
@@ -32,7 +31,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases import arrow
-from inbox_outbox_base.databases.loading import Loading, driver_errors, is_newer
+from inbox_outbox_base.databases.loading import driver_errors
 from inbox_outbox_base.databases.loading_values import (
     Column,
     KnownKeys,
@@ -42,7 +41,7 @@ from inbox_outbox_base.databases.loading_values import (
     Write,
     WriterClaim,
 )
-from inbox_outbox_base.databases.results import Upsert
+from inbox_outbox_base.databases.on_conflict import OnConflict
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
@@ -81,7 +80,7 @@ _PLAIN = text("""
 _SLOT = text("SELECT pg_try_advisory_xact_lock(hashtext(:scope), :slot)")
 
 
-class PostgreSQLLoading(Loading):
+class PostgreSQLLoading(OnConflict):
     """COPY throughout."""
 
     connect_args = MappingProxyType(
@@ -183,34 +182,14 @@ class PostgreSQLLoading(Loading):
             for piece in _binary(rows.schema, batches) if is_binary else _lines(batches):
                 copy.write(piece)
 
-    def add(
-        self,
-        connection: Connection,
-        target: Table,
-        names: Sequence[str],
-        rows: Select[Any],
-        key: Sequence[str],
-    ) -> int:
-        added = insert(target).from_select(list(names), rows).on_conflict_do_nothing(index_elements=list(key))
-        return self._inserted(connection, added)
+    def insert(self, target: Table) -> Insert:
+        return insert(target)
 
-    def upsert(
-        self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
-    ) -> int:
-        added = insert(target).from_select(list(names), rows)
-        values = {name: added.excluded[name] for name in names if name not in how.key}
-        older = is_newer(added.excluded[how.version], target.c[how.version])
-        merged = added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
-        return self._inserted(connection, merged)
-
-    def _inserted(self, connection: Connection, added: Insert) -> int:
-        """How many rows were inserted or updated.
-
-        ON CONFLICT looks at its key first. If another writer commits the row after that look, the table's
-        other unique keys raise an error.
-        """
-        counted = added.execution_options(preserve_rowcount=True)
-        return self.beside_others(connection, lambda: connection.execute(counted).rowcount)
+    def inserted(self, connection: Connection, statement: Any) -> int:
+        # ON CONFLICT looks at its key first. If another writer commits the row after that look, the table's
+        # other unique keys raise an error.
+        run = super().inserted
+        return self.beside_others(connection, lambda: run(connection, statement))
 
     def slot(self, connection: Connection, write: Write) -> bool:
         scope = f"inbox-outbox connections {write.consumer}"

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from inbox_outbox_base.databases.loading_values import Target, UniqueKey, Write
+from inbox_outbox_base.databases.loading_values import GENERATED, Target, UniqueKey, Write
 
 _TARGETS = text("""
     SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,
@@ -16,13 +16,16 @@ _TARGETS = text("""
            coalesce(eb.typname, e.typname) AS element_kind, format_type(e.oid, NULL) AS element_full,
            coalesce(eb.typcategory, e.typcategory) AS element_category,
            a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
-           a.attgenerated <> '' AS is_generated
+           a.attgenerated <> '' OR a.attidentity = 'a' AS is_generated,
+           quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS collation
     FROM pg_attribute a
     JOIN pg_type t ON t.oid = a.atttypid
     LEFT JOIN pg_type b ON b.oid = nullif(t.typbasetype, 0)
     -- An int2vector and the like have elements, but are not their arrays.
     LEFT JOIN pg_type e ON e.oid = coalesce(b.typelem, t.typelem) AND e.typarray = coalesce(b.oid, t.oid)
     LEFT JOIN pg_type eb ON eb.oid = nullif(e.typbasetype, 0)
+    LEFT JOIN pg_collation c ON c.oid = a.attcollation AND c.collname <> 'default'
+    LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attnum
 """)
@@ -70,6 +73,8 @@ class PostgreSQLTarget(Target):
     """Whether a CAST of text keeps it unchanged."""
     element: "PostgreSQLTarget | None" = None
     """Of an array: a column of its elements' type."""
+    collation: str | None = None
+    """Of text: how the column compares, if not as the database does; a name in SQL."""
 
 
 def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
@@ -86,8 +91,8 @@ def unique_keys(connection: Connection, write: Write) -> list[UniqueKey]:
 
 def _target(row: Row[Any]) -> PostgreSQLTarget:
     if row.is_generated:
-        return _described(row, "generated", row.full, row.category)
-    target = _described(row, row.kind, row.full, row.category)
+        return _described(row, GENERATED, row.full, row.category)
+    target = replace(_described(row, row.kind, row.full, row.category), collation=row.collation)
     if row.element_kind is None:
         return target
     return replace(target, element=_described(row, row.element_kind, row.element_full, row.element_category))

@@ -4,7 +4,7 @@ A transaction that has read cannot wait for the write lock, because what it read
 one that is going to write waits for the lock first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -28,8 +28,8 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.dml import ReturningInsert
 
-from inbox_outbox_base.databases.loading import Loading, is_newer
 from inbox_outbox_base.databases.loading_values import (
+    GENERATED,
     Column,
     KnownKeys,
     TakenKeys,
@@ -38,6 +38,7 @@ from inbox_outbox_base.databases.loading_values import (
     Write,
     WriterClaim,
 )
+from inbox_outbox_base.databases.on_conflict import OnConflict
 from inbox_outbox_base.databases.results import Upsert
 from inbox_outbox_base.tables.inbox import Bytewise, Tables
 
@@ -71,7 +72,7 @@ _UNIQUE = text("""
 """)
 
 
-class SQLiteLoading(Loading):
+class SQLiteLoading(OnConflict):
     """Rows one by one, in one prepared statement."""
 
     isolation = "SERIALIZABLE"
@@ -96,7 +97,7 @@ class SQLiteLoading(Loading):
         return [
             types.SQLiteTarget(
                 row.name,
-                "generated" if row.is_generated else types.affinity(row.kind),
+                GENERATED if row.is_generated else types.affinity(row.kind),
                 row.kind,
                 None,
                 bool(row.is_not_null and not row.has_default and not row.is_generated),
@@ -161,27 +162,8 @@ class SQLiteLoading(Loading):
         for batch in rows.to_batches(max_chunksize=batch_size):
             connection.exec_driver_sql(added, list(_tuples(batch)))
 
-    def add(
-        self,
-        connection: Connection,
-        target: Table,
-        names: Sequence[str],
-        rows: Select[Any],
-        key: Sequence[str],
-    ) -> int:
-        # Without a WHERE, SQLite parses ON CONFLICT as the condition of a join.
-        added = insert(target).from_select(list(names), rows.where(true()))
-        added = added.on_conflict_do_nothing(index_elements=list(key))
-        return connection.execute(added.execution_options(preserve_rowcount=True)).rowcount
-
-    def upsert(
-        self, connection: Connection, target: Table, names: Sequence[str], rows: Select[Any], how: Upsert
-    ) -> int:
-        added = insert(target).from_select(list(names), rows)
-        values = {name: added.excluded[name] for name in names if name not in how.key}
-        older = is_newer(added.excluded[how.version], target.c[how.version])
-        merged = added.on_conflict_do_update(index_elements=list(how.key), set_=values, where=older)
-        return connection.execute(merged.execution_options(preserve_rowcount=True)).rowcount
+    def insert(self, target: Table) -> Insert:
+        return insert(target)
 
 
 def _problem(rows: list[Row[Any]]) -> str | None:
