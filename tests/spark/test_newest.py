@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import NotSupportedError
 
 from inbox.errors import InvalidOption
 from inbox_outbox_base.databases.results import Append, Upsert
@@ -26,6 +27,11 @@ OPTIONS: dict[str, Any] = {
     "table": "account_state",
     "key": "account",
     "results": Upsert("account", "changed_at"),
+}
+MADE = {
+    "blind": "CREATE COLLATION blind (provider=icu, locale='und-u-ks-level2', deterministic=false)",
+    "numeric": "CREATE COLLATION numeric (provider=icu, locale='und-u-kn-true')",
+    "citext": "CREATE EXTENSION citext",
 }
 INBOXES = pytest.mark.parametrize("inbox", ["rows", "table"])
 COLUMN = {"postgresql": "timestamptz", "mysql": "datetime(6)", "mariadb": "datetime(6)", "sqlite": "datetime"}
@@ -139,14 +145,26 @@ def test_what_remains_refused() -> None:
         ("text", "jsonb", ("a", "9"), ("a", "10")),
         ("text", "inet", ("a", "10.0.0.9"), ("a", "10.0.0.10")),
         ("uuid", "text", ("A" * 32, "1"), ("a" * 32, "2")),
+        ("char(3)", "text", ("a", "1"), ("a ", "2")),
+        ("text COLLATE blind", "text", ("A", "1"), ("a", "2")),
+        ("text", "text COLLATE numeric", ("a", "v9"), ("a", "v10")),
+        ("citext", "text", ("A", "1"), ("a", "2")),
+        ("text", "citext", ("a", "a"), ("a", "B")),
     ],
 )
 def test_the_target_decides_what_is_newer(
     postgres: Database, inbox: str, key: str, version: str, older: Any, newer: Any
 ) -> None:
-    """Of rows in one partition, too, the newest is the one that the types of the target's columns say, and
-    they say which keys are equal."""
+    """Of rows in one partition, too, the newest is the one that the types and collations of the target's
+    columns say, and they say which keys are equal."""
     engine = postgres.engine()
+    for name, made in MADE.items():
+        if name in f"{key} {version}":
+            try:
+                with engine.begin() as connection:
+                    connection.execute(text(made))
+            except NotSupportedError:
+                pytest.skip("this build of PostgreSQL has neither ICU nor the extensions that come with it")
     with engine.begin() as connection:
         connection.execute(text("CREATE TYPE mood AS ENUM ('low', 'medium', 'high')"))
         columns = f"account {key} PRIMARY KEY, version {version}, amount bigint"

@@ -5,6 +5,7 @@ type with a length, which a CAST would cut to; assignment then raises an error f
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,9 +52,17 @@ def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     Raises:
         ColumnMismatch: the target cannot hold every value exactly, or the type is not known.
     """
-    if arrays.is_list(field.type) and (target is None or target.element is not None):
-        return _array(field, target)
-    return _scalar(field, target)
+    is_array = arrays.is_list(field.type) and (target is None or target.element is not None)
+    found = (_array if is_array else _scalar)(field, target)
+    return found if target is None else replace(found, staged=_compared(found.staged, target))
+
+
+def _compared(staged: str, target: PostgreSQLTarget) -> str:
+    """The staged type, so that its values compare as they will in the target."""
+    if staged == "text" and target.kind in ("bpchar", "citext"):
+        # With a length, a char is padded; without one, only a bpchar is a char.
+        staged = "bpchar" if target.kind == "bpchar" else target.full
+    return staged if target.collation is None else f"{staged} COLLATE {target.collation}"
 
 
 def _scalar(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
