@@ -70,8 +70,8 @@ class Loading(ABC):
         how: Append | Upsert,
         key: Sequence[str] | None,
     ) -> None:
-        """Let the server check the statement that will write rows to a target, where it can without running
-        it; `key` if `add` will do so.
+        """Let the server plan the statement that will write rows to a target, where it can; `key` if `add`
+        will do so.
 
         Raises:
             DBAPIError: the server refuses it.

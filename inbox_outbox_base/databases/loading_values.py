@@ -53,10 +53,6 @@ class Type(UserDefinedType[Any]):
         return self.name
 
 
-GENERATED = "generated"
-"""The kind of a column whose values the database generates, and that it refuses to be given."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """A column of the target table."""
@@ -70,6 +66,8 @@ class Target:
     """For an exact number: digits after the decimal point, if limited."""
     required: bool
     """Whether a row must have a value for it."""
+    generated: bool
+    """Whether the database generates its values, and refuses to be given any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +94,8 @@ class Column:
     """Whether staged and target types are the same."""
     convert: Callable[[pa.Array], pa.Array] | None = None
     """The conversion to the form that is sent, if it is not Arrow's own."""
+    compared: str | None = None
+    """The type in the temporary table where values must compare as they do in the target, if not `staged`."""
 
     def __post_init__(self) -> None:
         # SQLAlchemy does not know every keyword of every server.

@@ -76,12 +76,17 @@ class Job:
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
             more = () if self.settings.outbox is None else (self.tables.outbox.message,)
             check_tables(connection, self.tables, *more)
-            for each in destinations(self.settings, schema):
-                columns = fitted(connection, self._database, each, each.schema(schema))
-                sinks.check(connection, self._database, each.settings, columns)
+            targets = [
+                (each.settings, fitted(connection, self._database, each, each.schema(schema)))
+                for each in destinations(self.settings, schema)
+            ]
             # A generated name is new, so nothing can have been committed under it.
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)
+        if self.finished() is None:
+            for settings, columns in targets:
+                with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
+                    sinks.check(connection, self._database, settings, columns)
         # In a separate transaction, which may be retried: on SQLite a transaction that has read cannot write
         # after another one has written.
         consumer = Declaration(self.tables, self.settings.consumer, "exactly-once", None)

@@ -6,7 +6,7 @@ import pyarrow as pa
 from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.loading import Loading
-from inbox_outbox_base.databases.loading_values import GENERATED, Column, UniqueKey
+from inbox_outbox_base.databases.loading_values import Column, UniqueKey
 from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from spark._options.settings import Settings
@@ -61,10 +61,10 @@ def fitted(
             raise ColumnMismatch(
                 f"column {field.name!r}: table {settings.target} has no such column, only {_listed(targets)}"
             )
-        if targets[field.name].kind == GENERATED:
+        if targets[field.name].generated:
             raise ColumnMismatch(
                 f"column {field.name!r} of table {settings.target}: the database generates its values; leave "
-                "it out of the DataFrame, or of `columns`"
+                "it out, as with results=Append(columns=[...])"
             )
     for target in targets.values():
         if target.required and target.name not in schema.names:

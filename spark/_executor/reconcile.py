@@ -120,7 +120,7 @@ def _absent(
 ) -> list[str]:
     """The keys whose row is not in the table, in byte order."""
     staged = [*columns, database.column(pa.field(KEY, pa.string()), None)]
-    create_new_rows(connection, database, staged)
+    create_new_rows(connection, database, staged, compared=[each.name for each in columns])
     database.load(connection, NEW_ROWS, None, converted(rows, staged), settings.batch_size)
     given = table(NEW_ROWS, *(column(each.name) for each in staged))
     there = target_of(settings, columns).alias("there")

@@ -1,20 +1,20 @@
 """The destinations of new rows, one class for each kind of results."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import Column as SqlColumn
 from sqlalchemy import Connection, MetaData, Select, Table, func, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, NotSupportedError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.expression import cast, column, table
 
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import Column, Type
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Upsert
-from inbox_outbox_base.errors.codes import code_of, is_transient
+from inbox_outbox_base.errors.codes import code_of, is_denied, is_transient
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from spark._options.settings import Settings
 
@@ -25,10 +25,15 @@ Rows = Select[tuple[object, ...]]
 
 
 def create_new_rows(
-    connection: Connection, database: Loading, columns: Sequence[Column], name: str = NEW_ROWS
+    connection: Connection,
+    database: Loading,
+    columns: Sequence[Column],
+    name: str = NEW_ROWS,
+    compared: Collection[str] = (),
 ) -> None:
-    """Create a temporary table for new rows."""
-    staged = [SqlColumn(each.name, Type(each.staged)) for each in columns]
+    """Create a temporary table for new rows. The `compared` columns compare as they do in the target."""
+    types = [(each.name in compared and each.compared) or each.staged for each in columns]
+    staged = [SqlColumn(each.name, Type(kind)) for each, kind in zip(columns, types, strict=True)]
     new_rows = Table(name, MetaData(), *staged, prefixes=["TEMPORARY"], **database.temporary)
     connection.execute(CreateTable(new_rows))
 
@@ -89,9 +94,15 @@ class Staged(Sink):
         self._name = name
         self._rows = 0
 
+    def create(self) -> None:
+        """Create the temporary table."""
+        how = self._settings.results
+        compared = (*how.key, how.version) if isinstance(how, Upsert) else ()
+        create_new_rows(self._connection, self._database, self._columns, self._name, compared)
+
     def add(self, rows: pa.Table) -> None:
         if self._rows == 0:
-            create_new_rows(self._connection, self._database, self._columns, self._name)
+            self.create()
         self._rows += rows.num_rows
         self._database.load(self._connection, self._name, None, rows, self._settings.batch_size)
 
@@ -194,7 +205,8 @@ def sink_for(
 
 
 def check(connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]) -> None:
-    """Check that the server accepts the statement that will write the rows.
+    """Check that the server accepts the statement that will write the rows, and a temporary table if it needs
+    one. The transaction is to be rolled back.
 
     Raises:
         ColumnMismatch: it does not: a right is missing, or the table is not one to write to in this way.
@@ -204,12 +216,16 @@ def check(connection: Connection, database: Loading, settings: Settings, columns
         return
     key = settings.key if settings.inbox == "table" else None
     try:
+        if not isinstance(sink_for(connection, database, settings, columns), Straight):
+            Staged(connection, database, settings, columns, NEW_ROWS).create()
         database.check(connection, target_of(settings, columns), _names(columns), how, key)
-    except DBAPIError as error:
+    except (ProgrammingError, NotSupportedError, OperationalError) as error:
         if is_transient(error):
-            raise
+            return  # a lock, or a limit: the tasks will meet it, and try again
         named = f", Upsert(key={how.key!r})" if isinstance(how, Upsert) else ""
-        raise ColumnMismatch(f"table={settings.target!r}{named}: {error.orig}") from error
+        rights = "INSERT, SELECT and UPDATE" if named else "INSERT" if key is None else "INSERT and SELECT"
+        needed = f" (this needs {rights} on the table, and temporary tables)" if is_denied(error) else ""
+        raise ColumnMismatch(f"table={settings.target!r}{named}: {error.orig}{needed}") from error
 
 
 def target_of(settings: Settings, columns: Sequence[Column]) -> Table:

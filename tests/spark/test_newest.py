@@ -31,7 +31,9 @@ OPTIONS: dict[str, Any] = {
 MADE = {
     "blind": "CREATE COLLATION blind (provider=icu, locale='und-u-ks-level2', deterministic=false)",
     "numeric": "CREATE COLLATION numeric (provider=icu, locale='und-u-kn-true')",
+    "50 %s": 'CREATE COLLATION "50 %s" (locale="C")',
     "citext": "CREATE EXTENSION citext",
+    "hidden": "CREATE SCHEMA hidden; CREATE EXTENSION citext SCHEMA hidden",
 }
 INBOXES = pytest.mark.parametrize("inbox", ["rows", "table"])
 COLUMN = {"postgresql": "timestamptz", "mysql": "datetime(6)", "mariadb": "datetime(6)", "sqlite": "datetime"}
@@ -138,6 +140,32 @@ def test_what_remains_refused() -> None:
 
 
 @INBOXES
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_type_outside_the_search_path(postgres: Database, inbox: str, parts: int) -> None:
+    """The same version stays, whether rows of a key are in one partition or in two, if the operators of its
+    type are not found."""
+    engine = postgres.engine()
+    create(engine, "hidden")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE rated (account text PRIMARY KEY, version hidden.citext)"))
+    rows = pa.record_batch({"account": ["a", "a"], "version": ["B", "a"]})
+    given = [[rows]] if parts == 1 else [[rows.slice(0, 1)], [rows.slice(1)]]
+    options: dict[str, Any] = {"key": ["account", "version"], "results": Upsert("account", "version")}
+    write(postgres, *given, table="rated", inbox=inbox, **options)
+    with engine.connect() as connection:
+        assert connection.scalars(text("SELECT version::text FROM rated")).all() == ["a"]
+
+
+def create(engine: Engine, name: str) -> None:
+    """Create a collation or an extension, if this server can."""
+    try:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(MADE[name].replace("%", "%%"))
+    except NotSupportedError:
+        pytest.skip("this build of PostgreSQL has neither ICU nor the extensions that come with it")
+
+
+@INBOXES
 @pytest.mark.parametrize(
     ("key", "version", "older", "newer"),
     [
@@ -148,6 +176,7 @@ def test_what_remains_refused() -> None:
         ("char(3)", "text", ("a", "1"), ("a ", "2")),
         ("text COLLATE blind", "text", ("A", "1"), ("a", "2")),
         ("text", "text COLLATE numeric", ("a", "v9"), ("a", "v10")),
+        ("text", 'text COLLATE "50 %s"', ("a", "v1"), ("a", "v2")),
         ("citext", "text", ("A", "1"), ("a", "2")),
         ("text", "citext", ("a", "a"), ("a", "B")),
     ],
@@ -158,13 +187,9 @@ def test_the_target_decides_what_is_newer(
     """Of rows in one partition, too, the newest is the one that the types and collations of the target's
     columns say, and they say which keys are equal."""
     engine = postgres.engine()
-    for name, made in MADE.items():
+    for name in MADE:
         if name in f"{key} {version}":
-            try:
-                with engine.begin() as connection:
-                    connection.execute(text(made))
-            except NotSupportedError:
-                pytest.skip("this build of PostgreSQL has neither ICU nor the extensions that come with it")
+            create(engine, name)
     with engine.begin() as connection:
         connection.execute(text("CREATE TYPE mood AS ENUM ('low', 'medium', 'high')"))
         columns = f"account {key} PRIMARY KEY, version {version}, amount bigint"

@@ -278,8 +278,7 @@ def test_keys_that_can_be_the_inbox(migrated: Database, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
-@pytest.mark.usefixtures("engine")
-def test_rights_that_only_a_duplicate_needs(migrated: Database) -> None:
+def test_rights_that_only_a_duplicate_needs(migrated: Database, engine: Engine) -> None:
     """A role without the rights that the writer needs on the target is rejected before any row is read, also
     if COPY would need fewer."""
     with role(migrated) as app:
@@ -293,6 +292,41 @@ def test_rights_that_only_a_duplicate_needs(migrated: Database) -> None:
                     prepared(app.database, schema=schema, **options)
                 app.grant(Right(right, options["table"]))
             prepared(app.database, schema=schema, **options)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f'REVOKE TEMPORARY ON DATABASE "{migrated.url.database}" FROM PUBLIC')
+        with pytest.raises(ColumnMismatch, match="permission denied to create temporary tables"):
+            prepared(app.database, schema=balances(("a", 1, 1)).schema, **UPSERT)
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+def test_a_finished_run_needs_no_rights_any_more(migrated: Database, engine: Engine) -> None:
+    """A run that is finished is recognised even if the role may no longer write to the target."""
+    with role(migrated) as app:
+        for each in rights("postgresql", "Spark"):
+            if each.thing != "result":
+                app.grant(each)
+        for right in ("INSERT", "SELECT"):
+            app.grant(Right(right, "event"))
+        assert write(app.database, [events(1)], run="r", **APPEND).new == 1
+        app.revoke(Right("INSERT", "event"))
+        assert write(app.database, [events(1)], run="r", **APPEND).replayed == 1
+    assert stored(engine) == [1]
+
+
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
+def test_a_lock_is_left_to_the_tasks(migrated: Database, engine: Engine) -> None:
+    """A lock on the target, such as that of CREATE INDEX, does not fail the job before it begins: its tasks
+    wait for it, and try again."""
+    with engine.connect() as other:
+        other.exec_driver_sql("LOCK TABLE event IN SHARE MODE")
+        task = prepared(migrated, schema=events().schema, lock_timeout=0.2, **APPEND)
+        writing = Task(lambda: run_task(task, 0, [events(1)]))
+        wait_until_blocked(engine)
+        other.rollback()
+    done = writing.result()
+    assert done is not None
+    assert done.counts.new == 1
+    assert stored(engine) == [1]
 
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")

@@ -131,6 +131,23 @@ def test_with_the_tables_own_key(migrated: Database, engine: Engine) -> None:
     assert counts(found) == {"present": 1, "missing": 1}
 
 
+def test_a_generated_key(postgres: Database) -> None:
+    """A key that the database generates in the table, where a job cannot write it, can still be compared."""
+    with postgres.engine().begin() as connection:
+        columns = "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount bigint"
+        connection.exec_driver_sql(f"CREATE TABLE counted ({columns})")
+        connection.exec_driver_sql("INSERT INTO counted (amount) VALUES (7)")
+    settings = options_of(postgres, table="counted")
+    rows = pa.record_batch({"id": [1, 2], "amount": [7, 8]})
+    assert check(settings, rows.schema)
+    part = compared(settings, 0, iter([rows]))
+    assert part is not None
+    assert [(each.what, each.sample) for each in part.differences] == [
+        ("missing", ("2",)),
+        ("untaken", ("1",)),
+    ]
+
+
 def test_only_the_inbox_is_compared(migrated: Database, engine: Engine) -> None:
     """Only the inbox is compared if the results are statements, or if the table has no column for the key."""
     keyed = pa.record_batch({"event": ["e1", "e2"], "id": ["a", "b"]})

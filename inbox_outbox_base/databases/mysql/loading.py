@@ -22,7 +22,6 @@ from sqlalchemy.schema import CreateTable
 from inbox_outbox_base.databases import arrow
 from inbox_outbox_base.databases.loading import Loading, is_newer
 from inbox_outbox_base.databases.loading_values import (
-    GENERATED,
     Column,
     KnownKeys,
     TakenKeys,
@@ -85,10 +84,11 @@ class MySQLLoading(Loading):
         return [
             types.MySQLTarget(
                 row.name,
-                GENERATED if row.is_generated else row.kind,
+                row.kind,
                 row.full,
                 row.scale,
                 not (row.nullable or row.has_default or row.is_generated or row.name in counted),
+                bool(row.is_generated),
                 bool(row.nullable),
                 row.length or None,
                 row.digits,

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from inbox_outbox_base.databases.loading_values import GENERATED, Target, UniqueKey, Write
+from inbox_outbox_base.databases.loading_values import Target, UniqueKey, Write
 
 _TARGETS = text("""
     SELECT a.attname AS name, coalesce(b.typname, t.typname) AS kind,
@@ -17,6 +17,11 @@ _TARGETS = text("""
            coalesce(eb.typcategory, e.typcategory) AS element_category,
            a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
            a.attgenerated <> '' OR a.attidentity = 'a' AS is_generated,
+           CASE coalesce(b.typname, t.typname)
+                WHEN 'bpchar' THEN 'bpchar'  -- with a length, it would be padded
+                -- Outside the search path its operators are not found, and those of text compare.
+                WHEN 'citext' THEN CASE WHEN pg_type_is_visible(coalesce(b.oid, t.oid)) THEN 'citext' END
+           END AS compared,
            quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS collation
     FROM pg_attribute a
     JOIN pg_type t ON t.oid = a.atttypid
@@ -24,7 +29,7 @@ _TARGETS = text("""
     -- An int2vector and the like have elements, but are not their arrays.
     LEFT JOIN pg_type e ON e.oid = coalesce(b.typelem, t.typelem) AND e.typarray = coalesce(b.oid, t.oid)
     LEFT JOIN pg_type eb ON eb.oid = nullif(e.typbasetype, 0)
-    LEFT JOIN pg_collation c ON c.oid = a.attcollation AND c.collname <> 'default'
+    LEFT JOIN pg_collation c ON c.oid = a.attcollation AND c.oid <> 100  -- the database's own
     LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attnum
@@ -73,8 +78,10 @@ class PostgreSQLTarget(Target):
     """Whether a CAST of text keeps it unchanged."""
     element: "PostgreSQLTarget | None" = None
     """Of an array: a column of its elements' type."""
+    compared: str | None = None
+    """Of text: the type that compares as the column does, if not text."""
     collation: str | None = None
-    """Of text: how the column compares, if not as the database does; a name in SQL."""
+    """Of text: the collation, if not the database's own; a name in SQL."""
 
 
 def targets(connection: Connection, write: Write) -> list[PostgreSQLTarget]:
@@ -90,9 +97,8 @@ def unique_keys(connection: Connection, write: Write) -> list[UniqueKey]:
 
 
 def _target(row: Row[Any]) -> PostgreSQLTarget:
-    if row.is_generated:
-        return _described(row, GENERATED, row.full, row.category)
-    target = replace(_described(row, row.kind, row.full, row.category), collation=row.collation)
+    target = _described(row, row.kind, row.full, row.category)
+    target = replace(target, compared=row.compared, collation=row.collation)
     if row.element_kind is None:
         return target
     return replace(target, element=_described(row, row.element_kind, row.element_full, row.element_category))
@@ -110,7 +116,9 @@ def _described(row: Row[Any], kind: str, full: str, category: str) -> PostgreSQL
     elif kind in CLOCKS:
         digits = modifier
     reads_text = category in _PARSED and kind not in _CHANGED
-    return PostgreSQLTarget(row.name, kind, full, scale, row.required, length, digits, reads_text)
+    return PostgreSQLTarget(
+        row.name, kind, full, scale, row.required, row.is_generated, length, digits, reads_text
+    )
 
 
 def relation(schema: str | None, name: str | None) -> str:

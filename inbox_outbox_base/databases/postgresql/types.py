@@ -54,15 +54,16 @@ def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     """
     is_array = arrays.is_list(field.type) and (target is None or target.element is not None)
     found = (_array if is_array else _scalar)(field, target)
-    return found if target is None else replace(found, staged=_compared(found.staged, target))
+    return found if target is None else replace(found, compared=_compared(found.staged, target))
 
 
 def _compared(staged: str, target: PostgreSQLTarget) -> str:
-    """The staged type, so that its values compare as they will in the target."""
-    if staged == "text" and target.kind in ("bpchar", "citext"):
-        # With a length, a char is padded; without one, only a bpchar is a char.
-        staged = "bpchar" if target.kind == "bpchar" else target.full
-    return staged if target.collation is None else f"{staged} COLLATE {target.collation}"
+    """The staged type whose values compare as they will in the target."""
+    if staged == "text" and target.compared is not None:
+        staged = target.compared
+    if target.collation is None:
+        return staged
+    return f"{staged} COLLATE {target.collation}".replace("%", "%%")  # as the driver wants it
 
 
 def _scalar(field: pa.Field, target: PostgreSQLTarget | None) -> Column:

@@ -29,7 +29,6 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.dml import ReturningInsert
 
 from inbox_outbox_base.databases.loading_values import (
-    GENERATED,
     Column,
     KnownKeys,
     TakenKeys,
@@ -97,10 +96,11 @@ class SQLiteLoading(OnConflict):
         return [
             types.SQLiteTarget(
                 row.name,
-                GENERATED if row.is_generated else types.affinity(row.kind),
+                types.affinity(row.kind),
                 row.kind,
                 None,
                 bool(row.is_not_null and not row.has_default and not row.is_generated),
+                bool(row.is_generated),
                 bool(row.is_key),
             )
             for row in connection.execute(_TARGETS, where)
