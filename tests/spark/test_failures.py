@@ -113,10 +113,12 @@ def test_rows_that_differ_by_attempt_are_all_applied(
     assert faults.of(fault)
     applied = target.applied()
     keys = [key for key, _ in applied]
-    assert len(keys) == len(set(keys)) >= (600 if point == "after commit" else 400)
+    assert len(keys) == len(set(keys))
     assert target.taken() == keys
     assert {amount for _, amount in applied} == set(range(400))
-    check_report(report, new=len(keys))
+    # A speculative copy, which has rows of its own, may commit after the report.
+    assert (600 if point == "after commit" else 400) <= report["new"] <= len(keys)
+    check_report(report, new=report["new"])
 
 
 def test_a_zombie_with_rows_of_its_own_does_commit(
