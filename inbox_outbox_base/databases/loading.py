@@ -77,6 +77,10 @@ class Loading(ABC):
             DBAPIError: the server refuses it.
         """
 
+    def refuses(self, code: codes.Code | None) -> bool:
+        """Whether an error of `check` means that no such statement will ever run, whatever its rows are."""
+        return True
+
     @abstractmethod
     def column(self, field: pa.Field, target: Target | None) -> Column:
         """How a column is transferred; without a target, to a table of Arrow's own types.

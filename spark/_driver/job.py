@@ -84,6 +84,7 @@ class Job:
             if self._is_named and self.settings.ledger != "off":
                 self._done = self._entries(connection)
         if self.finished() is None:
+            # Each in a transaction of its own, which an error ends and nothing commits.
             for settings, columns in targets:
                 with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
                     sinks.check(connection, self._database, settings, columns)

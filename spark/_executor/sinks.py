@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Column as SqlColumn
 from sqlalchemy import Connection, MetaData, Select, Table, func, select, text
-from sqlalchemy.exc import DBAPIError, NotSupportedError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.expression import cast, column, table
 
@@ -219,9 +219,10 @@ def check(connection: Connection, database: Loading, settings: Settings, columns
         if not isinstance(sink_for(connection, database, settings, columns), Straight):
             Staged(connection, database, settings, columns, NEW_ROWS).create()
         database.check(connection, target_of(settings, columns), _names(columns), how, key)
-    except (ProgrammingError, NotSupportedError, OperationalError) as error:
-        if is_transient(error):
-            return  # a lock, or a limit: the tasks will meet it, and try again
+    except DBAPIError as error:
+        if is_transient(error) or not database.refuses(code_of(error)):
+            # A lock, which the tasks will wait for, or a function that does not take the check's NULLs.
+            return
         named = f", Upsert(key={how.key!r})" if isinstance(how, Upsert) else ""
         rights = "INSERT, SELECT and UPDATE" if named else "INSERT" if key is None else "INSERT and SELECT"
         needed = f" (this needs {rights} on the table, and temporary tables)" if is_denied(error) else ""

@@ -338,6 +338,21 @@ def test_everything_a_task_is_told_can_be_sent(migrated: Database) -> None:
         assert settings.url.password == migrated.url.password
 
 
+def test_a_rule_with_a_function_that_takes_no_null(postgres: Database) -> None:
+    """A view whose rule calls a function that raises an error for NULL can be written: the check before a row
+    is read has no values, and so decides nothing about such a function."""
+    engine = make_result(postgres)
+    with engine.begin() as connection:
+        body = "BEGIN IF given IS NULL THEN RAISE 'none'; END IF; RETURN given; END"
+        options = f"RETURNS text IMMUTABLE LANGUAGE plpgsql AS $${body}$$"
+        connection.execute(text(f"CREATE FUNCTION present(given text) {options}"))
+        connection.execute(text("CREATE VIEW seen AS SELECT id, amount FROM result"))
+        done = "INSERT INTO result (id, amount) VALUES (present(NEW.id), NEW.amount)"
+        connection.execute(text(f"CREATE RULE written AS ON INSERT TO seen DO INSTEAD {done}"))
+    assert write(postgres, [batch(("a", 1))], table="seen").new == 1
+    assert written(engine) == [("a", 1)]
+
+
 def test_a_rule_of_the_target_fires(postgres: Database) -> None:
     """A rule of PostgreSQL sees each row, whatever the types of the columns."""
     engine = make_result(postgres)

@@ -182,6 +182,11 @@ class PostgreSQLLoading(OnConflict):
             for piece in _binary(rows.schema, batches) if is_binary else _lines(batches):
                 copy.write(piece)
 
+    def refuses(self, code: codes.Code | None) -> bool:
+        # Syntax error or access rule violation, and feature not supported. Others are raised by functions
+        # that the planner calls.
+        return str(code)[:2] in ("42", "0A")
+
     def insert(self, target: Table) -> Insert:
         return insert(target)
 
