@@ -1,6 +1,8 @@
 """inbox="table": the target's own unique key replaces the inbox rows."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from spark._executor.task import Done, run_task
 from spark.errors import ColumnMismatch
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.roles import Right, rights, role
+from tests.support.roles import Right, Role, rights, role
 from tests.support.spark_writes import attempt, counts, prepared, taken, write
 from tests.support.together import Task, together, wait_until_blocked
 
@@ -277,14 +279,21 @@ def test_keys_that_can_be_the_inbox(migrated: Database, engine: Engine) -> None:
                 assert write(migrated, [events(1)], **{**APPEND, "table": "target"}).new == new
 
 
+@contextmanager
+def writing_role(database: Database) -> Iterator[Role]:
+    """A role with the rights of the writer on the inbox's tables, and none on a target."""
+    with role(database) as app:
+        for each in rights("postgresql", "Spark"):
+            if each.thing != "result":
+                app.grant(each)
+        yield app
+
+
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 def test_rights_that_only_a_duplicate_needs(migrated: Database, engine: Engine) -> None:
     """A role without the rights that the writer needs on the target is rejected before any row is read, also
     if COPY would need fewer."""
-    with role(migrated) as app:
-        for each in rights("postgresql", "Spark"):
-            if each.thing != "result":
-                app.grant(each)
+    with writing_role(migrated) as app:
         for options, needed in ((APPEND, ["INSERT", "SELECT"]), (UPSERT, ["INSERT", "SELECT", "UPDATE"])):
             schema = (events(1) if options is APPEND else balances(("a", 1, 1))).schema
             for right in needed:
@@ -301,10 +310,7 @@ def test_rights_that_only_a_duplicate_needs(migrated: Database, engine: Engine) 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True, scope="session")
 def test_a_finished_run_needs_no_rights_any_more(migrated: Database, engine: Engine) -> None:
     """A run that is finished is recognised even if the role may no longer write to the target."""
-    with role(migrated) as app:
-        for each in rights("postgresql", "Spark"):
-            if each.thing != "result":
-                app.grant(each)
+    with writing_role(migrated) as app:
         for right in ("INSERT", "SELECT"):
             app.grant(Right(right, "event"))
         assert write(app.database, [events(1)], run="r", **APPEND).new == 1
