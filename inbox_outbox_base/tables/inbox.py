@@ -52,7 +52,7 @@ __all__ = [
     "utcnow",
 ]
 
-REVISION = "0012"
+REVISION = "0005"
 """The migration that these declarations correspond to."""
 
 VERSION_TABLE = "inbox_outbox_version"

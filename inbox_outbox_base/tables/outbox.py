@@ -21,7 +21,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import DDLCompiler
 
 from .columns import Bytewise, UtcDateTime, begin_with, long_binary, long_text, number, utcnow
-from .storing import options, storing, varied, where
+from .storing import options, storing, where
 
 BUCKETS = 64
 """The number of buckets in new tables."""
@@ -93,9 +93,8 @@ def outbox_tables(metadata: MetaData) -> OutboxTables:
 
 
 def _id() -> Column[str]:
-    """A message's id. It was of 36 characters at first, and still is where that could not be changed."""
-    kind = varied(Bytewise(LONGEST_ID), lambda known: None if known.changes_types else String(36))
-    return Column("id", kind, nullable=False)
+    """A message's id, the outbox's own or the producer's."""
+    return Column("id", Bytewise(LONGEST_ID), nullable=False)
 
 
 def _own_id() -> Column[bool]:

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from inbox_outbox_base.tables.columns import binary, plain_now, plain_text, plain_time
+from inbox_outbox_base.tables.columns import binary, number, plain_now, plain_text, plain_time
 from inbox_outbox_base.tables.storing import options
 
 revision = "0002"
@@ -31,8 +31,11 @@ def upgrade() -> None:
         sa.Column("rows_repeated", sa.BigInteger, nullable=False),
         sa.Column("rows_dropped", sa.BigInteger, nullable=False),
         sa.Column("committed_at", plain_time(), nullable=False, server_default=now),
-        sa.PrimaryKeyConstraint(
-            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_pkey"
+        sa.Column("id", number(), autoincrement=True, nullable=False),
+        sa.Column("rows_mismatch", sa.BigInteger, nullable=False, server_default="0"),
+        sa.PrimaryKeyConstraint("id", name="inbox_ledger_pkey"),
+        sa.UniqueConstraint(
+            "consumer", "run", "batch", "part", "parts", "fingerprint", name="inbox_ledger_entry"
         ),
         sa.CheckConstraint(
             sa.column("rows_read")
@@ -43,7 +46,7 @@ def upgrade() -> None:
             name="inbox_ledger_adds_up",
         ),
         schema=schema,
-        **options(),
+        **options(numbered=True),
     )
     # For purges, as in 0001.
     op.create_index("inbox_ledger_committed_at", "inbox_ledger", ["consumer", "committed_at"], schema=schema)

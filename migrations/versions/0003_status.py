@@ -49,6 +49,7 @@ def upgrade() -> None:
         sa.Column("undos", sa.Integer, nullable=False, server_default="0"),
         sa.Column("created_at", plain_time(), nullable=False, server_default=now),
         sa.Column("updated_at", plain_time(), nullable=False, server_default=now),
+        sa.Column("interruptions", sa.Integer, nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("consumer", "key", name="inbox_status_pkey"),
         sa.CheckConstraint(sa.column("consumer") != "", name="inbox_status_consumer_not_empty"),
         sa.CheckConstraint(sa.column("key") != "", name="inbox_status_key_not_empty"),

@@ -21,6 +21,7 @@ makes = (
     "outbox_bucket",
     "outbox_relay",
     "outbox_pause",
+    "outbox_id",
 )
 
 BUCKETS = 64
@@ -37,6 +38,14 @@ def _now() -> sa.TextClause:
 
 def _number(name: str) -> sa.Column[Any]:
     return sa.Column(name, number(), autoincrement=True, nullable=False)
+
+
+def _id() -> sa.Column[Any]:
+    return sa.Column("id", plain_text(128), nullable=False)
+
+
+def _own_id() -> sa.Column[Any]:
+    return sa.Column("own_id", sa.Boolean)
 
 
 def _content() -> list[sa.Column[Any]]:
@@ -62,13 +71,15 @@ def upgrade() -> None:
         "outbox_message",
         sa.Column("bucket", sa.SmallInteger, nullable=False),
         _number("sequence"),
-        sa.Column("id", sa.String(36), nullable=False),
+        _id(),
         *_content(),
         sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
         sa.Column("unanswered", sa.Integer, nullable=False, server_default="0"),
         sa.Column("state", sa.String(7), nullable=False, server_default="pending"),
         sa.Column("retry_at", plain_time()),
         sa.Column("error", long_text()),
+        _own_id(),
+        sa.Column("failing_since", plain_time()),
         sa.PrimaryKeyConstraint(*by_bucket, name="outbox_message_pkey"),
         *(sa.CheckConstraint(rule, name=f"outbox_message_{name}") for name, rule in MESSAGE_RULES.items()),
         **numbered,
@@ -82,23 +93,25 @@ def upgrade() -> None:
     )
     op.create_table(
         "outbox_delayed",
-        sa.Column("id", sa.String(36), nullable=False),
+        _id(),
         sa.Column("available_at", plain_time(), nullable=False),
         sa.Column("bucket", sa.SmallInteger, nullable=False),
         *_content(),
+        _own_id(),
         sa.PrimaryKeyConstraint("id", name="outbox_delayed_pkey"),
         **given,
     )
     op.create_index("outbox_delayed_available_at", "outbox_delayed", ["available_at"], schema=schema)
     op.create_table(
         "outbox_dead",
-        sa.Column("id", sa.String(36), nullable=False),
+        _id(),
         sa.Column("bucket", sa.SmallInteger, nullable=False),
         *_content(),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("outcome", sa.String(7), nullable=False),
         sa.Column("error", long_text(), nullable=False),
         sa.Column("dead_at", plain_time(), nullable=False, server_default=_now()),
+        _own_id(),
         sa.PrimaryKeyConstraint("id", name="outbox_dead_pkey"),
         sa.CheckConstraint("outcome IN ('refused', 'unknown')", name="outbox_dead_known"),
         **given,
@@ -106,11 +119,12 @@ def upgrade() -> None:
     op.create_index("outbox_dead_dead_at", "outbox_dead", ["dead_at"], schema=schema)
     op.create_table(
         "outbox_sent",
-        sa.Column("id", sa.String(36), nullable=False),
+        _id(),
         sa.Column("topic", plain_text(249), nullable=False),
         sa.Column("key", plain_text(512)),
         sa.Column("created_at", plain_time(), nullable=False),
         sa.Column("sent_at", plain_time(), nullable=False, server_default=_now()),
+        _own_id(),
         sa.PrimaryKeyConstraint("id", name="outbox_sent_pkey"),
         **given,
     )
@@ -119,6 +133,10 @@ def upgrade() -> None:
         "outbox_bucket",
         sa.Column("bucket", sa.SmallInteger, nullable=False, autoincrement=False),
         sa.Column("epoch", sa.BigInteger),
+        sa.Column("mark", sa.BigInteger),
+        sa.Column("mark_origin", sa.String(255)),
+        sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
+        sa.Column("added_at", plain_time()),
         sa.PrimaryKeyConstraint("bucket", name="outbox_bucket_pkey"),
         **given,
     )
@@ -130,6 +148,7 @@ def upgrade() -> None:
         sa.Column("lease_until", plain_time(), nullable=False),
         sa.Column("sending", long_text()),
         sa.Column("joined_at", plain_time(), nullable=False, server_default=_now()),
+        sa.Column("generation", sa.Integer, nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("epoch", name="outbox_relay_pkey"),
         **numbered,
     )
@@ -140,6 +159,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("topic", name="outbox_pause_pkey"),
         **given,
     )
+    op.create_table("outbox_id", _id(), sa.PrimaryKeyConstraint("id", name="outbox_id_pkey"), **given)
 
 
 def downgrade() -> None:

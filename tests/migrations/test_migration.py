@@ -3,11 +3,12 @@
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Engine, create_engine, insert, inspect, select
+from sqlalchemy import Engine, Row, create_engine, insert, inspect, select
 
 from inbox import Inbox, Verdict, migration
 from inbox.schema import REVISION, metadata, tables
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.mysql
 MESSAGE = tables().message
 REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
 INBOX_TABLES = set(metadata.tables)
+PARTITION = {"consumer": "billing", "batch": 0, "part": 0, "parts": 1, "fingerprint": bytes(16)}
+PARTITION |= {"rows_read": 1, "rows_new": 1, "rows_duplicate": 0, "rows_repeated": 0, "rows_dropped": 0}
 
 
 @pytest.fixture
@@ -96,9 +99,17 @@ def test_alembic_in_the_repository(database: Database) -> None:
 
 @pytest.mark.usefixtures("in_environment")
 def test_alembic_in_the_repository_prints(database: Database) -> None:
-    """`alembic upgrade head --sql` prints the SQL that creates the same tables."""
+    """`alembic upgrade head --sql` prints the SQL that creates the same tables, from the beginning or from a
+    revision on; `downgrade --sql` prints the SQL that removes them."""
     run_script(database, succeed("upgrade", "head", "--sql"))
-    assert snapshot(database.engine()) == declared(database)
+    engine = database.engine()
+    assert snapshot(engine) == declared(database)
+    run_script(database, succeed("downgrade", "head:0003", "--sql"))
+    assert revision(engine) == "0003"
+    migration.migrate(engine, "0002")
+    run_script(database, succeed("upgrade", "0002:head", "--sql"))
+    assert snapshot(engine) == declared(database)
+    assert revision(engine) == REVISION
 
 
 def test_alembic_in_the_repository_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,30 +252,49 @@ def test_an_empty_version_table_means_base(database: Database, tmp_path: Path) -
 
 
 def test_with_rows(database: Database) -> None:
-    """All revisions can be upgraded, downgraded and upgraded again with rows in the tables."""
+    """Upgrades from each revision, and downgrades to each, leave the rows of all other tables unchanged."""
     engine = database.engine()
     names = [step.revision for step in revisions()]
-    for name in names:
-        migration.migrate(engine, name)
-        fill(engine)
-    for name in [*names[-2::-1], "base", *names]:
+    before: dict[str, list[Row[Any]]] = {}
+    for name in [*names, *names[-2::-1], "base", *names]:
         migration.migrate(engine, name)
         assert revision(engine) == (None if name == "base" else name)
+        after = content(engine)
+        assert {table: after[table] for table in before if table in after} == {
+            table: rows for table, rows in before.items() if table in after
+        }
+        if name != "base":
+            fill(engine)
+        before = content(engine)
     assert snapshot(engine) == declared(database)
+
+
+def content(engine: Engine) -> dict[str, list[Row[Any]]]:
+    """The rows of each of the library's tables that exist, but not the revision."""
+    exist = inspect(engine).get_table_names()
+    with engine.connect() as connection:
+        return {
+            table.name: sorted(connection.execute(select(table)), key=repr)
+            for table in tables().message.metadata.sorted_tables
+            if table.name in exist and table is not tables().version
+        }
 
 
 def fill(engine: Engine) -> None:
     """Insert rows with and without values in the nullable columns."""
+    turn = uuid4().hex
     rows = [
-        {"consumer": "billing", "key": f"{revision(engine)}-{number}", "claim": bytes(16)}
+        {"consumer": "billing", "key": f"{turn}-{number}", "claim": bytes(16)}
         | {"digest": bytes(16) if number else None, "result": "{}" if number else None}
         for number in range(2)
     ]
     in_status_mode = {"consumer": "orders", "claim": bytes(16), "status": "failed", "token": 1}
-    in_status_mode |= {"key": revision(engine)}
+    in_status_mode |= {"key": turn}
     in_status_mode |= {"owner": "worker", "attempts_started": 1, "attempts_finished": 1}
     with engine.begin() as connection:
         connection.execute(insert(MESSAGE), rows)
+        if inspect(connection).has_table("inbox_ledger"):
+            connection.execute(insert(tables().ledger), PARTITION | {"run": turn})
         if inspect(connection).has_table("inbox_status"):
             connection.execute(insert(tables().status), in_status_mode)
         if inspect(connection).has_table("outbox_message"):
@@ -272,6 +302,8 @@ def fill(engine: Engine) -> None:
                 message = {"id": str(uuid4()), "bucket": 1, "topic": "a", "payload": b"a", "content_type": ""}
                 later = {"available_at": datetime.now(UTC)} if "available_at" in table.c else {}
                 connection.execute(insert(table).inline(), message | later)
+        if inspect(connection).has_table("inbox_consumer"):
+            Inbox(turn).accept(connection, "a")
 
 
 def test_new_tables_have_their_buckets(database: Database) -> None:

@@ -14,7 +14,6 @@ from sqlalchemy import Engine, event, insert, select, update
 from sqlalchemy.orm import Session
 
 import outbox
-from inbox.migration import migrate
 from inbox_outbox_base.databases.registry import relaying
 from outbox import Envelope, Outbox, Outcome, Refused, Relay, set_bucket_count
 from outbox._operating import bucket_count
@@ -358,25 +357,6 @@ def test_operators_who_are_interrupted_or_meet(engine: Engine) -> None:
     assert [each.number for each in known if each.added_at is None] == [1]
     publish(engine, "a2")
     assert relay(engine, publisher) == 1
-
-
-@pytest.mark.quick("sqlite", "mariadb")
-def test_an_older_revision(engine: Engine) -> None:
-    """The tables cannot be downgraded while messages wait in several generations. After a downgrade the
-    buckets have the numbers that the older version expects."""
-    set_bucket_count(engine, len(NEW))
-    publish(engine, "a1")
-    with pytest.raises(WrongState, match="table outbox_message is not empty"):
-        migrate(engine, "0011")
-    relay(engine, Recorder())
-    migrate(engine, "0011")
-    with engine.connect() as connection:
-        found = connection.execute(select(TABLES.bucket.c.bucket)).scalars().all()
-    assert sorted(found) == [*range(len(NEW))]
-    migrate(engine)
-    buckets.forget_newest()
-    publish(engine, "a2")
-    assert relay(engine, Recorder()) == 1
 
 
 def test_without_a_change_a_relay_asks_nothing_more(engine: Engine) -> None:
