@@ -8,7 +8,7 @@ Runs on a private PostgreSQL with fsync on. The exit code is 1 when a target is 
 import sys
 from collections.abc import Sequence
 
-from . import _accepts, _command, _indexes, _purging, _transactions, _upgrading
+from . import _accepts, _command, _indexes, _purging, _transactions
 
 BENCHMARKS: _command.Benchmarks = {
     "transaction": _transactions.rate,
@@ -18,7 +18,6 @@ BENCHMARKS: _command.Benchmarks = {
     "size": _accepts.size,
     "purge": _purging.latency,
     "purge-bulk": _purging.bulk,
-    "upgrade": _upgrading.upgrade,
     "indexes": _indexes.indexes,
 }
 
