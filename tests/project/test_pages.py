@@ -1,4 +1,4 @@
-"""The links in README.md, CONTRIBUTING.md and docs/ are valid, and the tests that these pages name exist."""
+"""The links in the Markdown pages are valid, and the tests that these pages name exist."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.support.documented_code import PAGES, name
 from tests.support.program import ROOT
 
-ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 TEST = re.compile(r"[\w/]*\btest_\w+\.py")
