@@ -10,7 +10,8 @@ from typing import Any
 
 from . import forking
 from .address import Address
-from .client import SDK_VERSION, ClientId, RpcEndpoints, Signature, aio, described, grpc, protocol, text_of
+from .answers import described, text_of
+from .client import SDK_VERSION, ClientId, RpcEndpoints, Signature, aio, grpc, protocol
 from .receipts import renewed
 
 _log = logging.getLogger("inbox.rocketmq")

@@ -8,7 +8,8 @@ from typing import Any
 
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .client import grpc, protocol, text_of
+from .answers import text_of
+from .client import grpc, protocol
 from .held import Held
 from .link import Link, Refusal
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .client import grpc, text_of
+from .answers import text_of
+from .client import grpc
 from .held import Held
 from .link import GroupSettings, Link, Membership, Refusal
 from .poll import Poll
