@@ -1,8 +1,6 @@
 """The contract between a migration and a database."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from sqlalchemy import Connection
@@ -32,14 +30,3 @@ class Migrating(ABC):
                 longer.
             table_seconds: how long each statement after this may wait for a table, where that can be limited.
         """
-
-    @contextmanager
-    def beside(
-        self, connection: Connection, table: str, schema: str | None
-    ) -> Iterator[tuple[Connection | None, str | None, int]]:
-        """For a table so large that building an index takes long: a second connection, on which each
-        statement commits, and on which it does not block writers. Else None.
-
-        Yields it, the table's schema for it, and the table's number of pages.
-        """
-        yield None, schema, 1

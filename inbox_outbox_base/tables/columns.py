@@ -146,18 +146,8 @@ def plain_now(dialect: str) -> TextClause:
 def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
     """The same type for DDL, as SQLAlchemy's own type: Alembic can write it without another import."""
     if isinstance(column, Bytewise):
-        found = plain_text(column.longest)
-        for dialect, other in column._variant_mapping.items():  # noqa: SLF001 - Alembic reads it, too
-            found = found.with_variant(other, dialect)
-        return found
+        return plain_text(column.longest)
     return plain_time() if isinstance(column, UtcDateTime) else column
-
-
-def prefix(schema: str | None) -> str:
-    """What stands before a table's name in the text of a statement."""
-    # SQLAlchemy's own quoting doubles percent signs, which it doubles again when it compiles a text.
-    quoted = (schema or "").replace('"', '""').replace(":", "\\:")
-    return "" if schema is None else f'"{quoted}".'
 
 
 def begin_with(table: Table, rows: str) -> None:

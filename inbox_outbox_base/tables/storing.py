@@ -30,9 +30,6 @@ class Storing:
     numbers_any_column = False
     """Whether the column that numbers the rows need not begin an index, and an index can leave rows out."""
 
-    changes_types = True
-    """Whether a migration can change a column's type."""
-
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of all our tables, without the dialect's name."""
 

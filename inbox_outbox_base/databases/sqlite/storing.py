@@ -9,10 +9,9 @@ _NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now'"
 
 
 class SQLiteStoring(Storing):
-    """It enforces no length, so a migration that makes a column longer has nothing to do."""
+    """It enforces no length."""
 
     now = f"({_NOW}))"
-    changes_types = False
     # Otherwise SQLite reuses the highest number once its row is deleted.
     numbered_options = {"autoincrement": True}  # noqa: RUF012 - nobody changes it
 
