@@ -7,13 +7,9 @@ from typing import Any, Literal, get_args
 
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidMessage, InvalidOption
-from inbox_outbox_base.words.outgoing import Message
+from inbox_outbox_base.words.outgoing import IS_EVENT, PREFIX, Message
 
 Mode = Literal["binary", "structured"]
-PREFIX = "ce_"
-"""The prefix of an attribute that is a header, as in CloudEvents' Kafka binding."""
-IS_EVENT = "ce_specversion"
-"""The header that every event has."""
 STRUCTURED = "application/cloudevents+json"
 
 _LONGEST = 2_000

@@ -7,6 +7,10 @@ from typing import Any, TypeAlias
 
 MaybeNone: TypeAlias = Any
 """None only for publishers of tombstones: others need not check."""
+PREFIX = "ce_"
+"""The prefix of a CloudEvents attribute that is a header, as in CloudEvents' Kafka binding."""
+IS_EVENT = "ce_specversion"
+"""The header that every CloudEvent has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,16 @@ from aiormq import exceptions
 from aiormq.abc import ArgumentsType
 from pamqp.commands import Basic
 
-from inbox_outbox_base.brokers.cloud_events import IS_EVENT, PREFIX
-from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Outcome, Refused, Unavailable, Unknown
+from inbox_outbox_base.words.outgoing import (
+    ACCEPTED,
+    IS_EVENT,
+    PREFIX,
+    Envelope,
+    Outcome,
+    Refused,
+    Unavailable,
+    Unknown,
+)
 
 _LONGEST_NAME = 128
 _PERSISTENT = 2

@@ -5,7 +5,7 @@ from typing import Any
 from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Outcome, Refused, Unavailable, Unknown
 
 from . import properties
-from .client import grpc, protocol
+from .client import described, grpc, protocol, text_of
 from .message import properties_of
 
 _Code = protocol.Code
@@ -58,15 +58,3 @@ def outcome_of_error(error: Exception) -> Outcome:
     if isinstance(error, grpc.RpcError) and error.code() in _NO_RIGHT:
         return Unavailable(text_of(error))
     return Unknown(f"no answer: {text_of(error)}")
-
-
-def described(status: Any) -> str:
-    """Name and text of RocketMQ's status."""
-    return f"{_Code.Name(status.code) if status.code in _Code.values() else status.code}: {status.message}"
-
-
-def text_of(error: Exception) -> str:
-    """What gRPC says, on one line."""
-    if isinstance(error, grpc.RpcError) and hasattr(error, "details"):
-        return f"{error.code().name}: {error.details()}"
-    return f"{type(error).__name__}: {error}".rstrip(": ")

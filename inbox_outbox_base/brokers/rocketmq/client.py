@@ -8,6 +8,7 @@ modules, which is replaced here unless the application has imported the client b
 import logging
 import sys
 from types import ModuleType
+from typing import Any
 
 LOGGER = "rocketmq-python-client"
 """The name of the client's logger. What it says goes where the application's logging sends it."""
@@ -37,7 +38,22 @@ __all__ = [
     "RpcEndpoints",
     "Signature",
     "aio",
+    "described",
     "grpc",
     "protocol",
     "rocketmq",
+    "text_of",
 ]
+
+
+def described(status: Any) -> str:
+    """Name and text of RocketMQ's status."""
+    code = status.code
+    return f"{protocol.Code.Name(code) if code in protocol.Code.values() else code}: {status.message}"
+
+
+def text_of(error: Exception) -> str:
+    """What gRPC says, on one line."""
+    if isinstance(error, grpc.RpcError) and hasattr(error, "details"):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}".rstrip(": ")

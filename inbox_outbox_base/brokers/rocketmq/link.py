@@ -10,8 +10,7 @@ from typing import Any
 
 from . import forking
 from .address import Address
-from .answers import described, text_of
-from .client import SDK_VERSION, ClientId, RpcEndpoints, Signature, aio, grpc, protocol
+from .client import SDK_VERSION, ClientId, RpcEndpoints, Signature, aio, described, grpc, protocol, text_of
 from .receipts import renewed
 
 _log = logging.getLogger("inbox.rocketmq")

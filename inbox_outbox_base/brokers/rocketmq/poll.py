@@ -8,8 +8,7 @@ from typing import Any
 
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .answers import text_of
-from .client import grpc, protocol
+from .client import grpc, protocol, text_of
 from .held import Held
 from .link import Link, Refusal
 

@@ -12,8 +12,8 @@ from inbox_outbox_base.words.outgoing import Outcome, Unavailable
 
 from . import forking
 from .address import Address
-from .answers import described, outcome_of_route, text_of
-from .client import ClientId, RpcEndpoints, Signature, grpc, protocol
+from .answers import outcome_of_route
+from .client import ClientId, RpcEndpoints, Signature, described, grpc, protocol, text_of
 
 _FRESH = 1.0
 """Seconds for which a proxy that has answered is taken to answer."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .answers import text_of
-from .client import grpc
+from .client import grpc, text_of
 from .held import Held
 from .link import GroupSettings, Link, Membership, Refusal
 from .poll import Poll

@@ -7,8 +7,7 @@ from typing import Any
 
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from .answers import text_of
-from .client import RpcEndpoints, grpc, protocol
+from .client import RpcEndpoints, grpc, protocol, text_of
 from .held import Held
 from .link import Calls, Membership, Refusal
 from .source import FAILURES, Source
