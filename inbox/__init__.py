@@ -19,6 +19,9 @@ from inbox._exactly_once.async_inbox import AsyncInbox
 from inbox._exactly_once.inbox import Inbox
 from inbox._exactly_once.taken import Taken
 from inbox._exactly_once.work import Work
+from inbox._listening.async_listener import AsyncListener
+from inbox._listening.listener import Listener
+from inbox._listening.outcome import Action, Decision, Decisions, Outcome
 from inbox._operating.purge import Purged, purge
 from inbox._operating.repair import discard, list_messages, release, resolve_step, retry, show_message
 from inbox._operating.set_policy import set_policy
@@ -32,9 +35,6 @@ from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.codes import is_transient
-from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.listener import Listener
-from inbox_outbox_base.listening.outcome import Action, Decision, Decisions, Outcome
 from inbox_outbox_base.monitoring.events import Event, EventKind
 from inbox_outbox_base.monitoring.log import LogEvents
 from inbox_outbox_base.transactions.policy import Policy

@@ -10,8 +10,8 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
+from inbox._listening.outcome import Outcome
 from inbox_outbox_base.checks.keys import is_mismatch
-from inbox_outbox_base.listening.outcome import Outcome
 from inbox_outbox_base.words.incoming import Verdict
 
 _places: WeakKeyDictionary[Pool, object] = WeakKeyDictionary()

@@ -1,6 +1,6 @@
 """Deliver messages from Kafka to a handler of an inbox, through confluent-kafka's consumer (extra
 `kafka`)."""
 
-from inbox_outbox_base.brokers.kafka.consumer import AsyncKafkaConsumer, KafkaConsumer
+from inbox._consuming.kafka.consumer import AsyncKafkaConsumer, KafkaConsumer
 
 __all__ = ["AsyncKafkaConsumer", "KafkaConsumer"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from inbox._listening.outcome import Outcome
 from inbox._memory import Memory, place_of
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.extras import check_greenlet
@@ -16,7 +17,6 @@ from inbox_outbox_base.databases.taking import Attempt
 from inbox_outbox_base.errors.fault import is_worth_another_try
 from inbox_outbox_base.errors.inbox import InvalidOption, NotTaken
 from inbox_outbox_base.errors.refusal import OnRefusal, raise_refusal
-from inbox_outbox_base.listening.outcome import Outcome
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Hook, Hooks, describe
 from inbox_outbox_base.tables.inbox import tables
 from inbox_outbox_base.transactions.policy import Declaration

@@ -8,13 +8,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
+from inbox._listening.async_listener import AsyncListener
+from inbox._listening.listens import Listens
+from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.async_calls import begin, checkpoint, run, uninterrupted
 from inbox_outbox_base.calls.signals import as_failure, original
 from inbox_outbox_base.checks.keys import Key
 from inbox_outbox_base.errors.inbox import LeaseLost
-from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.listens import Listens
-from inbox_outbox_base.listening.outcome import Outcome
 
 from .async_claim import AsyncClaim
 from .async_heartbeat import Heartbeat, LoopHeartbeats

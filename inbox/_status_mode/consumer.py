@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from inbox._listening.outcome import Outcome
 from inbox._memory import Known, Memory
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
@@ -17,7 +18,6 @@ from inbox_outbox_base.checks.retention import Retention
 from inbox_outbox_base.errors.fault import OWN
 from inbox_outbox_base.errors.inbox import InvalidKey, InvalidOption, StoreUnreachable
 from inbox_outbox_base.errors.refusal import OnRefusal, raise_refusal
-from inbox_outbox_base.listening.outcome import Outcome
 from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, Hook, Hooks
 from inbox_outbox_base.transactions.policy import DEAD_RETENTION
 from inbox_outbox_base.words.incoming import Verdict

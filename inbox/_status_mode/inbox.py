@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
+from inbox._listening.listener import Listener
+from inbox._listening.listens import Listens
+from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import as_failure, original
 from inbox_outbox_base.checks.keys import Key
-from inbox_outbox_base.listening.listener import Listener
-from inbox_outbox_base.listening.listens import Listens
-from inbox_outbox_base.listening.outcome import Outcome
 
 from .claim import Claim
 from .claim_base import end_claim, outcome_of

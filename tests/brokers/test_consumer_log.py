@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inbox import Outcome, Verdict
-from inbox_outbox_base.brokers import journal
+from inbox._consuming import journal
 from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher

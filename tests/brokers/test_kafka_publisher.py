@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 
-from inbox_outbox_base.brokers.kafka.record import delivery_of
+from inbox._consuming.kafka.record import delivery_of
 from outbox import Accepted, AsyncPublisher, Envelope, Publisher, Refused, Unavailable
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher

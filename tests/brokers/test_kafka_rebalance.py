@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import URL
 
 from inbox import Delivery, Outcome, Verdict
-from inbox_outbox_base.brokers.kafka import lane
+from inbox._consuming.kafka import lane
 from tests.servers import freezing
 from tests.support.database import Database
 from tests.support.kafka_consumers import (

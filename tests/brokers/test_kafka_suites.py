@@ -10,9 +10,9 @@ from sqlalchemy import URL
 
 from examples.embedded_postgres import free_port
 from inbox import Delivery, message_key
+from inbox._consuming.kafka.record import delivery_of
 from inbox.kafka import AsyncKafkaConsumer, KafkaConsumer
 from inbox.testing import ConsumerSuite
-from inbox_outbox_base.brokers.kafka.record import delivery_of
 from outbox import Accepted, Envelope
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from outbox.testing import PublisherSuite

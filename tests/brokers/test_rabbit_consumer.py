@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 
 from examples.embedded_postgres import free_port
 from inbox import Delivery, Inbox, Outcome, Verdict, message_key
+from inbox._consuming.rabbitmq.delivery import delivery_of
 from inbox.errors import InvalidOption
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
-from inbox_outbox_base.brokers.rabbitmq.delivery import delivery_of
 from outbox import Accepted, Envelope, Outbox, Relay
 from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import RabbitServer
@@ -125,7 +125,7 @@ def test_a_delay_lets_others_pass(queues: Queues, monkeypatch: pytest.MonkeyPatc
     """A message that waits for its next attempt does not count towards the prefetch: later messages are
     handled meanwhile, even with a prefetch of one. A message with a shorter delay comes back earlier."""
     # Otherwise the first message of a new queue counts until a crash can no longer lose the queue.
-    monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.companions._AGE", 0)
+    monkeypatch.setattr("inbox._consuming.rabbitmq.companions._AGE", 0)
     queue, seen = queues.new(), list[str]()
     delays = {"long": 1.9, "short": 0.2}
 

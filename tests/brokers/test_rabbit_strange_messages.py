@@ -10,7 +10,7 @@ import pytest
 from aiormq.abc import AbstractChannel
 
 from inbox import Delivery, Outcome, Verdict
-from inbox_outbox_base.brokers.rabbitmq.frames import _Reader
+from inbox._consuming.rabbitmq.frames import _Reader
 from tests.support.listeners import Fault
 from tests.support.rabbit_consumers import consuming
 from tests.support.rabbit_queues import Queues
@@ -27,7 +27,7 @@ NEW = Outcome(Verdict.NEW)
 def test_what_the_client_cannot_read_is_taken(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages with times in microseconds, invalid UTF-8 and all types of numbers are handled, delayed and
     stored as dead letters like others. Their headers do not change."""
-    monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.companions._AGE", 0)
+    monkeypatch.setattr("inbox._consuming.rabbitmq.companions._AGE", 0)
     queue, seen = queues.new(), list[Delivery]()
     city = b"Z\xfcrich"
     strange: dict[str, bytes] = {
@@ -101,7 +101,7 @@ def test_a_message_that_nobody_can_read(
         seen.append(message.payload)
         return NEW
 
-    monkeypatch.setattr("inbox_outbox_base.brokers.rabbitmq.async_consumer._RECONNECT", Short())
+    monkeypatch.setattr("inbox._consuming.rabbitmq.async_consumer._RECONNECT", Short())
     queues.do(lambda channel: put(channel, queue, "bad", headers=nested(2_000)))
     with caplog.at_level(logging.ERROR, "inbox.rabbitmq"), consuming(queues.url, queue, handle):
         wait_until(lambda: len(pauses) > 4)

@@ -11,9 +11,9 @@ from sqlalchemy import URL
 
 from examples.embedded_postgres import free_port
 from inbox import Delivery
+from inbox._consuming.rabbitmq.delivery import delivery_of
 from inbox.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
 from inbox.testing import ConsumerSuite
-from inbox_outbox_base.brokers.rabbitmq.delivery import delivery_of
 from outbox import Accepted, Envelope
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from outbox.testing import PublisherSuite

@@ -222,7 +222,7 @@ def test_a_topic_that_is_deleted(
 ) -> None:
     """When a topic is deleted, the consumer says so, and continues to receive from its other topic on the
     same connection. When the topic is created again, its messages are consumed, too."""
-    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._REFRESH", 3_600)
+    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 3_600)
     topic, other, group, seen = rocketmq.new(), rocketmq.new(), rocketmq.group(), list[bytes]()
 
     def handle(message: Delivery) -> Outcome:
@@ -251,7 +251,7 @@ def test_a_topic_that_is_deleted(
 def test_a_connection_without_answers(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a connection gives no answers, the consumer reconnects even if it cannot hold more messages:
     otherwise the invisible time of its messages would end."""
-    module = "inbox_outbox_base.brokers.rocketmq"
+    module = "inbox._consuming.rocketmq"
     monkeypatch.setattr(f"{module}.async_consumer._REFRESH", 3_600)
     monkeypatch.setattr(f"{module}.link._BEAT", 0.1)
     topic, group, runs, go = rocketmq.new(), rocketmq.group(), list[str](), threading.Event()
@@ -311,7 +311,7 @@ def test_a_proxy_that_is_gone(
 ) -> None:
     """Of two addresses one does not answer any more: the consumer receives from the other one, says so, and
     tries the first one no more."""
-    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._REFRESH", 1)
+    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 1)
     topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
 
     def handle(message: Delivery) -> Outcome:
@@ -341,7 +341,7 @@ def test_a_limit_that_is_lowered(
 ) -> None:
     """The consumer logs an error, once, when an operator makes the group's limit smaller than its own, and
     goes on."""
-    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._REFRESH", 0.5)
+    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._REFRESH", 0.5)
     topic, group, seen = rocketmq.new(), rocketmq.group(), list[bytes]()
 
     def handle(message: Delivery) -> Outcome:

@@ -9,16 +9,16 @@ import pytest
 
 from examples.embedded_postgres import free_port
 from inbox import Decision, Delivery, Outcome, Verdict
+from inbox._consuming.rocketmq import sources
+from inbox._consuming.rocketmq.delivery import delivery_of
+from inbox._consuming.rocketmq.held import Held
+from inbox._consuming.rocketmq.link import Membership
+from inbox._consuming.rocketmq.source import Source
 from inbox.errors import InvalidOption
 from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
-from inbox_outbox_base.brokers.rocketmq import sources
 from inbox_outbox_base.brokers.rocketmq.address import parse
 from inbox_outbox_base.brokers.rocketmq.client import protocol
-from inbox_outbox_base.brokers.rocketmq.delivery import delivery_of
-from inbox_outbox_base.brokers.rocketmq.held import Held
-from inbox_outbox_base.brokers.rocketmq.link import Membership
 from inbox_outbox_base.brokers.rocketmq.message import message_of
-from inbox_outbox_base.brokers.rocketmq.source import Source
 from tests.support.rocketmq_consumers import SOON, consuming, send, send_raw, url_of
 from tests.support.rocketmq_topics import Topics, envelope
 from tests.support.status_workers import wait_until
@@ -96,7 +96,7 @@ def test_options_that_cannot_be_used() -> None:
 def test_what_does_not_exist(rocketmq: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer, a missing topic or group, and a group with a lower limit than
     `max_attempts` each raise one error, at the first connection."""
-    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.async_consumer._PATIENCE", 0)
+    monkeypatch.setattr("inbox._consuming.rocketmq.async_consumer._PATIENCE", 0)
     topic, group, few = rocketmq.new(), rocketmq.group(), rocketmq.group(retries=2)
 
     def run(url: str, topic: str, group: str, **options: Any) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox import AsyncInbox, AsyncStatusInbox, SqlStore
-from inbox_outbox_base.listening import async_listener
+from inbox._listening import async_listener
 from outbox import AsyncRelay, Outbox
 from outbox._waking.listen_connector import listen_connector_of
 from outbox._waking.listening_task import ListeningTask, TaskWakeUp

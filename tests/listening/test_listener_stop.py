@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox, Listener, Outcome, Verdict
-from inbox_outbox_base.listening.awaited_listener import AwaitedListener
+from inbox._listening.awaited_listener import AwaitedListener
 from tests.support import accounts, listener_worker
 from tests.support.database import Database
 from tests.support.status_workers import wait_until, workers

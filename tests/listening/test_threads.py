@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inbox import Action, Listener, Outcome, Verdict
-from inbox_outbox_base.calls import threads
-from inbox_outbox_base.calls.threads import in_thread
+from inbox._listening import threads
+from inbox._listening.threads import in_thread
 from tests.support.program import run
 from tests.support.status_workers import wait_until
 

@@ -28,9 +28,9 @@ from inbox import (
     purge,
     set_policy,
 )
+from inbox._listening.outcome import Action
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
-from inbox_outbox_base.listening.outcome import Action
 from tests.support.database import Database
 from tests.support.status_stores import Place
 

@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 
 from inbox import Backoff, Delivery, Inbox, Outcome, message_id
+from inbox._consuming.kafka import lane
 from inbox.kafka import KafkaConsumer
-from inbox_outbox_base.brokers.kafka import lane
 
 APPLIED = Table(
     "applied",

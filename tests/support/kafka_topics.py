@@ -20,7 +20,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from inbox_outbox_base.brokers.kafka.record import delivery_of
+from inbox._consuming.kafka.record import delivery_of
 from outbox import Envelope
 
 WAIT = 30

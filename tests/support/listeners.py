@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox import Action, AsyncListener, Decisions, Listener, Outcome
-from inbox_outbox_base.listening.awaited_listener import AwaitedListener
+from inbox._listening.awaited_listener import AwaitedListener
 from tests.support.database import Database
 
 NAMES = [f"account-{number}" for number in range(6)]

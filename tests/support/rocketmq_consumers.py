@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from inbox import Backoff, Delivery, Inbox, Outcome, message_id
+from inbox._consuming.rocketmq.link import Calls, Membership
 from inbox.rocketmq import RocketMQConsumer
 from inbox_outbox_base.brokers.rocketmq.address import parse
-from inbox_outbox_base.brokers.rocketmq.link import Calls, Membership
 from inbox_outbox_base.brokers.rocketmq.message import message_of
 from outbox import Envelope
 from tests.support import accounts

@@ -10,16 +10,17 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
-from inbox_outbox_base.brokers.journal import Journal
+from inbox._consuming.journal import Journal
+from inbox._listening.async_listener import AsyncListener
+from inbox._listening.awaited_listener import AwaitedListener
+from inbox._listening.outcome import Action, Decision, Outcome, TooOld
+from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.calls.signals import as_failure, stopping
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.awaited_listener import AwaitedListener
-from inbox_outbox_base.listening.outcome import Action, Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
-from . import forking, options, sources
+from . import options, sources
 from .chains import Chains
 from .dead_letters import dead_letter as letter_of
 from .delivery import is_damaged

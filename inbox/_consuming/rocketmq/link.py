@@ -8,9 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from . import forking
-from .address import Address
-from .client import SDK_VERSION, ClientId, RpcEndpoints, Signature, aio, described, grpc, protocol, text_of
+from inbox_outbox_base.brokers.rocketmq import forking
+from inbox_outbox_base.brokers.rocketmq.address import Address
+from inbox_outbox_base.brokers.rocketmq.client import (
+    SDK_VERSION,
+    ClientId,
+    RpcEndpoints,
+    Signature,
+    aio,
+    described,
+    grpc,
+    protocol,
+    text_of,
+)
+
 from .receipts import renewed
 
 _log = logging.getLogger("inbox.rocketmq")

@@ -10,8 +10,8 @@ from typing import Any
 
 from confluent_kafka import Message, TopicPartition
 
-from inbox_outbox_base.listening.listener_base import ListenerBase
-from inbox_outbox_base.listening.outcome import Action, Decision, Decisions
+from inbox._listening.listener_base import ListenerBase
+from inbox._listening.outcome import Action, Decision, Decisions
 from inbox_outbox_base.words.incoming import Delivery
 
 from .record import delivery_of

@@ -5,10 +5,9 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.listening.outcome import TooOld
 
 from .listener_base import ListenerBase, Order
-from .outcome import Decision
+from .outcome import Decision, TooOld
 
 L = TypeVar("L", bound=ListenerBase)
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from inbox_outbox_base.listening.outcome import Action, Decision
+from inbox._listening.outcome import Action, Decision
 
 MINUTE = 60.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from inbox_outbox_base.listening.outcome import Decision
+from inbox._listening.outcome import Decision
 from inbox_outbox_base.words.incoming import Delivery
 
 from .record import headers_of

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from aiormq.abc import DeliveredMessage
 
-from inbox_outbox_base.listening.outcome import Action, Decision
+from inbox._listening.outcome import Action, Decision
 from inbox_outbox_base.words.incoming import Delivery
 
 from .companions import Companions

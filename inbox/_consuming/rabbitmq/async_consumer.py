@@ -13,16 +13,16 @@ import aiormq
 from aiormq import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
-from inbox_outbox_base.brokers.journal import Journal
+from inbox._consuming.journal import Journal
+from inbox._listening.async_listener import AsyncListener
+from inbox._listening.awaited_listener import AwaitedListener
+from inbox._listening.outcome import Decision, Outcome, TooOld
+from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.options import count, flag
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.awaited_listener import AwaitedListener
-from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
-from . import address
 from .companions import Companions
 from .delivery import delivery_of, failures_of
 from .frames import MendingTransport

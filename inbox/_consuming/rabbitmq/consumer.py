@@ -11,11 +11,11 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
+from inbox._listening.awaited_listener import AwaitedListener
+from inbox._listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.listening.awaited_listener import AwaitedListener
-from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
 with brought_by("rabbitmq"):

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from inbox_outbox_base.brokers.rocketmq.client import grpc, text_of
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .client import grpc, text_of
 from .held import Held
 from .link import GroupSettings, Link, Membership, Refusal
 from .poll import Poll

@@ -10,15 +10,14 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
-from inbox_outbox_base.calls.threads import in_thread
+from inbox._listening.awaited_listener import AwaitedListener
+from inbox._listening.outcome import Decision, Outcome, TooOld
+from inbox._listening.threads import in_thread
+from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.listening.awaited_listener import AwaitedListener
-from inbox_outbox_base.listening.outcome import Decision, Outcome, TooOld
 from inbox_outbox_base.words.incoming import Delivery
-
-from . import forking
 
 with brought_by("rocketmq"):
     from .async_consumer import AsyncRocketMQConsumer

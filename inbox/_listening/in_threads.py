@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from inbox_outbox_base.calls import threads
 from inbox_outbox_base.calls.signals import as_failure
 
+from . import threads
 from .lanes import Job, JobBatch
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Outcome

@@ -7,12 +7,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from inbox_outbox_base.brokers.foreign_events import event_id
+from inbox._consuming.foreign_events import event_id
+from inbox_outbox_base.brokers.rocketmq.client import protocol
+from inbox_outbox_base.brokers.rocketmq.message import CONTENT_TYPE, CREATED_AT, EMPTY, ID, KEY
+from inbox_outbox_base.brokers.rocketmq.properties import decode
 from inbox_outbox_base.words.incoming import Delivery
-
-from .client import protocol
-from .message import CONTENT_TYPE, CREATED_AT, EMPTY, ID, KEY
-from .properties import decode
 
 TOPIC, REASON, ATTEMPT = "inbox-topic", "inbox-reason", "inbox-attempt"
 """Properties of a dead letter: where it came from, why it is dead, and in which attempt it died."""

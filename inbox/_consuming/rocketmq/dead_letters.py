@@ -4,10 +4,10 @@ import re
 import time
 from typing import Any
 
-from inbox_outbox_base.listening.outcome import Decision
+from inbox._listening.outcome import Decision
+from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.words.incoming import Delivery
 
-from .client import protocol
 from .delivery import ATTEMPT, REASON, TOPIC
 
 _LONGEST_REASON = 1_000

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from .client import grpc, protocol
+from inbox_outbox_base.brokers.rocketmq.client import grpc, protocol
+
 from .delivery import delivery_of
 from .link import Link, Refusal
 

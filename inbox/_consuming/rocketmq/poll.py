@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from inbox_outbox_base.brokers.rocketmq.client import grpc, protocol, text_of
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .client import grpc, protocol, text_of
 from .held import Held
 from .link import Link, Refusal
 

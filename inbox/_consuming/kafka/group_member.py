@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from inbox_outbox_base.brokers.journal import Journal
+from inbox._consuming.journal import Journal
+from inbox._listening.listener_base import ListenerBase
+from inbox._listening.outcome import Decision, Decisions, TooOld
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
-from inbox_outbox_base.listening.listener_base import ListenerBase
-from inbox_outbox_base.listening.outcome import Decision, Decisions, TooOld
 from inbox_outbox_base.words.incoming import Delivery
 
 from . import consumer_settings

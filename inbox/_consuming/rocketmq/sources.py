@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from inbox_outbox_base.brokers.rocketmq.client import RpcEndpoints, grpc, protocol, text_of
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from .client import RpcEndpoints, grpc, protocol, text_of
 from .held import Held
 from .link import Calls, Membership, Refusal
 from .source import FAILURES, Source

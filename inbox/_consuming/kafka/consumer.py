@@ -8,12 +8,12 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from inbox_outbox_base.calls.threads import in_thread
+from inbox._listening.async_listener import AsyncListener
+from inbox._listening.listener import Listener
+from inbox._listening.outcome import Decision, Decisions, Outcome
+from inbox._listening.threads import in_thread
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
-from inbox_outbox_base.listening.async_listener import AsyncListener
-from inbox_outbox_base.listening.listener import Listener
-from inbox_outbox_base.listening.outcome import Decision, Decisions, Outcome
 from inbox_outbox_base.words.incoming import Delivery
 
 with brought_by("kafka"):

@@ -15,12 +15,11 @@ from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.fault import is_own
 from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult, LeaseLost, NotTaken
-from inbox_outbox_base.listening.outcome import TooOld
 from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
 from .lanes import Job, JobBatch, Lanes
-from .outcome import Action, Decision, Outcome
+from .outcome import Action, Decision, Outcome, TooOld
 
 Order = Literal["each", "in_order"]
 

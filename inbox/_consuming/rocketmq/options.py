@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from inbox_outbox_base.brokers.rocketmq import address
 from inbox_outbox_base.checks.options import count, seconds
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from . import address
 from .link import GroupSettings, Membership
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
