@@ -14,7 +14,6 @@ A consumer that uses an inbox makes each message take effect once. Operators ins
 `outbox.errors` lists the exceptions.
 """
 
-from inbox_outbox_base.brokers.publishing import AsyncPublisher, Publisher
 from inbox_outbox_base.words.outgoing import (
     Accepted,
     Envelope,
@@ -31,12 +30,13 @@ from outbox._operating.operate import drop, pause, purge_dead, resume, retry, re
 from outbox._operating.peek import peek
 from outbox._operating.status import GenerationStatus, OutboxStatus, RelayStatus, is_drained, status
 from outbox._operating.stored_message import MessageState, StoredMessage
+from outbox._publishers.async_router import AsyncRouter
+from outbox._publishers.direct import AsyncDirectDelivery, DirectDelivery
+from outbox._publishers.publisher import AsyncPublisher, Publisher
+from outbox._publishers.router import Router
 from outbox._publishing.outbox import Outbox
 from outbox._relaying.async_relay import AsyncRelay
-from outbox._relaying.async_router import AsyncRouter
-from outbox._relaying.direct import AsyncDirectDelivery, DirectDelivery
 from outbox._relaying.relay import Relay
-from outbox._relaying.router import Router
 
 from . import errors, schema
 

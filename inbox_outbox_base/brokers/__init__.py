@@ -1,1 +1,1 @@
-"""Both sides of each broker, one folder for each."""
+"""What both sides of a broker share, one folder for each broker."""

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from inbox_outbox_base.brokers.cloud_events import Mode, checked_type, cloud_events
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidMessage
 from inbox_outbox_base.words.outgoing import Draft, Message
 
+from .cloud_events import Mode, checked_type, cloud_events
 from .context import trace_context
 from .ids import new_id
 from .serializer import Serializer, checked, serialize

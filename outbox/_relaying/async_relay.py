@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
-from inbox_outbox_base.brokers.publishing import AsyncPublisher
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import Envelope
+from outbox._publishers.publisher import AsyncPublisher
 from outbox._waking.listening_task import ListeningTask, TaskWakeUp
 
 from .flight import Flight

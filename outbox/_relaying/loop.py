@@ -15,13 +15,13 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from inbox import Backoff
-from inbox_outbox_base.brokers.publishing import AsyncPublisher, Publisher
 from inbox_outbox_base.calls.signals import stopping
 from inbox_outbox_base.errors.outbox import InvalidOption, OutboxError
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.words.outgoing import Envelope
+from outbox._publishers.publisher import AsyncPublisher, Publisher
 from outbox._waking.listen_connector import listen_connector_of
 from outbox._waking.wake_up import WakeUp
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from inbox_outbox_base.brokers.publishing import Publisher
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import Envelope
+from outbox._publishers.publisher import Publisher
 from outbox._waking.listening_thread import ListeningThread, ThreadWakeUp
 
 from .flight import Flight

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import AsyncIterable, Iterator, Sequence
 from typing import Any
 
-from inbox_outbox_base.calls.loop_thread import LoopThread
 from inbox_outbox_base.words.outgoing import Envelope
+from outbox._publishers.loop_thread import LoopThread
 
 
 class Blocking:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from inbox_outbox_base.brokers.publishing import Publisher
 from inbox_outbox_base.brokers.suite import Running
 from inbox_outbox_base.errors.outbox import UnsafeBroker
 from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Outcome, Unavailable, Unknown
+from outbox._publishers.publisher import Publisher
 
 from .place import PublisherPlace
 from .resending import Resending, certainly_not_sent

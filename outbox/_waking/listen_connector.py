@@ -8,11 +8,8 @@ from sqlalchemy import URL, Engine, NullPool, create_engine
 from inbox_outbox_base.checks.url import for_engine
 from inbox_outbox_base.databases.notifying import Notifying
 from inbox_outbox_base.databases.registry import notifying
-from inbox_outbox_base.transactions.side_connection import (
-    SideConnection,
-    driver_connections,
-    shares_connections,
-)
+
+from .side_connection import SideConnection, driver_connections, shares_connections
 
 _SOON, _POOLED = 5.0, 2.0
 """Seconds within which the test notification has to arrive: directly, and through a pooler."""

@@ -10,11 +10,11 @@ from sqlalchemy import Engine
 
 from inbox_outbox_base.calls.signals import SignalSafeEvent
 from inbox_outbox_base.errors.secrets import reason
-from inbox_outbox_base.transactions.side_connection import SharedConnection
 
 from . import in_process
 from .hints import Subscription
 from .listen_connector import LATER, ListenConnector, NoNotification
+from .side_connection import SharedConnection
 from .wake_up import WakeUp
 
 _log = logging.getLogger("outbox.wake")

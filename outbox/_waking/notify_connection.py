@@ -7,10 +7,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.databases.notifying import Notifying
-from inbox_outbox_base.transactions.side_connection import SideConnection
 
 from . import in_process
 from .hints import payloads
+from .side_connection import SideConnection
 
 Written = dict[str | None, set[str]]
 """What was written, by schema: the words of a hint."""

@@ -22,10 +22,10 @@ from inbox_outbox_base.databases.notifying import Notifying
 from inbox_outbox_base.databases.registry import notifying
 from inbox_outbox_base.errors.secrets import reason
 from inbox_outbox_base.transactions.connect import root
-from inbox_outbox_base.transactions.side_connection import SharedConnection, shares_connections
 
 from . import in_process
 from .notify_connection import NotifyConnection, Written
+from .side_connection import SharedConnection, shares_connections
 
 _MARK = "outbox: messages were written in the transaction at hand"
 _KNOWN = "outbox: connections of the application, this one among them"

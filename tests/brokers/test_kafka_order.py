@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from inbox_outbox_base.brokers.kafka.parts import parts_of
-from inbox_outbox_base.brokers.kafka.producer_settings import filled_in, limits
 from outbox import Accepted, Envelope, Refused, Unavailable
+from outbox._publishers.kafka.parts import parts_of
+from outbox._publishers.kafka.producer_settings import filled_in, limits
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from tests.servers.kafka import LocalKafka
 from tests.support.answers import published

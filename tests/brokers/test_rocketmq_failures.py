@@ -74,7 +74,7 @@ def test_a_server_that_goes_away_between_sends(
 ) -> None:
     """Before each send, the publisher asks the proxy again. If the server is gone, nothing is sent, even
     though the publisher was connected."""
-    monkeypatch.setattr("inbox_outbox_base.brokers.rocketmq.proxies._FRESH", 0.0)
+    monkeypatch.setattr("outbox._publishers.rocketmq.proxies._FRESH", 0.0)
     topic = rocketmq.new()
     with closing(sends(proxy)) as publisher:
         assert published(publisher, [envelope(topic)]) == [Accepted()]

@@ -18,12 +18,12 @@ from sqlalchemy import URL, Engine, StaticPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox_outbox_base.calls.signals import SignalSafeEvent
-from inbox_outbox_base.transactions.side_connection import SideConnection
 from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
 from outbox._relaying.settings import Settings
 from outbox._waking import listening_thread
 from outbox._waking.listen_connector import ListenConnector
 from outbox._waking.listening_thread import ThreadWakeUp
+from outbox._waking.side_connection import SideConnection
 from outbox._waking.wake_up import BURST
 from outbox.schema import tables
 from tests.servers import ASYNC_DRIVERS

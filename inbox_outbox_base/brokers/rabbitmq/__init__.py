@@ -1,1 +1,1 @@
-"""RabbitMQ: consumer and publisher."""
+"""RabbitMQ: its address."""

@@ -1,1 +1,1 @@
-"""RocketMQ: publisher and consumer."""
+"""RocketMQ: its address, its client, and what a message looks like."""

@@ -7,11 +7,11 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
+from inbox_outbox_base.brokers.rocketmq.client import grpc
+from inbox_outbox_base.brokers.rocketmq.message import message_of
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
 
 from .answers import outcome_of, outcome_of_error
-from .client import grpc
-from .message import message_of
 from .proxies import Proxies, Route
 
 _MOST = 100

@@ -2,11 +2,10 @@
 
 from typing import Any
 
+from inbox_outbox_base.brokers.rocketmq import properties
+from inbox_outbox_base.brokers.rocketmq.client import described, grpc, protocol, text_of
+from inbox_outbox_base.brokers.rocketmq.message import properties_of
 from inbox_outbox_base.words.outgoing import ACCEPTED, Envelope, Outcome, Refused, Unavailable, Unknown
-
-from . import properties
-from .client import described, grpc, protocol, text_of
-from .message import properties_of
 
 _Code = protocol.Code
 _NEVER = {

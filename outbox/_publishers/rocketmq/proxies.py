@@ -7,13 +7,21 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from inbox_outbox_base.brokers.rocketmq import forking
+from inbox_outbox_base.brokers.rocketmq.address import Address
+from inbox_outbox_base.brokers.rocketmq.client import (
+    ClientId,
+    RpcEndpoints,
+    Signature,
+    described,
+    grpc,
+    protocol,
+    text_of,
+)
 from inbox_outbox_base.errors.inbox import InboxError
 from inbox_outbox_base.words.outgoing import Outcome, Unavailable
 
-from . import forking
-from .address import Address
 from .answers import outcome_of_route
-from .client import ClientId, RpcEndpoints, Signature, described, grpc, protocol, text_of
 
 _FRESH = 1.0
 """Seconds for which a proxy that has answered is taken to answer."""

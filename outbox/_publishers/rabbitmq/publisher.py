@@ -6,9 +6,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from inbox_outbox_base.calls.loop_thread import LoopThread
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from outbox._publishers.loop_thread import LoopThread
 
 with brought_by("rabbitmq"):
     from .async_publisher import AsyncRabbitPublisher

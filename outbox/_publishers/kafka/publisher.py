@@ -8,11 +8,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from inbox_outbox_base.brokers.sends_in_threads import SendsInThreads
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
+from outbox._publishers.sends_in_threads import SendsInThreads
 
 from . import producer_settings
 

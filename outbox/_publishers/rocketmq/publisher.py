@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 
-from inbox_outbox_base.brokers.sends_in_threads import SendsInThreads
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Refused, Unavailable
+from outbox._publishers.sends_in_threads import SendsInThreads
 
 with brought_by("rocketmq"):
-    from . import address
+    from inbox_outbox_base.brokers.rocketmq import address
+
     from .proxies import NoAnswer, Proxies, Route
     from .sending import Sending
 

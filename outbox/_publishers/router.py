@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from inbox_outbox_base.brokers.publishing import Answer, Publisher
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable
 
 from .fan_out import FanOut, Part, SettledDeliveries
+from .publisher import Answer, Publisher
 from .routes import Routes
 
 log = logging.getLogger("outbox.router")

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from inbox_outbox_base.brokers.publishing import Answer, AsyncPublisher
 from inbox_outbox_base.words.outgoing import Envelope, Outcome
 
 from .fan_out import FanOut, Part
+from .publisher import Answer, AsyncPublisher
 from .router import RouterBase, log
 
 

@@ -9,11 +9,11 @@ from datetime import timedelta
 from aiormq import exceptions
 from aiormq.channel import Channel
 
+from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable, Unknown
 
-from . import address
 from .link import Link
 from .message import Unsent, closes_channel, is_about_one, outcome_of
 from .publishing import Publishing

@@ -1,1 +1,0 @@
-"""Kafka: consumer and publisher."""

@@ -1,0 +1,1 @@
+"""What sends messages: a publisher for each broker, a router over several, and direct delivery to inboxes."""
