@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import Envelope
 from outbox._publishers.publisher import AsyncPublisher
+from outbox._relaying.sending.flight import Flight
 from outbox._waking.listening_task import ListeningTask, TaskWakeUp
 
-from .flight import Flight
 from .loop import RelayLoop
 
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from inbox_outbox_base.databases.letter import Letter
+from outbox._relaying.sending.flight import Flight
+from outbox._relaying.sending.lanes import Lanes
 from outbox._waking.wake_up import WakeUp
 
-from .flight import Flight
-from .lanes import Lanes
 from .lease import Lease
 from .report import Report
 from .settings import Settings

@@ -22,14 +22,14 @@ from inbox_outbox_base.monitoring.events import Hook
 from inbox_outbox_base.transactions.durability import look
 from inbox_outbox_base.words.outgoing import Envelope
 from outbox._publishers.publisher import AsyncPublisher, Publisher
+from outbox._relaying.sending.batch import Choice
+from outbox._relaying.sending.flight import Flight
+from outbox._relaying.sending.lanes import MOST_FLIGHTS, Lanes
 from outbox._waking.listen_connector import listen_connector_of
 from outbox._waking.wake_up import WakeUp
 
-from .batch import Choice
-from .flight import Flight
 from .flights import Flights
 from .journal import Journal
-from .lanes import MOST_FLIGHTS, Lanes
 from .lease import Lease
 from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
 from .rounds import Retired, Rounds

@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 from inbox_outbox_base.errors.outbox import InvalidOption
 from inbox_outbox_base.words.outgoing import Envelope
 from outbox._publishers.publisher import Publisher
+from outbox._relaying.sending.flight import Flight
 from outbox._waking.listening_thread import ListeningThread, ThreadWakeUp
 
-from .flight import Flight
 from .loop import RelayLoop
 
 

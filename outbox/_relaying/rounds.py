@@ -15,17 +15,17 @@ from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.errors.outbox import UnsafeSequence, WrongBucketCount
 from outbox._publishing.buckets import newest
+from outbox._relaying.reading.marks import Marks
+from outbox._relaying.reading.recheck import Recheck
+from outbox._relaying.reading.scanning import Scanner
+from outbox._relaying.sending.batch import Choice
+from outbox._relaying.sending.lanes import Lanes
 from outbox._waking.hints import CHORES, notify
 
 from . import chores
-from .batch import Choice
-from .lanes import Lanes
-from .marks import Marks
 from .members import Members
-from .recheck import Recheck
 from .report import Report
 from .retiring import Retirement
-from .scanning import Scanner
 from .settings import Settings
 from .settle import Settlement
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event, insert
 
 from inbox.schema import metadata_for
 from outbox import Relay, Unavailable, is_drained, peek, status
-from outbox._relaying import marks as stored
+from outbox._relaying.reading import marks as stored
 from outbox._relaying.settings import Settings
 from outbox.schema import BUCKETS
 from tests.support.database import Database

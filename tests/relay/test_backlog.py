@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inbox_outbox_base.databases.letter import Letter
-from outbox._relaying import backlog as module
-from outbox._relaying.backlog import Backlog
+from outbox._relaying.reading import backlog as module
+from outbox._relaying.reading.backlog import Backlog
+from outbox._relaying.sending.batch import SOLO_AFTER
 
 TOPICS = ["one", "two"]
 KEYS = ["a", "b", None]
@@ -52,7 +53,7 @@ class Machine(RuleBasedStateMachine):
 
     def alone(self, sequence: int) -> bool:
         """Whether the message has to be sent alone."""
-        return self.known[sequence].unanswered >= module.SOLO_AFTER
+        return self.known[sequence].unanswered >= SOLO_AFTER
 
     @rule(
         sequence=st.integers(1, 60),

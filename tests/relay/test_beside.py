@@ -17,8 +17,8 @@ from inbox import Backoff
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Failed
 from outbox import AsyncRelay, Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
-from outbox._relaying.flight import Flight
-from outbox._relaying.lanes import Lanes
+from outbox._relaying.sending.flight import Flight
+from outbox._relaying.sending.lanes import Lanes
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text, update
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import AsyncRelay, MessageState, Relay, Unknown, peek, retry_all
-from outbox._relaying import loading
+from outbox._relaying.reading import payloads as loading
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     TABLES,

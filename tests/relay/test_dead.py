@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, delete, update
 
 from outbox import Envelope, Outcome, Refused, Relay, Unknown
-from outbox._relaying.backlog import SOLO_AFTER
+from outbox._relaying.sending.batch import SOLO_AFTER
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,

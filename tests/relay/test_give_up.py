@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import Backoff
 from outbox import AsyncRelay, Envelope, Outcome, Relay, Unavailable, Unknown, retry
-from outbox._relaying import lanes
+from outbox._relaying.sending import lanes
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,

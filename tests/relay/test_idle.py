@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event, tex
 from inbox_outbox_base.databases import member_statements
 from outbox import Message, Outbox, Refused, Relay, Unavailable, pause, resume, retry, set_bucket_count
 from outbox._operating.transact import transact
-from outbox._relaying import backlog
 from outbox._relaying.members import Members
+from outbox._relaying.reading import backlog
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, messages, publish

@@ -26,9 +26,10 @@ from outbox import (
     resume,
     retry_all,
 )
-from outbox._relaying import backlog, loading, scanning
-from outbox._relaying.lanes import MOST_FLIGHTS
+from outbox._relaying.reading import backlog, scanning
+from outbox._relaying.reading import payloads as loading
 from outbox._relaying.rounds import Rounds
+from outbox._relaying.sending.lanes import MOST_FLIGHTS
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,

@@ -13,7 +13,8 @@ from sqlalchemy import URL, Connection, Engine, delete, select
 
 from inbox_outbox_base.databases.relaying import Scan, ScanResult
 from outbox import Envelope, Outcome, Relay, Unavailable, drop
-from outbox._relaying import lanes, loop
+from outbox._relaying import loop
+from outbox._relaying.sending import lanes
 from outbox.errors import WrongState
 from tests.support.database import Database
 from tests.support.outbox_publishers import (

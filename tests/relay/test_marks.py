@@ -18,13 +18,13 @@ from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
 from inbox_outbox_base.databases.registry import relaying
 from outbox import Outbox, Outcome, Refused, Relay, Unavailable, Unknown, pause, resume, retry_all
-from outbox._relaying import marks as stored
-from outbox._relaying.lanes import Lanes
 from outbox._relaying.members import Members
-from outbox._relaying.recheck import Recheck
+from outbox._relaying.reading import marks as stored
+from outbox._relaying.reading.recheck import Recheck
+from outbox._relaying.reading.scanning import Scanner
 from outbox._relaying.report import Report
 from outbox._relaying.rounds import Rounds
-from outbox._relaying.scanning import Scanner
+from outbox._relaying.sending.lanes import Lanes
 from outbox._relaying.settings import Settings
 from outbox.schema import BUCKETS
 from tests.support.database import Database

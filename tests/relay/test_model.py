@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, update
 
 from inbox import Backoff
 from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavailable, Unknown
-from outbox._relaying import marks as stored
+from outbox._relaying.reading import marks as stored
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, dead, let_backoffs_end, marks, messages, name_of, waiting
 from tests.support.relay_servers import server  # noqa: F401 - where its databases are

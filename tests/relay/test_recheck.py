@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, func, insert, select, update
 
 from outbox import Relay, retry
-from outbox._relaying import recheck
+from outbox._relaying.reading import recheck
 from outbox._relaying.settings import Settings
 from outbox.errors import UnsafeSequence
 from outbox.schema import BUCKETS

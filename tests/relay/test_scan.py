@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, insert, update
 from inbox_outbox_base.databases.registry import relaying
 from inbox_outbox_base.databases.relaying import Relaying, ScanResult
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable
-from outbox._relaying import loading
+from outbox._relaying.reading import payloads as loading
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Ordered, Recorder, publish

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, Engine, delete, event, insert, select
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from outbox import Outbox, Relay
-from outbox._relaying import skipping
-from outbox._relaying.lanes import Lanes
+from outbox._relaying.reading import skipping
+from outbox._relaying.reading.scanning import Scanner
 from outbox._relaying.report import Report
-from outbox._relaying.scanning import Scanner
+from outbox._relaying.sending.lanes import Lanes
 from outbox._relaying.settings import Settings
 from outbox.schema import BUCKETS
 from tests.conftest import _server

@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.taking_statements import clock
+from outbox._relaying.sending.batch import SOLO_AFTER, Choice
+from outbox._relaying.sending.lanes import Lane, Lanes
+from outbox._relaying.settings import Settings
 
-from .backlog import SOLO_AFTER, Backlog, Entry
-from .batch import Choice
-from .lanes import Lane, Lanes
-from .settings import Settings
+from .backlog import Backlog, Entry
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 

@@ -10,15 +10,15 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan
+from outbox._relaying.report import Report
+from outbox._relaying.sending.batch import Choice
+from outbox._relaying.sending.lanes import Lane, Lanes
+from outbox._relaying.settings import Settings
 
 from .backlog import Backlog, Entry
-from .batch import Choice
 from .crossings import Crossings
 from .frontier import Frontier
-from .lanes import Lane, Lanes
-from .loading import Loader
-from .report import Report
-from .settings import Settings
+from .payloads import Loader
 from .sifting import Sifter
 from .skipping import Skips
 

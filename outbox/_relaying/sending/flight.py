@@ -11,9 +11,9 @@ from typing import Any
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
+from outbox._relaying.report import Answer, Report
 
-from .backlog import SOLO_AFTER
-from .report import Answer, Report
+from .batch import SOLO_AFTER
 
 log = logging.getLogger("outbox.relay")
 

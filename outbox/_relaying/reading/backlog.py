@@ -10,10 +10,8 @@ from itertools import chain, islice, takewhile
 from operator import attrgetter
 
 from inbox_outbox_base.databases.letter import Letter
+from outbox._relaying.sending.batch import SOLO_AFTER
 
-SOLO_AFTER = 3
-"""Sends without an answer after which a message is sent alone: if it kills relays, no other message goes
-down with it. A message that was never sent alone is not given up: it may never have been sent."""
 LOOK_AGAIN = 5.0
 """Seconds after which a waiting message is checked again, in case an operator has acted on it."""
 

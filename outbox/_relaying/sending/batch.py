@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 from inbox_outbox_base.databases.letter import Letter
 
+SOLO_AFTER = 3
+"""Sends without an answer after which a message is sent alone: if it kills relays, no other message goes
+down with it. A message that was never sent alone is not given up: it may never have been sent."""
+
 
 @dataclass(slots=True)
 class Choice:

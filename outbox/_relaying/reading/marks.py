@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.databases import member_statements
 from inbox_outbox_base.databases.relaying import Relaying
+from outbox._relaying.members import Bucket
 
-from .members import Bucket
 from .scanning import Scanner
 
 FAR = 10_000

@@ -4,9 +4,8 @@ from sqlalchemy import Connection
 
 from inbox_outbox_base.databases.letter import Letter, Unreadable, check_payload
 from inbox_outbox_base.databases.relaying import Relaying
-
-from .batch import Choice
-from .lanes import Lanes
+from outbox._relaying.sending.batch import Choice
+from outbox._relaying.sending.lanes import Lanes
 
 _LARGEST_BATCH = 16_000_000
 """The most payload bytes in a batch of several messages; a scan holds as many in memory."""
