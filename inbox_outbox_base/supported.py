@@ -1,4 +1,4 @@
-"""The databases on which the library is proven. A new one is a folder in `databases/` and its line here."""
+"""Supported databases. A new one is a folder in `databases/` and its line here."""
 
 from functools import cache
 from importlib import import_module
@@ -12,10 +12,13 @@ FOLDERS = {
 }
 """By SQLAlchemy's name of the dialect: the folder, and the prefix of its classes."""
 
+_IN_DIALECT = ("codes", "connecting", "migrating", "storing")
+
 
 @cache
 def part(contract: str, dialect: str) -> Any:
     """A database's class for one of the contracts; its module is imported on first use."""
     folder, name = FOLDERS[dialect]
-    module = import_module(f"inbox_outbox_base.databases.{folder}.{contract}")
+    file = "dialect" if contract in _IN_DIALECT else contract
+    module = import_module(f"inbox_outbox_base.databases.{folder}.{file}")
     return getattr(module, name + contract.capitalize())

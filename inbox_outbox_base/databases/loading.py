@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Table
 from sqlalchemy.exc import DBAPIError
 
 from inbox_outbox_base.calls.retry import retry
+from inbox_outbox_base.dialect import Code
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import Tables
@@ -33,7 +34,7 @@ class Loading(ABC):
     isolation = "READ COMMITTED"
     """The minimum isolation level of a transaction, unless an option asks for more."""
 
-    taken: frozenset[codes.Code]
+    taken: frozenset[Code]
     """The codes of the error for a row whose unique key is taken."""
 
     transport = "insert"
@@ -77,7 +78,7 @@ class Loading(ABC):
             DBAPIError: the server refuses it.
         """
 
-    def refuses(self, code: codes.Code | None) -> bool:
+    def refuses(self, code: Code | None) -> bool:
         """Whether an error of `check` means that no such statement will ever run, whatever its rows are."""
         return True
 

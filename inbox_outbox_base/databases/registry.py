@@ -11,11 +11,11 @@ from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.supported import FOLDERS, part
 
 if TYPE_CHECKING:  # at run time imported on first use
+    from inbox_outbox_base.dialect import Migrating
     from inbox_outbox_base.tables.outbox import OutboxTables
 
     from .claiming import Claiming
     from .loading import Loading
-    from .migrating import Migrating
     from .notifying import Notifying
     from .relaying import Relaying
     from .taking import Taking

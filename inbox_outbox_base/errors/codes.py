@@ -1,73 +1,16 @@
 """Decide by SQLSTATE or error number, never by message text, what a driver's error means: for example, which
 errors are transient. Each database's numbers are in its folder."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from inbox_outbox_base.dialect import Code, Codes
 from inbox_outbox_base.supported import FOLDERS, part
 
 from .inbox import TransientError
-
-Code = str | int
-
-
-class Codes(ABC):
-    """What a database's codes mean; one subclass for each database."""
-
-    broken: frozenset[Code] = frozenset()
-    """The connection is broken, so that a COMMIT has an unknown outcome."""
-    passing: frozenset[Code] = frozenset()
-    """Others caused the error, as they cause a deadlock."""
-    limits: frozenset[Code] = frozenset()
-    """A statement was cancelled, or exceeded the server's time limit."""
-    lock_timeouts: frozenset[Code] = frozenset()
-    """A wait for a lock ran out, and nothing else happened."""
-    transient: frozenset[Code] = frozenset()
-    """Other errors after which the same work may succeed."""
-    aborted: frozenset[Code] = frozenset()
-    """A statement was refused because an earlier one of the transaction had failed."""
-    read_only: frozenset[Code] = frozenset()
-    """The server is not, or no longer, a primary."""
-    refused: frozenset[Code] = frozenset()
-    """The server refuses the role, its password or the database."""
-    denied: frozenset[Code] = frozenset()
-    """The role lacks the right to do this to a table."""
-    table_missing: frozenset[Code] = frozenset()
-    """A table or its schema does not exist."""
-
-    @abstractmethod
-    def code(self, cause: Any) -> Code | None:
-        """The code of an error of this database's driver; None if it has none, or is another driver's."""
-
-    def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
-        """Whether the error broke the connection; `invalidated` if SQLAlchemy says so."""
-        return invalidated or code in self.broken
-
-    def is_passing(self, code: Code) -> bool:
-        """Whether others caused the error."""
-        return code in self.passing
-
-    def ends_wait(self, code: Code) -> bool:
-        """Whether a bounded wait for a lock ran out, or first met the server's limit."""
-        return code in self.lock_timeouts or code in self.limits
-
-    def misses_table(self, code: Code, is_there: Callable[[], bool]) -> bool:
-        """Whether a table or its schema does not exist; `is_there` looks, where no code tells."""
-        return code in self.table_missing
-
-    def is_refusal(self, code: Code) -> bool:
-        """Whether the server refuses the role, its password or the database."""
-        return code in self.refused
-
-    def refusal(self, cause: Any) -> Code | None:
-        """The code of such a refusal; None if it is another error, or nobody can tell."""
-        code = self.code(cause)
-        return code if code is not None and self.is_refusal(code) else None
 
 
 @cache

@@ -42,6 +42,7 @@ from inbox_outbox_base.databases.loading_values import (
     WriterClaim,
 )
 from inbox_outbox_base.databases.on_conflict import OnConflict
+from inbox_outbox_base.dialect import Code
 from inbox_outbox_base.errors import codes
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
@@ -182,7 +183,7 @@ class PostgreSQLLoading(OnConflict):
             for piece in _binary(rows.schema, batches) if is_binary else _lines(batches):
                 copy.write(piece)
 
-    def refuses(self, code: codes.Code | None) -> bool:
+    def refuses(self, code: Code | None) -> bool:
         # Syntax error or access rule violation, and feature not supported. Others are raised by functions
         # that the planner calls.
         return str(code)[:2] in ("42", "0A")

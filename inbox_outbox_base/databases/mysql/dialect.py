@@ -1,0 +1,99 @@
+"""MySQL and MariaDB: their error numbers, types, driver and locks.
+
+Error numbers are from their server and client error references.
+"""
+
+from typing import Any
+
+from sqlalchemy import Connection, func, select, text
+from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, MEDIUMTEXT, VARBINARY
+from sqlalchemy.types import TypeEngine
+
+from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
+
+_FULL = {1021, 1203, 1226}
+"""Disk, memory or connections are exhausted, or the disk fails."""
+_NOT_NOW = {1047, 1290, 1836, 3101, 3572}
+"""The object is in use, the server has become a replica, or its cluster is changing."""
+_LOCK = "inbox_outbox_version"  # the same in every migration
+
+
+class MySQLCodes(Codes):
+    """The driver's errors begin with the number."""
+
+    # 0 is PyMySQL's error on a connection that it has closed itself; 1053 the server shuts down; 1927
+    # (MariaDB) and 4031 (MySQL) it has ended the session; from 2000 on there is no connection any more.
+    broken = frozenset({0, 1053, 1927, 2000, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
+    # 1020 the row has changed since it was read; 1040 too many connections; 1205 lock timeout; 1213 deadlock.
+    passing = broken | {1020, 1040, 1205, 1213}
+    # 1317 killed; 1969 (MariaDB) and 3024 (MySQL) the statement's time limit.
+    limits = frozenset({1317, 1969, 3024})
+    lock_timeouts = frozenset({1205})
+    transient = frozenset(_FULL | _NOT_NOW)
+    # 1290 an option such as --read-only forbids it; 1836 the server is in read-only mode.
+    read_only = frozenset({1290, 1836})
+    # Of a table, of a column.
+    denied = frozenset({1142, 1143})
+    # 1049 is the database, which is the schema here.
+    table_missing = frozenset({1146, 1049})
+    # 1044 no right to the database; 1045 wrong password; 1049 no such database; 1698 the account has no
+    # password login.
+    refused = frozenset({1044, 1045, 1049, 1698})
+
+    def code(self, cause: Any) -> Code | None:
+        code = cause.args[0] if getattr(cause, "args", None) else None
+        return code if isinstance(code, int) else None
+
+
+class MySQLStoring(Storing):
+    """InnoDB. Text that compares byte for byte is stored as bytes, and times without a time zone."""
+
+    # Not now(), which depends on the session's time zone.
+    now = "(utc_timestamp(6))"
+    has_binary_text = True
+    options = {"engine": "InnoDB", "charset": "utf8mb4"}  # noqa: RUF012 - nobody changes it
+
+    def text(self, longest: int) -> TypeEngine[bytes]:
+        return VARBINARY(longest)
+
+    def time(self) -> DATETIME:
+        return DATETIME(fsp=6)
+
+    def binary(self, longest: int) -> TypeEngine[bytes]:
+        return VARBINARY(longest)
+
+    def long_text(self) -> MEDIUMTEXT:
+        return MEDIUMTEXT()
+
+    def long_binary(self) -> LONGBLOB:
+        return LONGBLOB()
+
+    def from_now(self, seconds: str) -> str:
+        return f"(utc_timestamp(6) + INTERVAL {seconds} SECOND)"
+
+    def movable(self, time: str) -> str:
+        # A zero date can be stored already, but not written again.
+        return f"GREATEST({time}, TIMESTAMP '1000-01-01 00:00:00')"
+
+
+class MySQLConnecting(Connecting):
+    """PyMySQL, whose settings can all be in the URL; asyncmy is for asynchronous engines."""
+
+    driver = "pymysql"
+    extra = "mysql"
+    port = 3306
+    idle_properties = frozenset(
+        {"rewritebatchedstatements", "useunicode", "characterencoding", "tcpkeepalive"}
+    )
+
+
+class MySQLMigrating(Migrating):
+    """A named lock of the session: DDL commits, so a lock of the transaction would not last."""
+
+    commits_ddl = True
+
+    def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
+        connection.detach()  # the session holds the lock, so it must not return to the pool
+        # By default DDL waits for a table for a day (MariaDB) or a year (MySQL).
+        connection.execute(text("SET SESSION lock_wait_timeout = :wait"), {"wait": seconds})
+        return bool(connection.execute(select(func.get_lock(_LOCK, seconds))).scalar_one() == 1)

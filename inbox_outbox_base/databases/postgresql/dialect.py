@@ -1,0 +1,141 @@
+"""PostgreSQL: its SQLSTATEs, types, driver and locks.
+
+SQLSTATEs are from appendix A of its manual.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import URL, Connection, Text, func, select
+from sqlalchemy.types import TypeEngine
+
+from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
+
+from . import login
+
+_FULL = {"53000", "53100", "53200", "53400", "58030"}
+"""Disk, memory, files or connections are exhausted, or the disk fails."""
+_NOT_NOW = {"55006"}
+"""The object is in use."""
+_POOLED = {"26000", "42P05"}
+"""A pooler that does not track prepared statements gave us another session."""
+_THRESHOLD = "prepare_threshold"
+_SAME = {"sslmode", "sslrootcert", "sslcert", "sslkey"}
+"""Properties of the JDBC driver that have the same name in psycopg."""
+_LOCK = 112_589_990_684  # an arbitrary number, the same in every migration
+
+
+class PostgreSQLCodes(Codes):
+    """All of class 08 are lost connections; 42704 (undefined object) comes for a table's row type, too."""
+
+    # 57P01 to 57P05 the server shuts down, restarts, or has ended an idle session; 25P03 and 25P04 it has
+    # ended a transaction that took too long; 40003 it does not know the outcome itself.
+    broken = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
+    # 25006 read-only; 40001 serialization failure; 40P01 deadlock; 55P03 lock timeout; 53300 too many
+    # connections.
+    passing = broken | {"25006", "40001", "40P01", "55P03", "53300"}
+    # A time limit, or somebody who cancels: both have the same code.
+    limits = frozenset({"57014"})
+    lock_timeouts = frozenset({"55P03"})
+    transient = frozenset(_FULL | _NOT_NOW | _POOLED)
+    aborted = frozenset({"25P02"})
+    read_only = frozenset({"25006"})
+    denied = frozenset({"42501"})
+    # A table, a row type, a schema.
+    table_missing = frozenset({"42P01", "42704", "3F000"})
+
+    def code(self, cause: Any) -> Code | None:
+        # PyMySQL's errors have an SQLSTATE, too, but they begin with a number.
+        is_numbered = isinstance(next(iter(getattr(cause, "args", ())), None), int)
+        code = getattr(cause, "sqlstate", None)
+        return code if isinstance(code, str) and not is_numbered else None
+
+    def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
+        return super().breaks_connection(code, invalidated=invalidated) or str(code).startswith("08")
+
+    def is_refusal(self, code: Code) -> bool:
+        # 3D000: no such database; class 28: no such role, or a wrong password.
+        return code == "3D000" or str(code).startswith("28")
+
+    def refusal(self, cause: Any) -> Code | None:
+        code, pgconn = self.code(cause), getattr(cause, "pgconn", None)
+        if code is None and pgconn is not None:
+            # libpq does not expose the SQLSTATE of a refused connection, and its text is translated.
+            with suppress(Exception):
+                code = login.code_of_refusal(pgconn)
+        return code if code is not None and self.is_refusal(code) else None
+
+
+class PostgreSQLStoring(Storing):
+    """The collation "C" compares byte for byte. The clock is not `now()`, which stands still during a
+    transaction."""
+
+    has_time_zones = True
+    numbers_any_column = True
+
+    def text(self, longest: int) -> TypeEngine[str]:
+        return Text(collation="C")
+
+    def from_now(self, seconds: str) -> str:
+        return f"(clock_timestamp() + make_interval(secs => {seconds}))"
+
+    def readable(self, time: str) -> str:
+        # Times before Python's first year or after its last, such as infinity, are moved to that year.
+        first, last = (f"TIMESTAMPTZ '{each} 00:00Z'" for each in ("0001-01-02", "9999-12-30"))
+        return f"CASE WHEN {time} < {first} THEN {first} WHEN {time} > {last} THEN {last} ELSE {time} END"
+
+
+class PostgreSQLConnecting(Connecting):
+    """psycopg, which does not read all of its settings from a URL: ``?prepare_threshold=none`` turns prepared
+    statements off, for poolers in transaction mode."""
+
+    driver = "psycopg"
+    aliases = ("postgres",)
+    extra = "binary"
+    port = 5432
+    idle_properties = frozenset(
+        {
+            "rewritebatchedinserts",
+            "preparethreshold",
+            "stringtype",
+            "defaultrowfetchsize",
+            "tcpkeepalive",
+            "applicationname",
+        }
+    )
+
+    def for_engine(self, url: URL) -> tuple[URL, dict[str, Any]]:
+        value = url.query.get(_THRESHOLD)
+        if value is None or not url.drivername.endswith(f"+{self.driver}"):
+            return url, {}
+        if value != "none" and not (isinstance(value, str) and value.isdecimal()):
+            raise ValueError(f"{_THRESHOLD}: expected a whole number or none")
+        threshold = None if value == "none" else int(value)
+        return url.difference_update_query([_THRESHOLD]), {_THRESHOLD: threshold}
+
+    def with_property(self, url: URL, name: str, value: str) -> URL | None:
+        if name in _SAME:
+            return url.update_query_dict({name: value})
+        if name == "preparethreshold" and value == "0":
+            return url.update_query_dict({_THRESHOLD: "none"})  # psycopg's 0: on first use
+        if name == "currentschema":
+            return url.update_query_dict({"options": f"-csearch_path={value}"})
+        return None
+
+
+class PostgreSQLMigrating(Migrating):
+    """An advisory lock of the transaction. Statements queue behind one that waits for a table, so that one
+    gives up soon."""
+
+    has_schemas = True
+    starts_over = True
+
+    def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
+        _limit(connection, seconds)
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        _limit(connection, table_seconds)
+        return True
+
+
+def _limit(connection: Connection, seconds: int) -> None:
+    connection.execute(select(func.set_config("lock_timeout", f"{seconds}s", True)))

@@ -1,0 +1,86 @@
+"""SQLite: its result codes, types, driver and locks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Integer
+from sqlalchemy.types import TypeEngine
+
+from inbox_outbox_base.dialect import Code, Codes, Connecting, Migrating, Storing
+
+_BUSY, _LOCKED, _BUSY_SNAPSHOT = 5, 6, 517
+_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now'"
+
+
+class SQLiteCodes(Codes):
+    """An extended code has its primary code in the last byte. There is no server to lose."""
+
+    def code(self, cause: Any) -> Code | None:
+        code: int | None = getattr(cause, "sqlite_errorcode", None)
+        return code
+
+    def breaks_connection(self, code: Code, *, invalidated: bool) -> bool:
+        return False
+
+    def is_passing(self, code: Code) -> bool:
+        return _primary(code) in (_BUSY, _LOCKED)
+
+    def ends_wait(self, code: Code) -> bool:
+        # A snapshot that is too old stays so: no wait would have helped.
+        return _primary(code) == _BUSY and code != _BUSY_SNAPSHOT
+
+    def misses_table(self, code: Code, is_there: Callable[[], bool]) -> bool:
+        return not self.is_passing(code) and not is_there()
+
+
+def _primary(code: Code) -> int:
+    return int(code) & 0xFF
+
+
+class SQLiteStoring(Storing):
+    """Times are text, only an INTEGER numbers rows, and no length is enforced."""
+
+    now = f"({_NOW}))"
+    # Otherwise SQLite reuses the highest number once its row is deleted.
+    numbered_options = {"autoincrement": True}  # noqa: RUF012 - nobody changes it
+
+    def number(self) -> TypeEngine[int]:
+        return Integer()
+
+    def from_now(self, seconds: str) -> str:
+        return f"({_NOW}, {seconds} || ' seconds'))"
+
+
+class SQLiteConnecting(Connecting):
+    """Python's own driver; the file must be found by other processes, too."""
+
+    driver = "pysqlite"
+    is_default = True
+
+    def reachable(self, url: URL) -> URL:
+        # Absolute: tasks run in folders of their own.
+        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+            raise ValueError("tasks can reach an SQLite database only if it is a file")
+        return url.set(database=str(Path(url.database).absolute()))
+
+
+class SQLiteMigrating(Migrating):
+    """BEGIN IMMEDIATE: a migration's turn is the write lock of the file."""
+
+    isolation = "SERIALIZABLE"
+
+    def wait_for_turn(self, connection: Connection, seconds: int, table_seconds: int) -> bool:
+        connection.begin()  # not a no-op: applications may listen for it
+        if not getattr(connection.connection.driver_connection, "in_transaction", False):
+            _begin_immediately(connection, seconds)
+        return True
+
+
+def _begin_immediately(connection: Connection, seconds: int) -> None:
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {seconds * 1000:d}")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before:d}")
