@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 from inbox import Delivery, Outcome
 from inbox.kafka import KafkaConsumer
 from outbox.kafka import KafkaPublisher
-from tests.support.kafka_topics import Topics
+from tests.support.brokers.kafka_topics import Topics
 
 from ._brokers_lab import Count
 

@@ -9,7 +9,7 @@ from typing import Any
 from inbox_outbox_base.brokers.rocketmq.client import rocketmq
 from outbox import Envelope
 from outbox.rocketmq import RocketMQPublisher
-from tests.support.rocketmq_topics import Topics
+from tests.support.brokers.rocketmq_topics import Topics
 
 from ._brokers_lab import BrokersLab, Speed, grid, rate_ratios, speed, speeds_of
 from ._brokers_messages import BATCH, envelopes, send

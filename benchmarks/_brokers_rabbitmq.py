@@ -11,7 +11,7 @@ from aiormq.abc import DeliveredMessage
 from inbox import Delivery, Outcome
 from inbox.rabbitmq import RabbitConsumer
 from outbox.rabbitmq import RabbitPublisher
-from tests.support.rabbit_queues import Queues
+from tests.support.brokers.rabbit_queues import Queues
 
 from ._brokers_lab import Count
 

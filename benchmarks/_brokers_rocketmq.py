@@ -10,7 +10,7 @@ from inbox import Delivery, Outcome
 from inbox.rocketmq import RocketMQConsumer
 from inbox_outbox_base.brokers.rocketmq.client import grpc, rocketmq
 from outbox.rocketmq import RocketMQPublisher
-from tests.support.rocketmq_topics import Topics
+from tests.support.brokers.rocketmq_topics import Topics
 
 from ._brokers_lab import Count
 

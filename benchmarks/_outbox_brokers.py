@@ -10,8 +10,8 @@ from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
 from tests import servers
 from tests.servers import Missing
-from tests.support.kafka_topics import Topics
-from tests.support.rabbit_queues import Queues
+from tests.support.brokers.kafka_topics import Topics
+from tests.support.brokers.rabbit_queues import Queues
 
 from ._lab import run_alone
 from ._measure import Grid, Report, figure, ratios

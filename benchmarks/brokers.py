@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples.embedded_postgres import EmbeddedPostgres
 from tests import servers
 from tests.servers import Missing
-from tests.support.kafka_topics import Topics as KafkaTopics
-from tests.support.rabbit_queues import Queues
-from tests.support.rocketmq_topics import Topics as RocketTopics
+from tests.support.brokers.kafka_topics import Topics as KafkaTopics
+from tests.support.brokers.rabbit_queues import Queues
+from tests.support.brokers.rocketmq_topics import Topics as RocketTopics
 
 from . import _print
 from ._brokers_consume import consume

@@ -19,9 +19,11 @@ from inbox._status_mode.stores import Store
 from tests import servers
 from tests.servers import Missing, Pooler, RedisServer, Server, rabbitmq
 from tests.servers.redis import LocalRedis, program
-from tests.support import forked, status_stores
 from tests.support.database import Database, make_tables
-from tests.support.status_stores import Place
+from tests.support.status_mode import stores as status_stores
+from tests.support.status_mode.stores import Place
+
+from .support import forked
 
 T = TypeVar("T")
 GROUPS = {

@@ -7,7 +7,7 @@ from examples.order_chain.shop import TOPICS
 from examples.order_chain.steps import Step
 from inbox.rocketmq import RocketMQConsumer
 from outbox.rocketmq import RocketMQPublisher
-from tests.support.rocketmq_remoting import Remoting
+from tests.support.brokers.rocketmq_remoting import Remoting
 
 QUEUES = 8
 RETRIES = 100

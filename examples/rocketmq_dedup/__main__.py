@@ -19,7 +19,7 @@ from inbox import migration
 from tests import servers
 from tests.servers import Missing
 from tests.servers.rocketmq import RocketServer
-from tests.support.rocketmq_topics import Topics
+from tests.support.brokers.rocketmq_topics import Topics
 
 KEPT, BROKEN, FAILED = 0, 1, 2
 

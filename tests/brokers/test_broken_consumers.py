@@ -14,7 +14,7 @@ from inbox import Action, Decision
 from inbox.errors import InvalidOption
 from tests.brokers import test_redis_suites as suites
 from tests.servers.redis import LocalRedis
-from tests.support.redis_consumer import RedisStreamsConsumer
+from tests.support.brokers.redis_consumer import RedisStreamsConsumer
 
 
 class AcksFirst(RedisStreamsConsumer):

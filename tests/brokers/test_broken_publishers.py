@@ -15,7 +15,7 @@ from outbox import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.errors import UnsafeBroker
 from tests.brokers import test_redis_suites as suites
 from tests.servers.redis import LocalRedis
-from tests.support.redis_streams import RedisStreamsPublisher, client_of, fields_of, outcome_of
+from tests.support.brokers.redis_streams import RedisStreamsPublisher, client_of, fields_of, outcome_of
 
 
 class Changed(RedisStreamsPublisher):

@@ -11,14 +11,14 @@ from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
 from tests.support.answers import published
-from tests.support.kafka_consumers import consumer, running
-from tests.support.kafka_topics import Topics
-from tests.support.kafka_topics import envelope as kafka_envelope
-from tests.support.rabbit_consumers import consuming
-from tests.support.rabbit_queues import Queues, envelope
-from tests.support.status_workers import wait_until
+from tests.support.brokers.kafka_consumers import consumer, running
+from tests.support.brokers.kafka_topics import Topics
+from tests.support.brokers.kafka_topics import envelope as kafka_envelope
+from tests.support.brokers.rabbit_consumers import consuming
+from tests.support.brokers.rabbit_queues import Queues, envelope
+from tests.support.processes import wait_until
 
-pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.brokers.rabbit_fixtures"]
 
 
 def take(_: Any) -> Outcome:

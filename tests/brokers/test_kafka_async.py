@@ -25,13 +25,13 @@ from inbox import (
     message_key,
 )
 from inbox.kafka import AsyncKafkaConsumer
+from tests.support.brokers.kafka_consumers import APPLIED, QUICK, applied, applied_by_key, make_table
+from tests.support.brokers.kafka_topics import Topics, values, wait_until
 from tests.support.database import Database
-from tests.support.kafka_consumers import APPLIED, QUICK, applied, applied_by_key, make_table
-from tests.support.kafka_topics import Topics, values, wait_until
 from tests.support.listeners import Fault
 from tests.support.together import in_a_loop
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 Handler = Callable[[Delivery], Awaitable[Outcome]]
 MakeHandler = Callable[[AsyncEngine], Handler]

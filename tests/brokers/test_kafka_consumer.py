@@ -13,13 +13,20 @@ import pytest
 from inbox import Delivery, Outcome, Verdict, message_key
 from outbox import Accepted, Outbox, Relay
 from outbox.kafka import KafkaPublisher
-from tests.support import kafka_native
 from tests.support.answers import published
+from tests.support.brokers import kafka_native
+from tests.support.brokers.kafka_consumers import (
+    applied,
+    applied_by_key,
+    applying,
+    consumer,
+    make_table,
+    running,
+)
+from tests.support.brokers.kafka_topics import Topics, envelope, id_of, wait_until
 from tests.support.database import Database
-from tests.support.kafka_consumers import applied, applied_by_key, applying, consumer, make_table, running
-from tests.support.kafka_topics import Topics, envelope, id_of, wait_until
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 
 class Fault(Exception):

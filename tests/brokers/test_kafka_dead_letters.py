@@ -14,11 +14,19 @@ from inbox.errors import GiveUp
 from outbox import Accepted
 from outbox.kafka import KafkaPublisher
 from tests.support.answers import published
+from tests.support.brokers.kafka_consumers import (
+    QUICK,
+    Handler,
+    applied,
+    applying,
+    consumer,
+    make_table,
+    running,
+)
+from tests.support.brokers.kafka_topics import Topics, envelope, values, wait_until
 from tests.support.database import Database
-from tests.support.kafka_consumers import QUICK, Handler, applied, applying, consumer, make_table, running
-from tests.support.kafka_topics import Topics, envelope, values, wait_until
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 
 class Fault(Exception):

@@ -11,11 +11,11 @@ from outbox import Accepted, Outcome, Unavailable, Unknown
 from outbox.kafka import KafkaPublisher
 from tests.servers.kafka import LocalKafka
 from tests.support.answers import published
-from tests.support.kafka_consumers import consumer
-from tests.support.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
+from tests.support.brokers.kafka_consumers import consumer
+from tests.support.brokers.kafka_topics import WAIT, Topics, envelope, id_of, values, wait_until
 from tests.support.proxy import TcpProxy
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 ONCE = {"enable.idempotence": False, "max.in.flight": 1, "retries": 0}
 """Settings with which the client sends everything once."""

@@ -15,15 +15,15 @@ from outbox import Accepted, Envelope, Message, Outbox, Outcome, Relay, Unavaila
 from outbox.kafka import KafkaPublisher
 from tests.servers.kafka import LocalKafka
 from tests.support.answers import published
+from tests.support.brokers.kafka_relaying import Relaying, kinds, written
+from tests.support.brokers.kafka_topics import Topics, envelope, wait_until
 from tests.support.database import Database
-from tests.support.kafka_relaying import Relaying, kinds, written
-from tests.support.kafka_topics import Topics, envelope, wait_until
 from tests.support.outbox_publishers import TABLES, count, left
-from tests.support.relay_crashes import running
+from tests.support.relay.crashes import running
 
 pytestmark = pytest.mark.long
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 KEYS = [f"key-{number}" for number in range(12)]
 TIMEOUT = 4

@@ -17,11 +17,11 @@ from outbox._publishers.kafka.producer_settings import filled_in, limits
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from tests.servers.kafka import LocalKafka
 from tests.support.answers import published
-from tests.support.kafka_relaying import Relaying, kinds, written
-from tests.support.kafka_topics import Topics, envelope, wait_until
+from tests.support.brokers.kafka_relaying import Relaying, kinds, written
+from tests.support.brokers.kafka_topics import Topics, envelope, wait_until
 from tests.support.proxy import TcpProxy
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 MANY = 300

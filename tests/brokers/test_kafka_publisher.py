@@ -13,9 +13,9 @@ from outbox import Accepted, AsyncPublisher, Envelope, Publisher, Refused, Unava
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from tests.support.answers import published, published_awaited
-from tests.support.kafka_topics import Topics, envelope, values, wait_until
+from tests.support.brokers.kafka_topics import Topics, envelope, values, wait_until
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 LEASE = 30
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}

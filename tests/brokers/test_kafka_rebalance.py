@@ -15,8 +15,7 @@ from sqlalchemy import URL
 from inbox import Delivery, Outcome, Verdict
 from inbox._consuming.kafka import lane
 from tests.servers import freezing
-from tests.support.database import Database
-from tests.support.kafka_consumers import (
+from tests.support.brokers.kafka_consumers import (
     Handler,
     applied,
     applied_by_key,
@@ -25,10 +24,11 @@ from tests.support.kafka_consumers import (
     make_table,
     running,
 )
-from tests.support.kafka_topics import Topics, wait_until
+from tests.support.brokers.kafka_topics import Topics, wait_until
+from tests.support.database import Database
 from tests.support.program import ROOT, command
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 KEYS = "abcdefgh"
 PROTOCOLS = {
@@ -42,7 +42,7 @@ def worker(
     topics: Topics, topic: str, url: URL, pause: float, *options: str
 ) -> Iterator[subprocess.Popen[str]]:
     """A consumer in a separate process, killed at the end if it still runs."""
-    program = "tests.support.kafka_consumers"
+    program = "tests.support.brokers.kafka_consumers"
     arguments = command(program, topics.address, topic, "payments", f"{pause}", *options)
     with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -18,10 +18,10 @@ from outbox.kafka import AsyncKafkaPublisher, KafkaPublisher
 from outbox.testing import PublisherSuite
 from tests.servers.kafka import LocalKafka
 from tests.support.answers import published
+from tests.support.brokers.kafka_topics import Topics
 from tests.support.database import Database
-from tests.support.kafka_topics import Topics
 
-pytest_plugins = ["tests.support.kafka_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures"]
 
 
 class KafkaServer:

@@ -13,13 +13,13 @@ from outbox import Accepted, Envelope, Outcome, Refused, Unavailable, Unknown
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support.answers import published, published_awaited
+from tests.support.brokers.rabbit_alarm import lacking_memory, standing_still, without_rights
+from tests.support.brokers.rabbit_queues import Queues, envelope
+from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
-from tests.support.rabbit_alarm import lacking_memory, standing_still, without_rights
-from tests.support.rabbit_queues import Queues, envelope
-from tests.support.status_workers import wait_until
 from tests.support.together import Task, together
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 LARGE = "x" * 30_000
 """A payload of which a few are more than the publisher writes at a time."""

@@ -23,13 +23,13 @@ from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import RabbitServer
 from tests.support import accounts
 from tests.support.answers import published
+from tests.support.brokers.rabbit_consumers import Counted, bookkeeping, consuming, consuming_async
+from tests.support.brokers.rabbit_queues import Queues, envelope
 from tests.support.database import Database
 from tests.support.listeners import Fault
-from tests.support.rabbit_consumers import Counted, bookkeeping, consuming, consuming_async
-from tests.support.rabbit_queues import Queues, envelope
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 NAMES = [f"account-{number}" for number in range(6)]
 NEW = Outcome(Verdict.NEW)

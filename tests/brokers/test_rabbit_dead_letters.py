@@ -11,13 +11,13 @@ from pamqp.common import FieldValue
 from inbox import Claim, Decision, Delivery, Outcome, SqlStore, StatusInbox, Verdict, message_id
 from inbox.errors import GiveUp, TransientError
 from tests.support import accounts
+from tests.support.brokers.rabbit_consumers import SOON, bookkeeping, consuming
+from tests.support.brokers.rabbit_queues import Queues
 from tests.support.database import Database
 from tests.support.listeners import Fault
-from tests.support.rabbit_consumers import SOON, bookkeeping, consuming
-from tests.support.rabbit_queues import Queues
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 
 def headers_of(message: DeliveredMessage) -> dict[str, Any]:

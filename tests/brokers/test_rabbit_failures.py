@@ -16,15 +16,15 @@ from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support import accounts
 from tests.support.answers import published
+from tests.support.brokers.rabbit_alarm import lacking_memory
+from tests.support.brokers.rabbit_consumers import Counted, bookkeeping, consuming
+from tests.support.brokers.rabbit_queues import Queues, envelope
 from tests.support.database import Database
+from tests.support.processes import wait_until
 from tests.support.program import ROOT
 from tests.support.proxy import TcpProxy
-from tests.support.rabbit_alarm import lacking_memory
-from tests.support.rabbit_consumers import Counted, bookkeeping, consuming
-from tests.support.rabbit_queues import Queues, envelope
-from tests.support.status_workers import wait_until
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 NAMES = [f"account-{number}" for number in range(6)]
 KINDS = (Accepted, Unavailable, Unknown)
@@ -37,7 +37,16 @@ def worker(
     database: Database, queues: Queues, queue: str, point: str = "never"
 ) -> Iterator[subprocess.Popen[str]]:
     """A consumer in a separate process, which is killed at the end of the block."""
-    program = [sys.executable, "-W", "error", "-m", "tests.support.rabbit_worker", queues.url, queue, point]
+    program = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "tests.support.brokers.rabbit_worker",
+        queues.url,
+        queue,
+        point,
+    ]
     process = subprocess.Popen(program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     try:

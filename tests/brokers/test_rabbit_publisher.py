@@ -16,9 +16,9 @@ from outbox import Accepted, AsyncPublisher, Envelope, Outcome, Publisher, Refus
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from tests.support.answers import published, published_awaited
-from tests.support.rabbit_queues import Queues, envelope
+from tests.support.brokers.rabbit_queues import Queues, envelope
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 Send = Callable[..., list[Outcome]]
 

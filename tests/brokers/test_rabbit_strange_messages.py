@@ -11,13 +11,13 @@ from aiormq.abc import AbstractChannel
 
 from inbox import Delivery, Outcome, Verdict
 from inbox._consuming.rabbitmq.frames import _Reader
+from tests.support.brokers.rabbit_consumers import consuming
+from tests.support.brokers.rabbit_queues import Queues
+from tests.support.brokers.rabbit_wire import nested, put, sized, table, text
 from tests.support.listeners import Fault
-from tests.support.rabbit_consumers import consuming
-from tests.support.rabbit_queues import Queues
-from tests.support.rabbit_wire import nested, put, sized, table, text
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 MICROSECONDS = struct.pack(">Q", int(MOMENT.timestamp() * 1_000_000))

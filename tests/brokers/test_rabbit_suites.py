@@ -19,11 +19,11 @@ from outbox.rabbitmq import AsyncRabbitPublisher, RabbitPublisher
 from outbox.testing import PublisherSuite
 from tests.servers.rabbitmq import LocalRabbit
 from tests.support.answers import published
+from tests.support.brokers.rabbit_queues import Queues
+from tests.support.brokers.rabbit_wire import put, sized, table, text
 from tests.support.database import Database
-from tests.support.rabbit_queues import Queues
-from tests.support.rabbit_wire import put, sized, table, text
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 SETTLED = 3.0
 """Seconds after which a server that crashes still has a queue that it had just made."""

@@ -13,8 +13,8 @@ from outbox import Accepted, Envelope
 from outbox.testing import PublisherSuite
 from tests.servers.redis import LocalRedis
 from tests.support.answers import published
-from tests.support.redis_consumer import RedisStreamsConsumer
-from tests.support.redis_streams import LARGEST, RedisStreamsPublisher, client_of, delivery_of
+from tests.support.brokers.redis_consumer import RedisStreamsConsumer
+from tests.support.brokers.redis_streams import LARGEST, RedisStreamsPublisher, client_of, delivery_of
 
 
 class RedisServer:

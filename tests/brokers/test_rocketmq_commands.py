@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.brokers.rocketmq_topics import Topics
 from tests.support.cli import inbox_outbox
 from tests.support.database import Database
 from tests.support.documented_code import name, pages_that_need, run_on_broker
 from tests.support.outbox_publishers import TABLES, count, publish
-from tests.support.rocketmq_topics import Topics
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 
 def test_drain(postgres: Database, rocketmq: Topics) -> None:

@@ -30,16 +30,16 @@ from outbox import Accepted
 from outbox.rocketmq import RocketMQPublisher
 from tests.support import accounts
 from tests.support.answers import published
+from tests.support.brokers.rabbit_consumers import Counted
+from tests.support.brokers.rocketmq_consumers import SOON, bookkeeping, consuming, send, url_of
+from tests.support.brokers.rocketmq_topics import Topics, envelope
 from tests.support.database import Database
 from tests.support.listeners import Fault
 from tests.support.outages import impatient, locked_tables
-from tests.support.rabbit_consumers import Counted
-from tests.support.rocketmq_consumers import SOON, bookkeeping, consuming, send, url_of
-from tests.support.rocketmq_topics import Topics, envelope
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
 from tests.support.together import in_a_loop
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 NAMES = [f"account-{number}" for number in range(6)]
 NEW = Outcome(Verdict.NEW)

@@ -17,16 +17,16 @@ from outbox import Relay
 from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket
 from tests.support import accounts
+from tests.support.brokers.rocketmq_consumers import bookkeeping, consuming, send, url_of
+from tests.support.brokers.rocketmq_proxy import RocketProxy
+from tests.support.brokers.rocketmq_topics import Topics, envelope
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count, publish
+from tests.support.processes import wait_until
 from tests.support.program import ROOT, run
-from tests.support.rocketmq_consumers import bookkeeping, consuming, send, url_of
-from tests.support.rocketmq_proxy import RocketProxy
-from tests.support.rocketmq_topics import Topics, envelope
-from tests.support.status_workers import wait_until
 from tests.support.together import Task
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 NAMES = [f"account-{number}" for number in range(6)]
 FORK = """
@@ -58,7 +58,7 @@ def worker(
     database: Database, topics: Topics, topic: str, group: str, point: str = "never"
 ) -> Iterator[subprocess.Popen[str]]:
     """A consumer in a separate process, which is killed at the end of the block."""
-    module = [sys.executable, "-W", "error", "-m", "tests.support.rocketmq_worker"]
+    module = [sys.executable, "-W", "error", "-m", "tests.support.brokers.rocketmq_worker"]
     command = [*module, topics.address, topic, group, point]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None

@@ -19,11 +19,11 @@ from inbox.rocketmq import AsyncRocketMQConsumer, RocketMQConsumer
 from inbox_outbox_base.brokers.rocketmq.address import parse
 from inbox_outbox_base.brokers.rocketmq.client import protocol
 from inbox_outbox_base.brokers.rocketmq.message import message_of
-from tests.support.rocketmq_consumers import SOON, consuming, send, send_raw, url_of
-from tests.support.rocketmq_topics import Topics, envelope
-from tests.support.status_workers import wait_until
+from tests.support.brokers.rocketmq_consumers import SOON, consuming, send, send_raw, url_of
+from tests.support.brokers.rocketmq_topics import Topics, envelope
+from tests.support.processes import wait_until
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 NEW = Outcome(Verdict.NEW)
 

@@ -17,11 +17,11 @@ from outbox import Accepted, Envelope
 from outbox.rocketmq import RocketMQPublisher
 from tests.servers.rocketmq import LocalRocket
 from tests.support.answers import published
+from tests.support.brokers.rocketmq_consumers import send_raw
+from tests.support.brokers.rocketmq_topics import Topics, delivery_of
 from tests.support.database import Database
-from tests.support.rocketmq_consumers import send_raw
-from tests.support.rocketmq_topics import Topics, delivery_of
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 
 @pytest.mark.long  # the shortest invisible time is 10 s, and most tests wait for it

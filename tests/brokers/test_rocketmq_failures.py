@@ -12,12 +12,12 @@ from examples.embedded_postgres import free_port
 from outbox import Accepted, Unavailable, Unknown
 from outbox.rocketmq import RocketMQPublisher
 from tests.support.answers import published
+from tests.support.brokers.rocketmq_proxy import RocketProxy
+from tests.support.brokers.rocketmq_topics import Topics, envelope
+from tests.support.processes import wait_until
 from tests.support.program import ROOT
-from tests.support.rocketmq_proxy import RocketProxy
-from tests.support.rocketmq_topics import Topics, envelope
-from tests.support.status_workers import wait_until
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 HERE = b"this message"
 TIMEOUT = 4.0
@@ -27,7 +27,7 @@ from inbox_outbox_base.brokers.rocketmq import forking
 from outbox.rocketmq import RocketMQPublisher
 from tests.support.answers import published
 from tests.support.program import ROOT
-from tests.support.rocketmq_topics import envelope
+from tests.support.brokers.rocketmq_topics import envelope
 url, topic, support = sys.argv[1:]
 publisher = RocketMQPublisher(url, timeout=4)
 print(*published(publisher, [envelope(topic)]), flush=True)

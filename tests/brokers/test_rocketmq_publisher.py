@@ -18,11 +18,11 @@ from outbox import Accepted, AsyncPublisher, Envelope, Outcome, Publisher, Refus
 from outbox.errors import InvalidOption, UnsafeBroker
 from outbox.rocketmq import AsyncRocketMQPublisher, RocketMQPublisher
 from tests.support.answers import published, published_awaited
-from tests.support.rocketmq_topics import Topics, envelope
-from tests.support.status_workers import wait_until
+from tests.support.brokers.rocketmq_topics import Topics, envelope
+from tests.support.processes import wait_until
 from tests.support.together import together
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 Send = Callable[..., list[Outcome]]
 STRANGE = {

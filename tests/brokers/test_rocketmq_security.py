@@ -15,12 +15,12 @@ from outbox.rocketmq import RocketMQPublisher
 from tests.servers import Missing
 from tests.servers.rocketmq import LocalRocket, program
 from tests.support.answers import published
+from tests.support.brokers.rocketmq_consumers import consuming, send
+from tests.support.brokers.rocketmq_topics import Topics, envelope
+from tests.support.processes import wait_until
 from tests.support.program import run
-from tests.support.rocketmq_consumers import consuming, send
-from tests.support.rocketmq_topics import Topics, envelope
-from tests.support.status_workers import wait_until
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 CONSUMER = """
 import sys

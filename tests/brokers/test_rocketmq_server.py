@@ -10,10 +10,10 @@ import pytest
 
 from inbox_outbox_base.brokers.rocketmq.client import rocketmq as client
 from tests.servers.rocketmq import BROKER, PROXY
+from tests.support.brokers.rocketmq_topics import Topics
 from tests.support.program import ROOT
-from tests.support.rocketmq_topics import Topics
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 IMPORT = """
 import logging, sys

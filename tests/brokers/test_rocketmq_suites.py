@@ -16,14 +16,14 @@ from outbox.rocketmq import AsyncRocketMQPublisher, RocketMQPublisher
 from outbox.testing import PublisherSuite
 from tests.servers.rocketmq import LocalRocket
 from tests.support.answers import published
+from tests.support.brokers.rocketmq_topics import Topics, delivery_of, envelope
 from tests.support.cli import line
 from tests.support.database import Database
 from tests.support.outbox_publishers import publish
+from tests.support.processes import wait_until
 from tests.support.program import ROOT
-from tests.support.rocketmq_topics import Topics, delivery_of, envelope
-from tests.support.status_workers import wait_until
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 TIMEOUT = 3.0
 

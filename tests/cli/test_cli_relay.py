@@ -11,15 +11,15 @@ from sqlalchemy import Engine
 
 import outbox
 from examples.embedded_postgres import free_port
+from tests.support.brokers.kafka_topics import Topics, values
+from tests.support.brokers.rabbit_queues import Queues
 from tests.support.cli import inbox_outbox, line
 from tests.support.database import Database
-from tests.support.kafka_topics import Topics, values
 from tests.support.outbox_publishers import TABLES, count, dead, publish
 from tests.support.program import ROOT, complaints
 from tests.support.proxy import TcpProxy
-from tests.support.rabbit_queues import Queues
 
-pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.brokers.rabbit_fixtures"]
 
 REFUSED = {"ce_specversion": "1.0", "ce_" + "x" * 120: "with RabbitMQ's prefix the name is too long"}
 """Headers of a message that is always refused."""

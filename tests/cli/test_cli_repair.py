@@ -15,7 +15,17 @@ from inbox.schema import tables
 from tests.support.cli import Done, as_json, error, in_this_process, inbox_outbox, line, succeeded
 from tests.support.database import Database
 from tests.support.program import ROOT
-from tests.support.status_stores import CONSUMER, ENDS, PAYLOAD, Place, change, end, held, request, stored
+from tests.support.status_mode.stores import (
+    CONSUMER,
+    ENDS,
+    PAYLOAD,
+    Place,
+    change,
+    end,
+    held,
+    request,
+    stored,
+)
 
 pytestmark = pytest.mark.quick("postgresql", "sqlite")
 

@@ -22,8 +22,8 @@ from tests.support import accounts
 from tests.support.cli import as_json, error, in_this_process, succeeded
 from tests.support.database import Database
 from tests.support.outbox_publishers import AsyncRecorder, Recorder, publish
-from tests.support.spark_writes import RESULT, attempt, batch, make_result, prepared, written
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.spark.writes import RESULT, attempt, batch, make_result, prepared, written
 from tests.support.together import Task, together, wait_until_blocked
 
 NEW, DUPLICATE, IN_FLIGHT = Verdict.NEW, Verdict.DUPLICATE, Verdict.IN_FLIGHT

@@ -17,9 +17,9 @@ from inbox_outbox_base.databases import member_statements
 from outbox import Accepted, Message, Outbox, Outcome, Refused, Relay, Unavailable
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder
-from tests.support.repairs import gives_up, halts
 from tests.support.roles import SECTIONS, Right, Role, is_denied, page, rights, role
-from tests.support.spark_writes import batch, make_result, write
+from tests.support.spark.writes import batch, make_result, write
+from tests.support.status_mode.repairs import gives_up, halts
 
 pytestmark = pytest.mark.mysql
 

@@ -11,7 +11,7 @@ from outbox import Outbox, Relay
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder, publish
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
 from tests.support.together import Task
 
 WORKERS = 4

@@ -17,8 +17,8 @@ from outbox import Outbox, Relay
 from tests.support import accounts
 from tests.support.database import make_tables
 from tests.support.outbox_publishers import TABLES, Recorder, count, messages, names_of, publish
+from tests.support.processes import wait_until
 from tests.support.replication import Primary, Standby
-from tests.support.status_workers import wait_until
 from tests.support.together import Broker, Task
 
 NEW, DUPLICATE = Verdict.NEW, Verdict.DUPLICATE

@@ -13,7 +13,7 @@ from inbox import AsyncInbox, Inbox, Verdict
 from inbox.errors import InvalidKey, InvalidOption
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.status_async import in_loop
+from tests.support.status_mode.asynchronous import in_loop
 
 pytestmark = pytest.mark.mysql
 

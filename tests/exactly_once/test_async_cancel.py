@@ -22,7 +22,7 @@ from outbox._waking.listening_task import ListeningTask, TaskWakeUp
 from tests.support.cancelled import Cancelling
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, AsyncRecorder, count
-from tests.support.relay_servers import server
+from tests.support.relay.servers import server
 
 __all__ = ["server"]
 

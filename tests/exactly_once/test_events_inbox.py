@@ -13,7 +13,7 @@ from inbox.errors import InvalidOption, NotTaken, TransientError
 from inbox.schema import tables
 from tests.project.test_events_otel import Telemetry, telemetry
 from tests.support.database import Database
-from tests.support.status_async import in_loop
+from tests.support.status_mode.asynchronous import in_loop
 
 __all__ = ["telemetry"]
 

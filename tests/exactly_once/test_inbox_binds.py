@@ -19,8 +19,8 @@ from tests.support import accounts
 from tests.support.accounts import Account
 from tests.support.database import Database, make_tables
 from tests.support.several_databases import balance, other, recipe, replica
-from tests.support.status_async import in_loop
-from tests.support.status_stores import status_inbox
+from tests.support.status_mode.asynchronous import in_loop
+from tests.support.status_mode.stores import status_inbox
 
 __all__ = ["other", "replica"]
 

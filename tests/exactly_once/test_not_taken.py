@@ -21,8 +21,8 @@ from inbox.errors import (
 from inbox.schema import tables
 from tests.support.database import Database
 from tests.support.listeners import Decide, each_listener
-from tests.support.status_async import in_loop, inbox_at
-from tests.support.status_stores import Failed, Place, fail, status_inbox
+from tests.support.status_mode.asynchronous import in_loop, inbox_at
+from tests.support.status_mode.stores import Failed, Place, fail, status_inbox
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 REFUSALS: list[tuple[str, dict[str, Any], type[NotTaken]]] = [

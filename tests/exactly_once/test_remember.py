@@ -18,7 +18,7 @@ from inbox.errors import InvalidOption, PayloadMismatch
 from inbox.schema import metadata
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.status_async import in_loop
+from tests.support.status_mode.asynchronous import in_loop
 
 
 @pytest.fixture

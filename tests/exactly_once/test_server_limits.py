@@ -11,7 +11,7 @@ from inbox import AsyncInbox, Inbox, Verdict
 from inbox_outbox_base.databases.registry import database_of
 from tests.support import accounts, outages
 from tests.support.database import Database
-from tests.support.status_async import in_loop
+from tests.support.status_mode.asynchronous import in_loop
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql

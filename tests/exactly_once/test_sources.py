@@ -19,7 +19,7 @@ from inbox import Action, AsyncInbox, AsyncStatusInbox, Inbox, SqlStore, StatusI
 from inbox.errors import InvalidOption, UnusableConnection
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.status_async import in_loop
+from tests.support.status_mode.asynchronous import in_loop
 
 INBOX, ASYNC_INBOX = Inbox("billing"), AsyncInbox("billing")
 SOURCES: dict[str, Callable[[Engine], Any]] = {

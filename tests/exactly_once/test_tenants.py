@@ -15,7 +15,7 @@ from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.proxy import TcpProxy
-from tests.support.status_async import in_loop
+from tests.support.status_mode.asynchronous import in_loop
 
 KEY = "order-1"
 NAMES = ("tenant_a", "tenant \"b' $1%")

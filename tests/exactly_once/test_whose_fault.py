@@ -35,8 +35,8 @@ from tests.support import accounts, outages
 from tests.support.database import Database
 from tests.support.listeners import in_threads
 from tests.support.outages import Trouble
-from tests.support.status_async import in_loop
-from tests.support.status_stores import CONSUMER, request, stored
+from tests.support.status_mode.asynchronous import in_loop
+from tests.support.status_mode.stores import CONSUMER, request, stored
 
 ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
 LAST: dict[str, Any] = {"failures": lambda _: 3, "max_attempts": 4}

@@ -14,7 +14,7 @@ from inbox.schema import tables
 from tests.examples.test_demo import is_alive, table, until
 from tests.support.database import Database
 from tests.support.program import ROOT, command, run
-from tests.support.spark_program import assert_nothing_left, need_spark, output, temporary_folder
+from tests.support.spark.program import assert_nothing_left, need_spark, output, temporary_folder
 
 MESSAGES = 4_000
 FORGETFUL = """

@@ -37,14 +37,14 @@ from outbox.schema import tables as outbox_tables
 from tests.examples.test_demo import table, until
 from tests.servers.kafka import LocalKafka
 from tests.servers.rabbitmq import LocalRabbit, RabbitServer
-from tests.support import order_chain_crash
 from tests.support.database import Database
 from tests.support.program import ROOT, command, complaints, run
+from tests.support.relay import order_chain_crash
 
 pytest_plugins = [
-    "tests.support.rabbit_fixtures",
-    "tests.support.kafka_fixtures",
-    "tests.support.rocketmq_fixtures",
+    "tests.support.brokers.rabbit_fixtures",
+    "tests.support.brokers.kafka_fixtures",
+    "tests.support.brokers.rocketmq_fixtures",
 ]
 
 PLAN = Plan(orders=12, kills=6)

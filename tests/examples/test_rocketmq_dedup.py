@@ -11,13 +11,13 @@ from inbox import Delivery, Inbox, message_id
 from tests import servers
 from tests.servers import Missing
 from tests.support import accounts
+from tests.support.brokers.rocketmq_consumers import consuming, send
+from tests.support.brokers.rocketmq_topics import Topics, envelope
 from tests.support.database import Database
+from tests.support.processes import wait_until
 from tests.support.program import ROOT
-from tests.support.rocketmq_consumers import consuming, send
-from tests.support.rocketmq_topics import Topics, envelope
-from tests.support.status_workers import wait_until
 
-pytest_plugins = ["tests.support.rocketmq_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures"]
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from tests.support.listeners import (
     payments,
     until_acknowledged,
 )
-from tests.support.status_stores import ENDS, change, held, request, status_inbox, stored, untimed
+from tests.support.status_mode.stores import ENDS, change, held, request, status_inbox, stored, untimed
 
 ACK, RETRY, DEAD_LETTER = Action.ACK, Action.RETRY, Action.DEAD_LETTER
 

@@ -15,7 +15,7 @@ from inbox import Action, AsyncInbox, AsyncListener, Decision, Decisions, Inbox,
 from inbox._listening.awaited_listener import AwaitedListener
 from tests.support import accounts, listener_worker
 from tests.support.database import Database
-from tests.support.status_workers import wait_until, workers
+from tests.support.processes import wait_until, workers
 from tests.support.together import Task
 
 NEW = Outcome(Verdict.NEW)

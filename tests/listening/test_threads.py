@@ -12,8 +12,8 @@ import pytest
 from inbox import Action, Listener, Outcome, Verdict
 from inbox._listening import threads
 from inbox._listening.threads import in_thread
+from tests.support.processes import wait_until
 from tests.support.program import run
-from tests.support.status_workers import wait_until
 
 NEW = Outcome(Verdict.NEW)
 FORKS = """

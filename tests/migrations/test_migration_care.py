@@ -22,7 +22,7 @@ from tests.support.application import Application
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.inspection import snapshot
-from tests.support.status_workers import workers
+from tests.support.processes import workers
 
 pytestmark = pytest.mark.mysql
 

@@ -15,8 +15,8 @@ from outbox._relaying.settings import Settings
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, marks, publish
+from tests.support.processes import wait_until
 from tests.support.roles import Right, role
-from tests.support.status_workers import wait_until
 from tests.support.together import Task
 
 MANY = 5 * BUCKETS

@@ -32,7 +32,7 @@ from inbox._listening.outcome import Action
 from inbox.errors import InvalidOption, PolicyConflict, TablesMissing
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.status_stores import Place
+from tests.support.status_mode.stores import Place
 
 TABLES = tables()
 DAY = timedelta(days=1)

@@ -27,8 +27,18 @@ from inbox import (
 from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, LeaseLost
 from tests.support.database import Database
-from tests.support.repairs import KEY, PAYLOAD, deliver, fails, gives_up, halts, has_ended, history, inbox_of
-from tests.support.status_stores import CONSUMER, stored
+from tests.support.status_mode.repairs import (
+    KEY,
+    PAYLOAD,
+    deliver,
+    fails,
+    gives_up,
+    halts,
+    has_ended,
+    history,
+    inbox_of,
+)
+from tests.support.status_mode.stores import CONSUMER, stored
 
 
 def test_list_and_show(store: Store) -> None:

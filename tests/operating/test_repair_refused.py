@@ -10,8 +10,8 @@ from inbox import Record, Status, Verdict, discard, list_messages, release, reso
 from inbox._status_mode.stores import Store
 from inbox.errors import InvalidKey, InvalidOption, MessageNotFound, WrongStatus
 from tests.support.cases import case
-from tests.support.repairs import KEY, has_ended, history, inbox_of
-from tests.support.status_stores import CONSUMER, change, end, held, request, stored
+from tests.support.status_mode.repairs import KEY, has_ended, history, inbox_of
+from tests.support.status_mode.stores import CONSUMER, change, end, held, request, stored
 
 DECISIONS: dict[str, tuple[Callable[[Store], None], set[Status]]] = {
     "retry": (lambda store: retry(store, CONSUMER, KEY), {Status.DEAD, Status.FAILED}),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from outbox.rabbitmq import RabbitPublisher
+from tests.support.brokers.kafka_topics import Topics
+from tests.support.brokers.rabbit_queues import Queues
 from tests.support.documented_code import (
     FENCE,
     PAGES,
@@ -18,10 +20,8 @@ from tests.support.documented_code import (
     reader,
     run_on_broker,
 )
-from tests.support.kafka_topics import Topics
-from tests.support.rabbit_queues import Queues
 
-pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.brokers.rabbit_fixtures"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

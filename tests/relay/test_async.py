@@ -25,7 +25,7 @@ from tests.support.outbox_publishers import (
     publish,
     waiting,
 )
-from tests.support.status_workers import wait_until, workers
+from tests.support.processes import wait_until, workers
 
 Scenario = Callable[[AsyncEngine], Coroutine[Any, Any, Any]]
 

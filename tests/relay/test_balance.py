@@ -16,7 +16,7 @@ from outbox._relaying.members import Members, share_of
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES
-from tests.support.relay_crashes import engine_of, ownership
+from tests.support.relay.crashes import engine_of, ownership
 
 MEMBERS = Members(TABLES)
 LEASE = 600

@@ -30,9 +30,9 @@ from tests.support.outbox_publishers import (
     publish,
     waiting,
 )
-from tests.support.relay_crashes import running
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import running
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
 SLOW = [f"-{number}" for number in range(20)]
 """Messages that are held back."""

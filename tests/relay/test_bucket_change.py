@@ -37,8 +37,8 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.relay_crashes import engine_of, running
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import engine_of, running
 
 KEY = next(each for each in ascii_lowercase if bucket_of(each, BUCKETS) > 40)
 """A key whose old bucket goes to the second of two relays."""

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from outbox import set_bucket_count, status
-from tests.support.bucket_worker import Made, Sent, producing, read, relaying
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count
-from tests.support.relay_crashes import engine_of
-from tests.support.status_workers import Worker, wait_until, workers
+from tests.support.processes import Worker, wait_until, workers
+from tests.support.relay.bucket_worker import Made, Sent, producing, read, relaying
+from tests.support.relay.crashes import engine_of
 
 SECONDS = float(os.environ.get("BUCKET_MODEL_SECONDS", "20"))
 SEED = int(os.environ.get("BUCKET_MODEL_SEED", random.randrange(2**32)))

@@ -12,7 +12,8 @@ from inbox.schema import metadata
 from outbox import Relay
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, Recorder, count, let_leases_end, publish
-from tests.support.relay_crashes import (
+from tests.support.processes import wait_until, workers
+from tests.support.relay.crashes import (
     METADATA,
     Post,
     arrivals,
@@ -24,9 +25,8 @@ from tests.support.relay_crashes import (
     running,
     take,
 )
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.relay_worker import POINTS, dying_relay, producer, relay
-from tests.support.status_workers import wait_until, workers
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.worker import POINTS, dying_relay, producer, relay
 
 pytestmark = pytest.mark.mysql
 

@@ -22,7 +22,7 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.relay_servers import server
+from tests.support.relay.servers import server
 
 pytestmark = pytest.mark.mysql
 

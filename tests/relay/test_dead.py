@@ -25,7 +25,7 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.status_workers import workers
+from tests.support.processes import workers
 
 MAX_ATTEMPTS = SOLO_AFTER + 3
 

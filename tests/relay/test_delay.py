@@ -21,7 +21,7 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
 from tests.support.together import Task
 
 

@@ -10,16 +10,16 @@ import pytest
 from aiormq.abc import AbstractChannel
 
 from tests.servers.rabbitmq import LocalRabbit
-from tests.support.lane_worker import slow_relay, spreading_producer
+from tests.support.brokers.rabbit_queues import Queues
 from tests.support.outbox_publishers import count
-from tests.support.rabbit_queues import Queues
-from tests.support.relay_crashes import MADE, TAKEN, arrivals, assert_exact, take
-from tests.support.relay_faults import Run, Work
-from tests.support.relay_worker import consumer, rabbit_consumer, rabbit_relay, relay
+from tests.support.relay.crashes import MADE, TAKEN, arrivals, assert_exact, take
+from tests.support.relay.faults import Run, Work
+from tests.support.relay.lane_worker import slow_relay, spreading_producer
+from tests.support.relay.worker import consumer, rabbit_consumer, rabbit_relay, relay
 
 pytestmark = pytest.mark.mysql
 
-pytest_plugins = ["tests.support.rabbit_fixtures", "tests.support.relay_fault_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures", "tests.support.relay.fault_fixtures"]
 
 LEASE, LEASE_WITH_RABBIT = 1.0, 2.0
 

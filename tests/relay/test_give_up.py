@@ -24,7 +24,7 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.relay_servers import server
+from tests.support.relay.servers import server
 
 __all__ = ["server"]
 

@@ -17,9 +17,9 @@ from outbox._relaying.reading import backlog
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, messages, publish
-from tests.support.relay_crashes import engine_of, is_shared, ownership, running
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import engine_of, is_shared, ownership, running
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
 SELDOM = 600
 """Seconds: with this `poll` and this lease, relays do nothing in a test unless they are woken or have to."""

@@ -6,16 +6,16 @@ from itertools import chain
 import pytest
 
 from tests.servers.kafka import LocalKafka
-from tests.support.kafka_topics import Topics, id_of
+from tests.support.brokers.kafka_topics import Topics, id_of
 from tests.support.outbox_publishers import count
-from tests.support.relay_crashes import MADE, TAKEN, assert_exact
-from tests.support.relay_faults import Run, Work
-from tests.support.relay_worker import hot_producer, kafka_consumer, kafka_relay
+from tests.support.relay.crashes import MADE, TAKEN, assert_exact
+from tests.support.relay.faults import Run, Work
+from tests.support.relay.worker import hot_producer, kafka_consumer, kafka_relay
 from tests.support.together import Task
 
 pytestmark = pytest.mark.mysql
 
-pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.relay_fault_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.relay.fault_fixtures"]
 
 LEASE = 2.0
 OFTEN = {"kill": 4, "freeze": 2, "end a connection": 2}

@@ -13,8 +13,9 @@ from outbox import Envelope, Message, Outbox, Outcome, Relay
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, Recorder, count, publish
+from tests.support.processes import Worker, wait_until, workers
 from tests.support.proxy import TcpProxy
-from tests.support.relay_crashes import (
+from tests.support.relay.crashes import (
     METADATA,
     Paused,
     arrivals,
@@ -26,9 +27,8 @@ from tests.support.relay_crashes import (
     running,
     take,
 )
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.relay_worker import frozen_relay, halting_relay, relay, wrong_clock_relay
-from tests.support.status_workers import Worker, wait_until, workers
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.worker import frozen_relay, halting_relay, relay, wrong_clock_relay
 from tests.support.together import Task
 
 KEYS = [f"key-{number}" for number in range(16)]

@@ -28,9 +28,9 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
+from tests.support.processes import wait_until, workers
 from tests.support.proxy import TcpProxy
-from tests.support.relay_servers import server
-from tests.support.status_workers import wait_until, workers
+from tests.support.relay.servers import server
 from tests.support.together import Task
 
 __all__ = ["server"]

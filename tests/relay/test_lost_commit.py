@@ -13,11 +13,11 @@ from outbox import Refused, Relay
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, Recorder, count, let_leases_end, publish
+from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
-from tests.support.relay_crashes import MADE, METADATA, Paused, engine_of, is_shared, ownership
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.relay_worker import COMPLETION
-from tests.support.status_workers import wait_until
+from tests.support.relay.crashes import MADE, METADATA, Paused, engine_of, is_shared, ownership
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.worker import COMPLETION
 from tests.support.together import Task, wait_until_blocked
 
 COMMITS = {

@@ -26,8 +26,8 @@ from tests.support.outbox_publishers import (
     publish,
     waiting,
 )
-from tests.support.relay_crashes import open_engine, running
-from tests.support.status_workers import wait_until, workers
+from tests.support.processes import wait_until, workers
+from tests.support.relay.crashes import open_engine, running
 
 TOPICS = [f"t{number}" for number in range(8)]
 

@@ -14,7 +14,7 @@ from outbox import Accepted, Envelope, Outbox, Outcome, Refused, Relay, Unavaila
 from outbox._relaying.reading import marks as stored
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, dead, let_backoffs_end, marks, messages, name_of, waiting
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
 MAX_ATTEMPTS = 2
 HOUR = Backoff(first=3_600, longest=3_600)

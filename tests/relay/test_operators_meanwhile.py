@@ -31,9 +31,9 @@ from outbox import (
 from outbox.errors import MessageNotFound, WrongState
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count
-from tests.support.relay_crashes import engine_of, ownership, running
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import engine_of, ownership, running
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
 TOPICS = [f"topic-{number}" for number in range(12)]
 KEYS = [f"key-{number}" for number in range(20)]

@@ -7,9 +7,9 @@ from inbox import Backoff
 from outbox import Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder
-from tests.support.relay_crashes import running
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import running
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from inbox import Backoff
 from outbox import Relay
 from outbox.rabbitmq import RabbitPublisher
 from tests.servers.rabbitmq import LocalRabbit
+from tests.support.brokers.rabbit_alarm import lacking_memory
+from tests.support.brokers.rabbit_queues import Queues
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count, left
-from tests.support.rabbit_alarm import lacking_memory
-from tests.support.rabbit_queues import Queues
-from tests.support.relay_crashes import MADE, METADATA, assert_exact, produce, running, take
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import MADE, METADATA, assert_exact, produce, running, take
 
-pytest_plugins = ["tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.rabbit_fixtures"]
 
 KEYS = ["a", "b", "c"]
 TIMEOUT = 2.0

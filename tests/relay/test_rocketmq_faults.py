@@ -9,17 +9,17 @@ from sqlalchemy import Engine, insert
 
 from inbox import Inbox, Verdict
 from tests.servers.rocketmq import LocalRocket
+from tests.support.brokers.rocketmq_relay import rocketmq_relay
+from tests.support.brokers.rocketmq_topics import Topics
 from tests.support.outbox_publishers import count
-from tests.support.relay_crashes import MADE, TAKEN, assert_exact
-from tests.support.relay_faults import FROZEN, Run, Work
-from tests.support.relay_worker import consumer, hot_producer
-from tests.support.rocketmq_relay import rocketmq_relay
-from tests.support.rocketmq_topics import Topics
+from tests.support.relay.crashes import MADE, TAKEN, assert_exact
+from tests.support.relay.faults import FROZEN, Run, Work
+from tests.support.relay.worker import consumer, hot_producer
 from tests.support.together import Task
 
 pytestmark = pytest.mark.mysql
 
-pytest_plugins = ["tests.support.rocketmq_fixtures", "tests.support.relay_fault_fixtures"]
+pytest_plugins = ["tests.support.brokers.rocketmq_fixtures", "tests.support.relay.fault_fixtures"]
 
 LEASE = 3.0
 OFTEN = {"kill": 4, "freeze": 2, "end a connection": 2}

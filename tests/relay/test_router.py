@@ -31,8 +31,9 @@ from outbox.errors import InvalidOption
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
 from tests.relay.test_async import in_loop
+from tests.support.brokers.kafka_topics import Topics, envelope, id_of, values, wait_until
+from tests.support.brokers.rabbit_queues import Queues
 from tests.support.database import Database
-from tests.support.kafka_topics import Topics, envelope, id_of, values, wait_until
 from tests.support.outbox_publishers import (
     ACCEPTED,
     AsyncRecorder,
@@ -45,11 +46,10 @@ from tests.support.outbox_publishers import (
     relay,
     waiting,
 )
-from tests.support.rabbit_queues import Queues
-from tests.support.relay_worker import die
-from tests.support.status_workers import workers
+from tests.support.processes import workers
+from tests.support.relay.worker import die
 
-pytest_plugins = ["tests.support.kafka_fixtures", "tests.support.rabbit_fixtures"]
+pytest_plugins = ["tests.support.brokers.kafka_fixtures", "tests.support.brokers.rabbit_fixtures"]
 
 AWAY = Unavailable("away")
 

@@ -21,8 +21,8 @@ from tests.support.outbox_publishers import (
     publish,
     waiting,
 )
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.status_workers import wait_until, workers
+from tests.support.processes import wait_until, workers
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 from tests.support.together import Task
 
 PENDING = 20_000

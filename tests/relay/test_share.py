@@ -16,7 +16,8 @@ from outbox.errors import WrongBucketCount
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, Recorder, count, publish
-from tests.support.relay_crashes import (
+from tests.support.processes import wait_until, workers
+from tests.support.relay.crashes import (
     METADATA,
     arrivals,
     assert_exact,
@@ -28,9 +29,8 @@ from tests.support.relay_crashes import (
     running,
     take,
 )
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
-from tests.support.relay_worker import producer, relay
-from tests.support.status_workers import wait_until, workers
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.worker import producer, relay
 from tests.support.together import Task
 
 KEYS = [f"key-{number}" for number in range(24)]

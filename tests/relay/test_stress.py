@@ -12,8 +12,8 @@ from outbox._publishing.buckets import bucket_of
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, count
-from tests.support.relay_crashes import running
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.relay.crashes import running
 
 KEYS = [f"key-{number}" for number in range(500)]
 OF_EACH = 400

@@ -15,9 +15,9 @@ from outbox import Envelope, Outbox, Outcome, Relay, pause
 from outbox.errors import TablesMissing, WrongBucketCount
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish, relay
+from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
-from tests.support.relay_crashes import Paused
-from tests.support.status_workers import wait_until
+from tests.support.relay.crashes import Paused
 from tests.support.together import Task, wait_until_blocked
 
 pytestmark = pytest.mark.mysql

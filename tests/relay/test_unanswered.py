@@ -7,7 +7,7 @@ from sqlalchemy import Engine, update
 from outbox import Relay
 from tests.support.database import Database
 from tests.support.outbox_publishers import TABLES, Ordered, Recorder, name_of, publish
-from tests.support.relay_servers import server  # noqa: F401 - where its databases are
+from tests.support.relay.servers import server  # noqa: F401 - where its databases are
 
 
 @pytest.fixture

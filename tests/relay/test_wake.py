@@ -37,7 +37,7 @@ from tests.support.outbox_publishers import (
     name_of,
     publish,
 )
-from tests.support.status_workers import wait_until, workers
+from tests.support.processes import wait_until, workers
 from tests.support.together import Task, in_a_loop
 
 connect = ListenConnector.open

@@ -13,15 +13,15 @@ from sqlalchemy import text
 
 from tests import servers
 from tests.project.test_wheel import wheel
-from tests.support import spark_cluster
 from tests.support.database import Database
-from tests.support.spark_writes import make_result, taken, written
+from tests.support.spark import cluster as spark_cluster
+from tests.support.spark.writes import make_result, taken, written
 
 pytestmark = pytest.mark.long
 
 __all__ = ["wheel"]  # a fixture
 
-PROGRAM = Path(__file__).parents[1] / "support" / "spark_connect_program.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "spark" / "connect_program.py"
 SECRET = "hunter2"  # noqa: S105 - the server asks for none
 LOGGING = spark_cluster.LOGGING.replace("rootLogger.level = error", "rootLogger.level = info")
 

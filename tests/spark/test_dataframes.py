@@ -15,12 +15,12 @@ from spark import InboxDataSource, InboxWriter, Statements
 from spark.errors import ColumnMismatch
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.spark_writes import counts, make_result, taken, written
+from tests.support.spark.writes import counts, make_result, taken, written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytest_plugins = ["tests.support.spark_session"]
+pytest_plugins = ["tests.support.spark.session"]
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pyspark.java_gateway import ensure_callback_server_started
 
 from spark import InboxDataSource, InboxWriter, WriteReport
 from tests.support.database import Database
-from tests.support.spark_writes import make_result
+from tests.support.spark.writes import make_result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.support.spark_session"]
+pytest_plugins = ["tests.support.spark.session"]
 CAPTURE = "spark.sql.pyspark.worker.logging.enabled"
 
 

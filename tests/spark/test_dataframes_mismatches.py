@@ -6,12 +6,12 @@ import pytest
 
 from spark import InboxDataSource, InboxWriter
 from tests.support.database import Database
-from tests.support.spark_writes import counts, make_result, written
+from tests.support.spark.writes import counts, make_result, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.support.spark_session"]
+pytest_plugins = ["tests.support.spark.session"]
 
 
 def test_content_that_differs(postgres: Database, spark_session: "SparkSession") -> None:

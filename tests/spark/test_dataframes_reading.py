@@ -9,12 +9,12 @@ from sqlalchemy import delete, update
 from inbox.schema import tables
 from spark import InboxDataSource, InboxWriter
 from tests.support.database import Database
-from tests.support.spark_writes import RESULT, make_result
+from tests.support.spark.writes import RESULT, make_result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.support.spark_session"]
+pytest_plugins = ["tests.support.spark.session"]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 LEDGER = tables().ledger
 SECRET = "hunter2"  # noqa: S105 - the server asks for none

@@ -12,7 +12,7 @@ from tests.support.documented_code import blocks, name, pages_that_need, reader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.support.spark_session"]
+pytest_plugins = ["tests.support.spark.session"]
 
 
 @pytest.mark.parametrize("page", pages_that_need("spark"), ids=name)

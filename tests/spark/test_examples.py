@@ -11,7 +11,7 @@ from examples._spark import spark_session
 from inbox import schema
 from tests.support.database import Database
 from tests.support.program import command, run
-from tests.support.spark_program import assert_nothing_left, need_spark, output, temporary_folder
+from tests.support.spark.program import assert_nothing_left, need_spark, output, temporary_folder
 
 BATCH = [
     "into the table: 1,100 rows in 4 partitions: 1,000 new, 100 repeated in this job, 0 taken before",

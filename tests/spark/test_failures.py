@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import insert
 
-from tests.support.spark_cluster import is_running, kill, parents
+from tests.support.spark.cluster import is_running, kill, parents
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import PATIENCE, Faults, Point, Visit
 from tests.support.spark_jobs.payments import PAYMENT, Target, check_report, name
 
-pytest_plugins = ["tests.support.spark_fixtures"]
+pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
     pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
     pytest.mark.long(but_on="postgresql"),

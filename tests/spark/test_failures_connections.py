@@ -9,12 +9,12 @@ from sqlalchemy import URL, text
 
 from tests.exactly_once.test_lost_commit import is_commit
 from tests.support.proxy import TcpProxy
-from tests.support.spark_cluster import kill
+from tests.support.spark.cluster import kill
 from tests.support.spark_jobs.application import Application
 from tests.support.spark_jobs.faults import Faults, Point
 from tests.support.spark_jobs.payments import Target, check_report
 
-pytest_plugins = ["tests.support.spark_fixtures"]
+pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
     pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
     pytest.mark.long(but_on="postgresql"),

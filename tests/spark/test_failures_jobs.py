@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.spark_cluster import kill
+from tests.support.spark.cluster import kill
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import Faults
 from tests.support.spark_jobs.payments import Target, check_report, number
 
-pytest_plugins = ["tests.support.spark_fixtures"]
+pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
     pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
     pytest.mark.long(but_on="postgresql"),

@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import text
 
 from tests.spark.test_failures import executor_of, finish_late
-from tests.support.spark_cluster import kill
+from tests.support.spark.cluster import kill
 from tests.support.spark_jobs.application import Application, JobFailed
 from tests.support.spark_jobs.faults import Faults, Point
 from tests.support.spark_jobs.payments import TABLE, Target, check_report, name
 
-pytest_plugins = ["tests.support.spark_fixtures"]
+pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
     pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
     pytest.mark.long(but_on="postgresql"),

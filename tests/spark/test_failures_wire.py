@@ -12,12 +12,12 @@ from tests.servers import Server
 from tests.spark.test_failures_connections import UNENCRYPTED
 from tests.support.database import Database
 from tests.support.proxy import TcpProxy
+from tests.support.spark.writes import attempt, batch, make_result, prepared, taken, written
 from tests.support.spark_jobs.application import Application
 from tests.support.spark_jobs.faults import Faults
 from tests.support.spark_jobs.payments import Target, check_report
-from tests.support.spark_writes import attempt, batch, make_result, prepared, taken, written
 
-pytest_plugins = ["tests.support.spark_fixtures"]
+pytest_plugins = ["tests.support.spark.fixtures"]
 
 ROWS, SHARED = 10, 4
 

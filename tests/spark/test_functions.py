@@ -16,7 +16,7 @@ from inbox.errors import TransactionAborted, TransactionEnded
 from inbox.schema import tables
 from spark._executor.task import Task
 from tests.support.database import Database
-from tests.support.spark_writes import (
+from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
     attempt,

@@ -20,7 +20,7 @@ from spark._executor.probe import unseen_rows
 from spark._executor.task import Done
 from spark._options.settings import Settings
 from tests.support.database import Database
-from tests.support.spark_writes import (
+from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
     attempt,

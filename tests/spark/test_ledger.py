@@ -17,7 +17,7 @@ from spark._executor.report import Counts
 from spark._executor.task import Task, run_task
 from spark.errors import InvalidRow
 from tests.support.database import Database
-from tests.support.spark_writes import (
+from tests.support.spark.writes import (
     CONSUMER,
     RESULT,
     attempt,

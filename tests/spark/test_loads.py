@@ -19,7 +19,7 @@ from outbox import Outbox, audit
 from tests.support.cli import in_this_process, succeeded
 from tests.support.database import Database
 from tests.support.purge_clock import Clock
-from tests.support.spark_writes import CONSUMER, batch, counts, make_result, taken, write, written
+from tests.support.spark.writes import CONSUMER, batch, counts, make_result, taken, write, written
 from tests.support.together import Task
 
 MESSAGE, LEDGER = tables().message, tables().ledger

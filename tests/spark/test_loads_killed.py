@@ -17,7 +17,7 @@ from inbox import purge
 from inbox.schema import tables
 from tests.support.database import Database
 from tests.support.forked import run_forked
-from tests.support.spark_writes import attempt, batch, make_result, prepared, taken, written
+from tests.support.spark.writes import attempt, batch, make_result, prepared, taken, written
 from tests.support.together import Task
 
 MESSAGE, LEDGER = tables().message, tables().ledger

@@ -23,7 +23,7 @@ from spark._options.settings import checked
 from spark.errors import ColumnMismatch
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.spark_writes import (
+from tests.support.spark.writes import (
     CONSUMER,
     attempt,
     batch,

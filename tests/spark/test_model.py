@@ -19,7 +19,7 @@ from spark import WriteReport
 from spark._driver.job import Job
 from spark._executor.task import Done, Task, run_task
 from tests.support.database import Database
-from tests.support.spark_writes import RESULT, Row, batch, make_result, options_of, prepared, taken, written
+from tests.support.spark.writes import RESULT, Row, batch, make_result, options_of, prepared, taken, written
 from tests.support.together import Task as Thread
 from tests.support.together import together
 

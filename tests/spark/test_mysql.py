@@ -13,7 +13,7 @@ from spark import Upsert
 from spark._executor.connect import engine_of, transaction
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
-from tests.support.spark_writes import batch, counts, make_result, options_of, taken, write, written
+from tests.support.spark.writes import batch, counts, make_result, options_of, taken, write, written
 
 TEN = [(f"k{number}", number) for number in range(10)]
 pytestmark = [

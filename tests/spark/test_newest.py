@@ -18,7 +18,7 @@ from spark._executor.task import run_task
 from spark._options.settings import checked
 from spark.errors import InvalidRow
 from tests.support.database import Database
-from tests.support.spark_writes import counts, options_of, prepared, taken, write
+from tests.support.spark.writes import counts, options_of, prepared, taken, write
 from tests.support.together import together
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)

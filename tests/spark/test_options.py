@@ -19,7 +19,7 @@ from spark._driver.job import Job
 from spark._options.names import from_strings
 from spark._options.settings import Settings, checked
 from tests.support.database import Database
-from tests.support.spark_writes import batch, make_result, write, written
+from tests.support.spark.writes import batch, make_result, write, written
 
 SECRET = "hunter2"  # noqa: S105 - it opens nothing
 GOOD: dict[str, Any] = {

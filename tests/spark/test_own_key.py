@@ -16,7 +16,7 @@ from spark.errors import ColumnMismatch
 from tests.support.cases import case
 from tests.support.database import Database
 from tests.support.roles import Right, Role, rights, role
-from tests.support.spark_writes import attempt, counts, prepared, taken, write
+from tests.support.spark.writes import attempt, counts, prepared, taken, write
 from tests.support.together import Task, together, wait_until_blocked
 
 METADATA = MetaData()

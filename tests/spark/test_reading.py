@@ -16,7 +16,7 @@ from spark._driver.reader import PushingReader
 from spark.errors import InvalidRow
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.spark_writes import batch, make_result, write
+from tests.support.spark.writes import batch, make_result, write
 
 LEDGER, MESSAGE = tables().ledger, tables().message
 OLD = datetime(2026, 1, 1, 12, tzinfo=UTC)

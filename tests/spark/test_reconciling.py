@@ -15,7 +15,7 @@ from spark.errors import ColumnMismatch, InvalidRow
 from tests.spark.test_own_key import APPEND, BALANCE, UPSERT, balances, events
 from tests.spark.test_own_key import METADATA as OWN_KEY
 from tests.support.database import Database
-from tests.support.spark_writes import RESULT, batch, make_result, options_of, write
+from tests.support.spark.writes import RESULT, batch, make_result, options_of, write
 
 LEDGER, MESSAGE = tables().ledger, tables().message
 

@@ -30,7 +30,7 @@ from spark.errors import ColumnMismatch
 from tests.support import accounts
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.spark_writes import (
+from tests.support.spark.writes import (
     RESULT,
     SCHEMA,
     attempt,

@@ -12,7 +12,7 @@ from spark import Upsert
 from spark._executor.task import run_task
 from spark.errors import ColumnMismatch
 from tests.support.database import Database
-from tests.support.spark_writes import batch, counts, make_result, prepared, write, written
+from tests.support.spark.writes import batch, counts, make_result, prepared, write, written
 from tests.support.together import Task, together
 
 pytestmark = pytest.mark.parametrize("server", ["sqlite"], indirect=True, scope="session")

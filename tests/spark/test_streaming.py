@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.spark_cluster import SparkCluster, kill
+from tests.support.spark.cluster import SparkCluster, kill
 from tests.support.spark_jobs.application import Application, Job
 from tests.support.spark_jobs.faults import Faults, Point
 from tests.support.spark_jobs.payments import Target, write_file
 
-pytest_plugins = ["tests.support.spark_fixtures"]
+pytest_plugins = ["tests.support.spark.fixtures"]
 pytestmark = [
     pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True, scope="session"),
     pytest.mark.long(but_on="postgresql"),

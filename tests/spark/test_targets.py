@@ -30,7 +30,7 @@ from tests.support.cases import case
 from tests.support.crash_worker import kill_at
 from tests.support.database import Database
 from tests.support.forked import run_forked
-from tests.support.spark_writes import attempt, counts, prepared, taken, write
+from tests.support.spark.writes import attempt, counts, prepared, taken, write
 
 METADATA = MetaData()
 ORDER = Table(

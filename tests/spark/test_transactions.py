@@ -14,7 +14,7 @@ from inbox import Inbox, Verdict, migration
 from inbox.schema import tables
 from spark._executor.task import Done
 from tests.support.database import Database
-from tests.support.spark_writes import (
+from tests.support.spark.writes import (
     CONSUMER,
     attempt,
     batch,

@@ -12,9 +12,9 @@ from inbox_outbox_base.databases.mysql.loading import MySQLLoading
 from inbox_outbox_base.databases.postgresql import loading
 from spark import Append, Statements, Upsert
 from tests.support.database import Database
-from tests.support.spark_arrays import gridded, listed
-from tests.support.spark_types import CASES, Case
-from tests.support.spark_writes import counts, write
+from tests.support.spark.arrays import gridded, listed
+from tests.support.spark.types import CASES, Case
+from tests.support.spark.writes import counts, write
 
 pytestmark = pytest.mark.mysql
 

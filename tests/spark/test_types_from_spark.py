@@ -11,13 +11,13 @@ from sqlalchemy import Engine
 from spark import InboxDataSource, InboxWriter
 from spark.errors import ColumnMismatch
 from tests.support.database import Database
-from tests.support.spark_arrays import gridded, listed
-from tests.support.spark_types import CASES, NEW_YORK, Case, on_all
+from tests.support.spark.arrays import gridded, listed
+from tests.support.spark.types import CASES, NEW_YORK, Case, on_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytest_plugins = ["tests.support.spark_session"]
+pytest_plugins = ["tests.support.spark.session"]
 
 TEXT = "tab\t line\n \\N 'quotes' \U0001f642"
 # 1:30 in New York, before and after the clocks go back.

@@ -13,8 +13,8 @@ from sqlalchemy import Engine
 
 from spark.errors import ColumnMismatch, InvalidRow
 from tests.support.database import Database
-from tests.support.spark_types import on_all
-from tests.support.spark_writes import prepared, taken, write
+from tests.support.spark.types import on_all
+from tests.support.spark.writes import prepared, taken, write
 
 VARIANT = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
 GRID, CUBE = pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.list_(pa.int32())))

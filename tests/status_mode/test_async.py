@@ -12,8 +12,8 @@ from sqlalchemy.util import greenlet_spawn
 
 from inbox import AsyncClaim, AsyncStatusInbox, Event, EventKind, SqlStore, Status, StatusInbox, Verdict
 from inbox.errors import GiveUp, InvalidKey, InvalidOption, StoreUnreachable
-from tests.support.status_async import beside, failed, in_loop, inbox_at, recorded
-from tests.support.status_stores import CONSUMER, Place
+from tests.support.status_mode.asynchronous import beside, failed, in_loop, inbox_at, recorded
+from tests.support.status_mode.stores import CONSUMER, Place
 
 
 class Refused(Exception):

@@ -14,8 +14,8 @@ from inbox import AsyncClaim, AsyncStatusInbox, SqlStore, Status, Verdict
 from inbox.errors import StoreUnreachable
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.status_async import in_loop, inbox_at, recorded
-from tests.support.status_stores import CONSUMER, Place
+from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
+from tests.support.status_mode.stores import CONSUMER, Place
 
 FOREVER = 3_600.0
 

@@ -17,8 +17,8 @@ from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, Verdict,
 from inbox._status_mode.stores import Change, Held
 from inbox.errors import LeaseLost, StoreUnreachable
 from tests.support.database import Database
-from tests.support.status_async import beside, in_loop, inbox_at, recorded
-from tests.support.status_stores import CONSUMER, Place
+from tests.support.status_mode.asynchronous import beside, in_loop, inbox_at, recorded
+from tests.support.status_mode.stores import CONSUMER, Place
 
 
 async def until_cancelled() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from inbox import AsyncClaim, AsyncStatusInbox, Status, Verdict
 from inbox.errors import GiveUp, InvalidOption, InvalidResult, StepNotDone
-from tests.support.status_async import in_loop, inbox_at, recorded
-from tests.support.status_stores import Place
+from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
+from tests.support.status_mode.stores import Place
 
 
 class Failed(Exception):

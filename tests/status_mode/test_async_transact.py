@@ -28,8 +28,8 @@ from inbox.errors import (
 )
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.status_async import beside, in_loop
-from tests.support.status_stores import CONSUMER, stored
+from tests.support.status_mode.asynchronous import beside, in_loop
+from tests.support.status_mode.stores import CONSUMER, stored
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from inbox._status_mode.stores import Store
 from inbox.errors import InvalidKey, InvalidOption, StoreUnreachable, TablesMissing, UnsupportedDatabase
 from tests.support.cases import case
 from tests.support.database import Database
-from tests.support.status_stores import Failed, deliver, status_inbox, stored
+from tests.support.status_mode.stores import Failed, deliver, status_inbox, stored
 
 SECRET = "hunter2"  # noqa: S105 - it opens nothing
 ODD = ["a\0b", "a\ud800b", "\0" * 3_000, "é🙂" * 3_000]

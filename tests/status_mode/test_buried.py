@@ -8,8 +8,8 @@ import pytest
 from inbox import Claim, Status, Verdict
 from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
-from tests.support.repairs import KEY, deliver, fails, inbox_of
-from tests.support.status_stores import stored
+from tests.support.status_mode.repairs import KEY, deliver, fails, inbox_of
+from tests.support.status_mode.stores import stored
 
 OPTIONS: dict[str, Any] = {"lease": 0.2, "max_attempts": 1}
 

@@ -12,8 +12,17 @@ import pytest
 from inbox import Backoff, Claim, Event, EventKind, Outcome, Status, Verdict
 from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, InvalidKey, InvalidOption, InvalidResult, LeaseLost
-from tests.support.status_stores import CONSUMER, Failed, deliver, fail, held, request, status_inbox, stored
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.status_mode.stores import (
+    CONSUMER,
+    Failed,
+    deliver,
+    fail,
+    held,
+    request,
+    status_inbox,
+    stored,
+)
 
 pytestmark = pytest.mark.mysql
 

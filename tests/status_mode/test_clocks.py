@@ -11,9 +11,9 @@ from examples.embedded_postgres import EmbeddedPostgres
 from inbox import Status, Verdict
 from inbox._status_mode.stores import Store
 from tests.servers.redis import LocalRedis
-from tests.support.status_stores import Place, new_prefix, request, stored
-from tests.support.status_worker import interrupted_order, wrong_clock
-from tests.support.status_workers import Worker, wait_until, workers
+from tests.support.processes import Worker, wait_until, workers
+from tests.support.status_mode.stores import Place, new_prefix, request, stored
+from tests.support.status_mode.worker import interrupted_order, wrong_clock
 from tests.support.together import Task
 
 MINUTES = (-10, 10)

@@ -14,8 +14,9 @@ from inbox._status_mode.stores import Store
 from inbox.errors import GiveUp, InvalidOption, LeaseLost, StoreUnreachable
 from tests.status_mode.test_steps import Calls, called, undoing
 from tests.support.database import Database
-from tests.support.status_async import beside, in_loop, inbox_at, recorded
-from tests.support.status_stores import (
+from tests.support.processes import wait_until
+from tests.support.status_mode.asynchronous import beside, in_loop, inbox_at, recorded
+from tests.support.status_mode.stores import (
     CONSUMER,
     Place,
     change,
@@ -26,7 +27,6 @@ from tests.support.status_stores import (
     status_inbox,
     stored,
 )
-from tests.support.status_workers import wait_until
 
 
 def test_a_handler_that_lost_the_message_undoes_nothing(store: Store) -> None:

@@ -3,7 +3,7 @@
 import time
 
 from inbox._status_mode.stores import Store
-from tests.support.status_stores import status_inbox, stored
+from tests.support.status_mode.stores import status_inbox, stored
 
 RETENTION = 0.2
 

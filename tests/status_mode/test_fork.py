@@ -9,7 +9,7 @@ import pytest
 from inbox import Claim, Event, EventKind, Status, StatusInbox
 from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
-from tests.support.status_stores import status_inbox, stored
+from tests.support.status_mode.stores import status_inbox, stored
 
 AS_EXPECTED, OTHERWISE = 17, 18
 """How a forked process ends."""

@@ -6,7 +6,7 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores.records import Judgement
-from tests.support.status_protocol import MAX_ATTEMPTS, Protocol, Row, State, Step, judged
+from tests.support.status_mode.protocol import MAX_ATTEMPTS, Protocol, Row, State, Step, judged
 
 WORKERS = 3
 SETTLED = {Status.CONSUMED, Status.DEAD, Status.HALTED}

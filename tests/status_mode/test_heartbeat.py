@@ -9,8 +9,8 @@ from sqlalchemy import event
 
 from inbox import Claim, SqlStore, Status, StatusInbox, Verdict
 from inbox._status_mode.stores import Store
-from tests.support.status_stores import Place, deliver, fail, request, status_inbox, stored
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.status_mode.stores import Place, deliver, fail, request, status_inbox, stored
 
 SHORT = 2.0
 """Seconds of a lease that is renewed within a test."""

@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from inbox import AsyncStatusInbox, SqlStore, Status, StatusInbox, Verdict
 from tests.support.database import Database, dispose
+from tests.support.processes import wait_until
 from tests.support.proxy import TcpProxy
-from tests.support.status_async import in_loop
-from tests.support.status_locks import asynchronous, is_end, is_renewal, proxied
-from tests.support.status_stores import CONSUMER, request, status_inbox, stored
-from tests.support.status_workers import wait_until
+from tests.support.status_mode.asynchronous import in_loop
+from tests.support.status_mode.locks import asynchronous, is_end, is_renewal, proxied
+from tests.support.status_mode.stores import CONSUMER, request, status_inbox, stored
 
 LEASE = 6.0
 

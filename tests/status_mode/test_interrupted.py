@@ -13,8 +13,8 @@ import pytest
 from inbox import Claim, Status, Verdict, retry
 from inbox._status_mode.hold import INTERRUPTIONS
 from inbox._status_mode.stores import Store
-from tests.support.status_async import in_loop, inbox_at, recorded
-from tests.support.status_stores import CONSUMER, Place, deliver, status_inbox, stored
+from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
+from tests.support.status_mode.stores import CONSUMER, Place, deliver, status_inbox, stored
 
 
 def leave(*_: Any) -> NoReturn:

@@ -13,10 +13,10 @@ from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, StatusIn
 from inbox.errors import LeaseLost, StoreUnreachable
 from inbox.schema import tables
 from tests.support.database import Database
-from tests.support.status_async import in_loop
-from tests.support.status_locks import locked
-from tests.support.status_stores import CONSUMER, change, end, held, request, status_inbox, stored
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.status_mode.asynchronous import in_loop
+from tests.support.status_mode.locks import locked
+from tests.support.status_mode.stores import CONSUMER, change, end, held, request, status_inbox, stored
 
 pytestmark = pytest.mark.mysql
 

@@ -12,7 +12,7 @@ from tests.exactly_once.test_lost_commit import is_commit
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.proxy import TcpProxy
-from tests.support.status_stores import deliver, status_inbox, stored
+from tests.support.status_mode.stores import deliver, status_inbox, stored
 
 pytestmark = pytest.mark.mysql
 

@@ -12,9 +12,9 @@ from inbox._status_mode.stores import Store
 from inbox.errors import LeaseLost
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.status_async import in_loop, inbox_at, recorded
-from tests.support.status_stores import CONSUMER, Place, request, stored
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.status_mode.asynchronous import in_loop, inbox_at, recorded
+from tests.support.status_mode.stores import CONSUMER, Place, request, stored
 
 LEASE = 2.0
 LONGEST = 1.0

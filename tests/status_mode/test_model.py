@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Held, Store
-from tests.support.status_stores import ENDS, change, held, request
+from tests.support.status_mode.stores import ENDS, change, held, request
 
 KEYS = ("a", "A", "a ")
 MAX_ATTEMPTS = 2

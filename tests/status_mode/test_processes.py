@@ -9,8 +9,9 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores import Store
-from tests.support.status_stores import Place, change, held, request, stored
-from tests.support.status_worker import (
+from tests.support.processes import CONTEXT, wait_until, workers
+from tests.support.status_mode.stores import Place, change, held, request, stored
+from tests.support.status_mode.worker import (
     POINTS,
     ZOMBIE_ACTS,
     compensate,
@@ -21,7 +22,6 @@ from tests.support.status_worker import (
     sleeper,
     wait_for_ever,
 )
-from tests.support.status_workers import CONTEXT, wait_until, workers
 
 RACERS = 32
 KEYS = 20

@@ -12,8 +12,8 @@ from inbox import EventKind, Verdict, discard
 from inbox._memory import Known, Memory
 from inbox._status_mode.stores import Answer, Request, Store
 from inbox.errors import LeaseLost
-from tests.support.status_async import in_loop, inbox_at
-from tests.support.status_stores import CONSUMER, Place, deliver, fail, status_inbox, stored
+from tests.support.status_mode.asynchronous import in_loop, inbox_at
+from tests.support.status_mode.stores import CONSUMER, Place, deliver, fail, status_inbox, stored
 
 
 class Asked:

@@ -11,7 +11,7 @@ from inbox import Claim, EventKind, Status, Verdict
 from inbox._status_mode.hold import OnUnknown
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, Held, Store
 from inbox.errors import GiveUp, InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
-from tests.support.status_stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
+from tests.support.status_mode.stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
 
 Calls = list[str]
 

@@ -12,7 +12,7 @@ import pytest
 from inbox import Status, Verdict
 from inbox._status_mode.stores import UNDO_ATTEMPTS, Store
 from inbox._status_mode.stores.records import Judgement, judge
-from tests.support.status_stores import (
+from tests.support.status_mode.stores import (
     CONSUMER,
     DIGESTS,
     ENDS,

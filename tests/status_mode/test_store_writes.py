@@ -8,7 +8,7 @@ import pytest
 
 from inbox import Status, Verdict
 from inbox._status_mode.stores import Held, Store
-from tests.support.status_stores import (
+from tests.support.status_mode.stores import (
     CONSUMER,
     DIGESTS,
     ENDS,

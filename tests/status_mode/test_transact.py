@@ -22,8 +22,8 @@ from inbox.errors import (
 )
 from tests.support import accounts
 from tests.support.database import Database
-from tests.support.status_stores import deliver, fail, request, status_inbox, stored
-from tests.support.status_workers import wait_until
+from tests.support.processes import wait_until
+from tests.support.status_mode.stores import deliver, fail, request, status_inbox, stored
 from tests.support.together import Task
 
 pytestmark = pytest.mark.mysql

@@ -26,9 +26,9 @@ _LOADED = [
     "pymysql",
     "pytest",
     "tests.support.forked",
-    "tests.support.lane_worker",
-    "tests.support.relay_worker",
-    "tests.support.status_worker",
+    "tests.support.relay.lane_worker",
+    "tests.support.relay.worker",
+    "tests.support.status_mode.worker",
 ]
 
 

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tests.support.program import ROOT
-from tests.support.spark_cluster import FRUGAL, Process, SparkCluster, descendants, kill, processes
+from tests.support.spark.cluster import FRUGAL, Process, SparkCluster, descendants, kill, processes
 from tests.support.spark_jobs.faults import Faults
 
 SITE = Path(__file__).with_name("site")

@@ -1,0 +1,1 @@
+"""What the tests of relays share: their processes, and what happens to them."""
