@@ -90,3 +90,6 @@ __all__ = [
     "show_message",
     "status",
 ]
+
+for _class in (Action, Decision, Decisions, Outcome):
+    _class.__module__ = __name__  # where a pickle looks

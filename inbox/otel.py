@@ -43,7 +43,7 @@ _Identity = tuple[str, str, int]
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _HandlerRun:
     """A handler that is running, and how to leave its context."""
 
     identity: _Identity
@@ -102,7 +102,7 @@ class OtelEvents:
             "Duration of messaging operation initiated by a client.",
         )
         self._here = context.create_key("inbox.run")
-        self._claimed: dict[_Identity, _Run] = {}
+        self._claimed: dict[_Identity, _HandlerRun] = {}
 
     def __call__(self, event: Event) -> None:
         """Count the event, and show it in the message's span."""
@@ -122,11 +122,11 @@ class OtelEvents:
             span = trace.get_current_span() if run is None else run.span
             span.add_event(f"inbox.{event.kind.value}", _details(event))
 
-    def _run(self, event: Event) -> _Run | None:
+    def _run(self, event: Event) -> _HandlerRun | None:
         """The handler that the event is about: this context's, unless the event comes from a heartbeat."""
         identity = _identity(event)
         here = context.get_value(self._here)
-        if isinstance(here, _Run) and here.identity == identity:
+        if isinstance(here, _HandlerRun) and here.identity == identity:
             return here
         return self._claimed.get(identity)
 
@@ -142,14 +142,14 @@ class OtelEvents:
         span = self._tracer.start_span(
             f"process {event.consumer}", kind=SpanKind.CONSUMER, attributes=attributes
         )
-        run = _Run(_identity(event), span)
+        run = _HandlerRun(_identity(event), span)
         run.outside = context.attach(context.set_value(self._here, run, trace.set_span_in_context(span)))
         # Heartbeats report from other threads, which do not have this context.
         if event.token:
             self._claimed[run.identity] = run
         self._active.add(1, self._labels(event))
 
-    def _step(self, event: Event, run: _Run | None) -> None:
+    def _step(self, event: Event, run: _HandlerRun | None) -> None:
         attributes = self._labels(event) | {"inbox.step": event.step or ""}
         self._steps.record(event.seconds, attributes)
         parent = None if run is None else trace.set_span_in_context(run.span)
@@ -159,7 +159,7 @@ class OtelEvents:
         span = self._tracer.start_span(f"step {event.step}", parent, attributes=attributes, start_time=began)
         span.end(ended)
 
-    def _end(self, event: Event, run: _Run) -> None:
+    def _end(self, event: Event, run: _HandlerRun) -> None:
         attributes = self._processed(event)
         if event.kind not in _GOOD_ENDS:
             attributes["error.type"] = event.kind.value

@@ -16,7 +16,7 @@ from ._brokers import EXPECTED, publisher_at
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import UNFINISHED
 from ._print import as_json
-from ._run_relay import Counts, run
+from ._run_relay import SendCounts, run
 from ._times import length
 
 
@@ -174,7 +174,7 @@ def _options(
     }
 
 
-def _described(done: Counts) -> str:
+def _described(done: SendCounts) -> str:
     return (
         f"{done.sent:,} messages sent, {done.refused:,} refused, "
         f"{done.not_taken:,} failed sends, in {done.seconds:.1f} s"

@@ -26,7 +26,7 @@ _LOOK = 0.2
 
 
 @dataclass(slots=True)
-class Counts:
+class SendCounts:
     """The outcomes of a relay's sends."""
 
     sent: int = 0
@@ -42,7 +42,7 @@ class _Counting:
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._begun = time.monotonic()
-        self.counts = Counts()
+        self.counts = SendCounts()
 
     def __call__(self, event: Event) -> None:
         counts = self.counts
@@ -63,7 +63,7 @@ def run(
     *,
     until_drained: bool = False,
     timeout: timedelta | None = None,
-) -> Counts:
+) -> SendCounts:
     """Relay until SIGTERM or Ctrl-C; or until no message can be sent, or the time is over.
 
     Args:

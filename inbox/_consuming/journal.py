@@ -13,7 +13,7 @@ MINUTE = 60.0
 _NAMES = {Action.ACK: "acknowledged", Action.RETRY: "to be retried", Action.DEAD_LETTER: "dead letters"}
 
 
-class Journal:
+class ConsumerJournal:
     """Counts what was decided about messages; from any thread."""
 
     def __init__(self, log: logging.Logger, name: str) -> None:

@@ -30,7 +30,7 @@ from inbox_outbox_base.transactions.sources import async_kinds, check_source, op
 from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import accept, accept_many
-from .consumer import ATTEMPTS, Consumer
+from .base import ATTEMPTS, Consumer
 from .taken import Taken, take
 from .transaction import Transaction
 from .work import Work, handle_of

@@ -26,7 +26,7 @@ from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, o
 from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import accept, accept_many
-from .consumer import ATTEMPTS, Consumer
+from .base import ATTEMPTS, Consumer
 from .taken import Taken, take
 from .work import Work, handle_of
 

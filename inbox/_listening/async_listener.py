@@ -9,7 +9,7 @@ from typing import TypeVar
 from inbox_outbox_base.calls.async_calls import run
 from inbox_outbox_base.calls.signals import as_failure
 
-from .lanes import Job, JobBatch
+from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Decisions, Outcome
 
@@ -82,12 +82,12 @@ class AsyncListener(ListenerBase):
             job.task = asyncio.create_task(self._handle(job), context=job.context)
             job.task.add_done_callback(partial(self._ended, job))
 
-    def _ended(self, job: Job, task: asyncio.Task[Decision]) -> None:
+    def _ended(self, job: MessageJob, task: asyncio.Task[Decision]) -> None:
         self._lanes.done(job)
         self._record(job, self._result(job, task))
         self._begin()
 
-    def _result(self, job: Job, task: asyncio.Task[Decision]) -> Decision:
+    def _result(self, job: MessageJob, task: asyncio.Task[Decision]) -> Decision:
         if task.cancelled():
             return self._unfinished(job)
         error = task.exception()
@@ -103,7 +103,7 @@ class AsyncListener(ListenerBase):
         if tasks:
             await asyncio.wait(tasks, timeout=_CLEAN_UP)
 
-    async def _handle(self, job: Job) -> Decision:
+    async def _handle(self, job: MessageJob) -> Decision:
         outcome = await self._run(job) if job.error is None else caught(job.error)
         decision = self._judge(job, outcome)
         if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
@@ -114,7 +114,7 @@ class AsyncListener(ListenerBase):
             return self._not_put_away(job, decision, failure)
         return self._put_away(decision)
 
-    async def _run(self, job: Job) -> Outcome:
+    async def _run(self, job: MessageJob) -> Outcome:
         try:
             if (prepare := job.batch.taken_preparation()) is not None:
                 await run(prepare)

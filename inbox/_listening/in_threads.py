@@ -7,7 +7,7 @@ from functools import partial
 from inbox_outbox_base.calls.signals import as_failure
 
 from . import threads
-from .lanes import Job, JobBatch
+from .lanes import JobBatch, MessageJob
 from .listener_base import STOPPING, ListenerBase, caught, checked
 from .outcome import Action, Decision, Outcome
 
@@ -42,21 +42,21 @@ class InThreads(ListenerBase):
             for job in batch.running():
                 self._record(job, self._unfinished(job))
 
-    def _begin(self, jobs: Iterable[Job]) -> None:
+    def _begin(self, jobs: Iterable[MessageJob]) -> None:
         for job in jobs:
             threads.begin(partial(self._work, job))
 
-    def _work(self, job: Job) -> Callable[[], None]:
+    def _work(self, job: MessageJob) -> Callable[[], None]:
         return partial(self._ended, job, job.context.run(self._settled, job))
 
-    def _ended(self, job: Job, decision: Decision) -> None:
+    def _ended(self, job: MessageJob, decision: Decision) -> None:
         with self._lanes.lock:
             self._lanes.done(job)
             self._record(job, decision)
             jobs = self._take()
         self._begin(jobs)
 
-    def _settled(self, job: Job) -> Decision:
+    def _settled(self, job: MessageJob) -> Decision:
         try:
             return self._handle(job)
         except BaseException as error:  # noqa: BLE001 - `decide` raises it
@@ -64,7 +64,7 @@ class InThreads(ListenerBase):
                 job.batch.interrupt(error)
             return Decision(Action.RETRY, reason="interrupted")
 
-    def _handle(self, job: Job) -> Decision:
+    def _handle(self, job: MessageJob) -> Decision:
         outcome = self._run(job) if job.error is None else caught(job.error)
         decision = self._judge(job, outcome)
         if decision.action is not Action.DEAD_LETTER or self._dead_letter is None:
@@ -75,7 +75,7 @@ class InThreads(ListenerBase):
             return self._not_put_away(job, decision, failure)
         return self._put_away(decision)
 
-    def _run(self, job: Job) -> Outcome:
+    def _run(self, job: MessageJob) -> Outcome:
         try:
             if (prepare := job.batch.taken_preparation()) is not None:
                 prepare()

@@ -16,7 +16,7 @@ BEHIND = "behind a message that was not acknowledged"
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class MessageJob:
     """One message of a batch."""
 
     batch: "JobBatch"
@@ -53,7 +53,7 @@ class JobBatch:
         stop."""
         self.interruption: BaseException | None = None
         """The error that ends the call instead of decisions."""
-        self.jobs = [Job(self, *numbered) for numbered in enumerate(messages)]
+        self.jobs = [MessageJob(self, *numbered) for numbered in enumerate(messages)]
         self._in_order = in_order
         self._undecided = len(self.jobs)
 
@@ -72,7 +72,7 @@ class JobBatch:
         """One for each message."""
         return Decisions(job.decision for job in self.jobs if job.decision is not None)
 
-    def record(self, job: Job, decision: Decision) -> bool:
+    def record(self, job: MessageJob, decision: Decision) -> bool:
         """Decide a message; False if it was already decided, which stays.
 
         In order, an unacknowledged message gives back those behind it that have not begun, to be redelivered
@@ -90,13 +90,13 @@ class JobBatch:
         """Decide all messages that have not begun: they never will, and can be redelivered immediately."""
         self._give_back(self.jobs, reason)
 
-    def _give_back(self, jobs: Iterable[Job], reason: str, delay: float = 0.0) -> None:
+    def _give_back(self, jobs: Iterable[MessageJob], reason: str, delay: float = 0.0) -> None:
         for job in jobs:
             if job.decision is None and not job.has_begun:
                 job.decision = Decision(Action.RETRY, delay, reason=reason)
                 self._undecided -= 1
 
-    def running(self) -> Iterator[Job]:
+    def running(self) -> Iterator[MessageJob]:
         """The messages that have begun and are not decided."""
         return (job for job in self.jobs if job.has_begun and job.decision is None)
 
@@ -106,7 +106,7 @@ class JobBatch:
         self.give_back("interrupted")
 
 
-class Lanes:
+class KeyLanes:
     """Starts jobs in the order in which they came: at most `limit` at the same time, and one of each key.
 
     A job that waits for its key blocks no other key. Threads that share the lanes hold `lock` while they use
@@ -118,10 +118,10 @@ class Lanes:
         self._limit = limit
         self._running = 0
         self._numbers = itertools.count()
-        self._ready: list[tuple[int, Job]] = []
-        self._behind: dict[Hashable, deque[tuple[int, Job]]] = {}
+        self._ready: list[tuple[int, MessageJob]] = []
+        self._behind: dict[Hashable, deque[tuple[int, MessageJob]]] = {}
 
-    def add(self, job: Job) -> None:
+    def add(self, job: MessageJob) -> None:
         """Let the job begin when its turn comes."""
         place = (next(self._numbers), job)
         if job.key is None:
@@ -133,7 +133,7 @@ class Lanes:
             self._behind[job.key] = deque()
             heapq.heappush(self._ready, place)
 
-    def take(self) -> list[Job]:
+    def take(self) -> list[MessageJob]:
         """The jobs that begin now; pass each to `done` when it has ended."""
         taken = []
         while self._ready and self._running < self._limit:
@@ -146,7 +146,7 @@ class Lanes:
                 self._free(job.key)
         return taken
 
-    def done(self, job: Job) -> None:
+    def done(self, job: MessageJob) -> None:
         """The job has ended: free its key and its place."""
         self._running -= 1
         self._free(job.key)

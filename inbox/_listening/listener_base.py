@@ -18,7 +18,7 @@ from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, InvalidResult,
 from inbox_outbox_base.monitoring.events import stored
 from inbox_outbox_base.words.incoming import Verdict
 
-from .lanes import Job, JobBatch, Lanes
+from .lanes import JobBatch, KeyLanes, MessageJob
 from .outcome import Action, Decision, Outcome, TooOld
 
 Order = Literal["each", "in_order"]
@@ -67,7 +67,7 @@ class ListenerBase:
                 f"max_attempts={max_attempts}: this needs failures=, which counts the failures"
             )
         self._dead_letter = _function("dead_letter", dead_letter)
-        self._lanes = Lanes(self.concurrency)
+        self._lanes = KeyLanes(self.concurrency)
         self._prepared: object = None
         self._wakes: set[Callable[[], Any]] = set()
         self._stopped_at: float | None = None
@@ -132,10 +132,10 @@ class ListenerBase:
     def _is_stopping(self) -> bool:
         return self.stopped
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[MessageJob]:
         return [] if self.stopped else self._lanes.take()
 
-    def _record(self, job: Job, decision: Decision) -> None:
+    def _record(self, job: MessageJob, decision: Decision) -> None:
         if not job.batch.record(job, decision):
             _log.warning(
                 "key %r: its handler ended after the message was given back: %s", job.key, decision.reason
@@ -149,7 +149,7 @@ class ListenerBase:
             return None
         return max(0.0, self._stopped_at + self.grace - time.monotonic())
 
-    def _judge(self, job: Job, outcome: Outcome) -> Decision:
+    def _judge(self, job: MessageJob, outcome: Outcome) -> Decision:
         """The decision for an outcome."""
         outcome = self._bounded(job, outcome)
         action, delay, reason = self._action(outcome), 0.0, str(outcome.verdict)
@@ -162,7 +162,7 @@ class ListenerBase:
             _tell(job, action, reason, outcome.error)
         return Decision(action, delay, outcome, reason)
 
-    def _bounded(self, job: Job, outcome: Outcome) -> Outcome:
+    def _bounded(self, job: MessageJob, outcome: Outcome) -> Outcome:
         """The outcome, or that the message is dead because it has failed too often."""
         if self._max_attempts is None or not outcome.is_failure:
             return outcome
@@ -190,10 +190,12 @@ class ListenerBase:
             return Action.RETRY
         return self.too_old if outcome.verdict is Verdict.TOO_OLD else Action.ACK
 
-    def _pause(self, job: Job) -> float:
+    def _pause(self, job: MessageJob) -> float:
         return self.backoff.delay(self._count(job, "attempt", self._attempt, 1))
 
-    def _count(self, job: Job, option: str, function: Callable[[Any], int] | None, default: int) -> int:
+    def _count(
+        self, job: MessageJob, option: str, function: Callable[[Any], int] | None, default: int
+    ) -> int:
         try:
             return default if function is None else operator.index(function(job.message))
         except Exception:  # noqa: BLE001 - a missing number must not cost a message
@@ -204,12 +206,12 @@ class ListenerBase:
         """The decision after `dead_letter` has stored the message."""
         return replace(decision, action=Action.ACK, reason=f"stored as a dead letter: {decision.reason}")
 
-    def _not_put_away(self, job: Job, decision: Decision, failure: Exception) -> Decision:
+    def _not_put_away(self, job: MessageJob, decision: Decision, failure: Exception) -> Decision:
         reason = f"dead_letter= failed ({stored(failure)}) on: {decision.reason}"
         _tell(job, Action.RETRY, reason, failure)
         return replace(decision, action=Action.RETRY, delay=self._pause(job), reason=reason)
 
-    def _unfinished(self, job: Job) -> Decision:
+    def _unfinished(self, job: MessageJob) -> Decision:
         """The decision for a message whose handler did not finish."""
         is_late = self._patience() == 0
         reason = f"still running {self.grace:g} s after the stop" if is_late else "cancelled"
@@ -217,7 +219,7 @@ class ListenerBase:
         return Decision(Action.RETRY, self._pause(job), reason=reason)
 
 
-def _tell(job: Job, action: Action, reason: str, error: Exception | None = None) -> None:
+def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:
     place = f"key {job.key!r}, message {job.index} of its batch"
     _log.warning("%s: %s, %s", place, action, reason, exc_info=error)
 

@@ -112,7 +112,7 @@ def purge(
         options.consumer(consumer)
     dead = None if dead_retention is None else options.seconds("dead_retention", dead_retention)
     asked = None if retention is None else Retention.of(retention)
-    run = _Run(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event))
+    run = _PurgeRun(engine, tables(schema), batch, limit, sleep, progress, Hooks(on_event))
     run.kept = Keeping(run.policies(consumer), asked, dead, oldest_unconsumed, run.now())
     if not override:
         run.kept.check()
@@ -122,7 +122,7 @@ def purge(
     return run.state(finished=run.forget_loads(consumer))
 
 
-class _Run:
+class _PurgeRun:
     kept: Keeping
 
     def __init__(

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from inbox._status_mode.steps import Steps, checked_name
-from inbox._status_mode.stores import Change, Held, Record, Status, Store, remember
+from inbox._status_mode.stores import Change, HeldRecord, Record, Status, Store, remember
 from inbox_outbox_base.checks import options
 from inbox_outbox_base.checks.keys import Key, encode_key
 from inbox_outbox_base.errors.inbox import InvalidOption, MessageNotFound, WrongStatus
@@ -170,7 +170,7 @@ def _found(store: Store, consumer: str, key: Key, among: tuple[Status, ...]) -> 
 def _fenced(store: Store, record: Record) -> Record:
     """The record once its handler can write nothing more: it can neither begin nor end a step."""
     change = Change(token=record.token + 1, forget_after=_KEPT)
-    if not store.write(Held(record.consumer, record.key, record.token), change, among=[record.status]):
+    if not store.write(HeldRecord(record.consumer, record.key, record.token), change, among=[record.status]):
         raise _changed(record)
     return _found(store, record.consumer, record.key, among=(record.status,))
 
@@ -207,5 +207,5 @@ def _decide(
         history=remember(record, note, store.now(), by=operator),
         forget_after=_KEPT,
     )
-    if not store.write(Held(record.consumer, record.key, record.token), change, among=[record.status]):
+    if not store.write(HeldRecord(record.consumer, record.key, record.token), change, among=[record.status]):
         raise _changed(record)

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy.util import greenlet_spawn
 
 from .heartbeats import ROUNDS, Schedule
-from .lease import Lease
+from .lease import MessageLease
 
 _LEFT_BEHIND = 1.0
 """Seconds that the last claim waits for rounds under way, so that no task is left in the loop."""
@@ -30,14 +30,14 @@ class LoopHeartbeats:
         """Whether its loop is the running one."""
         return self._loop is asyncio.get_running_loop()
 
-    def add(self, heartbeat: "Heartbeat", hold: Lease) -> None:
+    def add(self, heartbeat: "Heartbeat", hold: MessageLease) -> None:
         """Begin to renew, if there is anything to renew."""
         if self._schedule.is_needed and hold.is_protected and hold.is_running:
             self._schedule.add(hold, heartbeat.cancel)
             if self._timer is None:
                 self._set_timer()
 
-    def remove(self, hold: Lease) -> None:
+    def remove(self, hold: MessageLease) -> None:
         """Stop renewing."""
         self._schedule.remove(hold)
 
@@ -65,7 +65,7 @@ class LoopHeartbeats:
 class Heartbeat:
     """The heartbeats of the current task's claim: the task is cancelled when the claim is lost."""
 
-    def __init__(self, beats: LoopHeartbeats, hold: Lease) -> None:
+    def __init__(self, beats: LoopHeartbeats, hold: MessageLease) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - code that awaits runs in a task
         self._handler: asyncio.Task[Any] = task

@@ -18,8 +18,8 @@ from inbox_outbox_base.errors.inbox import LeaseLost
 
 from .async_claim import AsyncClaim
 from .async_heartbeat import Heartbeat, LoopHeartbeats
+from .base import StatusConsumer
 from .claim_base import end_claim, outcome_of
-from .consumer import StatusConsumer
 from .hold import GivingUp, Hold
 
 M = TypeVar("M")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .lease import Lease
+from .lease import MessageLease
 from .stores import Store
 
 _log = logging.getLogger("inbox.heartbeats")
@@ -55,7 +55,7 @@ class Schedule:
         # rounds.
         self.pause = min(lease, max_runtime or lease) / 12
         """Seconds between two looks."""
-        self._entries: dict[Lease, _Entry] = {}
+        self._entries: dict[MessageLease, _Entry] = {}
         self._lock = threading.Lock()
         self.patience = min(max(lease / 6, _SHORTEST_CALL), _LONGEST_CALL)
         """Seconds that a round may take."""
@@ -63,13 +63,13 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, hold: Lease, on_lost: Callable[[], object]) -> None:
+    def add(self, hold: MessageLease, on_lost: Callable[[], object]) -> None:
         """Begin to renew a claim. When it is lost, `on_lost` is called in the thread that finds out."""
         when = time.monotonic() + self._lease / 3 if self._renews else math.inf
         with self._lock:
             self._entries[hold] = _Entry(when, on_lost)
 
-    def remove(self, hold: Lease) -> None:
+    def remove(self, hold: MessageLease) -> None:
         """Stop renewing."""
         with self._lock:
             self._entries.pop(hold, None)
@@ -82,11 +82,11 @@ class Schedule:
         for hold in lost:
             self._lose(hold)
 
-    def _is_lost(self, hold: Lease, entry: _Entry, now: float) -> bool:
+    def _is_lost(self, hold: MessageLease, entry: _Entry, now: float) -> bool:
         # After a pause of the whole process, ask first: a lease may be over and yet not taken over.
         return hold.is_overdue or (entry.is_unanswered and entry.when <= now and hold.left < 0)
 
-    def due(self) -> list[Lease]:
+    def due(self) -> list[MessageLease]:
         """The claims to renew now. Those that get no answer are due again before their leases end."""
         now = time.monotonic()
         with self._lock:
@@ -98,7 +98,7 @@ class Schedule:
                 entry.when = now + min(max(hold.left, self._lease / 12), self.patience)
         return [hold for hold in found if not hold.is_locked]
 
-    def renew(self, holds: list[Lease]) -> None:
+    def renew(self, holds: list[MessageLease]) -> None:
         """Renew them, and note the store's answer for each."""
         claims = {hold.held: hold for hold in holds}
         sent = time.monotonic()
@@ -109,7 +109,7 @@ class Schedule:
             _log.exception("heartbeats of %d keys failed, one of them %r", len(claims), holds[0].held.key)
             self._retry(list(claims.values()))
 
-    def _answered(self, hold: Lease, sent: float, left: float | None) -> None:
+    def _answered(self, hold: MessageLease, sent: float, left: float | None) -> None:
         if left is None:
             # The record of a handler that has just ended is no longer being consumed: nothing was lost.
             if hold.is_running:
@@ -124,7 +124,7 @@ class Schedule:
                 entry.is_unanswered = not is_renewed
                 entry.when = sent + self._lease / 3 if is_renewed else time.monotonic() + self._lease / 12
 
-    def _retry(self, holds: list[Lease]) -> None:
+    def _retry(self, holds: list[MessageLease]) -> None:
         when = time.monotonic() + self._lease / 12
         with self._lock:
             for hold in holds:
@@ -132,7 +132,7 @@ class Schedule:
                 if entry is not None:
                     entry.when = when
 
-    def _lose(self, hold: Lease) -> None:
+    def _lose(self, hold: MessageLease) -> None:
         with self._lock:
             # The one thread that takes the entry out reports the loss, so it is reported once.
             entry = self._entries.pop(hold, None)
@@ -157,7 +157,7 @@ class Heartbeats:
         self._thread: threading.Thread | None = None
         self._rounds = 0
 
-    def add(self, hold: Lease) -> None:
+    def add(self, hold: MessageLease) -> None:
         """Begin to renew."""
         with self._lock:
             self._schedule.add(hold, _nothing)
@@ -166,7 +166,7 @@ class Heartbeats:
                 self._thread = threading.Thread(target=self._run, name="inbox heartbeats", daemon=True)
                 self._thread.start()
 
-    def remove(self, hold: Lease) -> None:
+    def remove(self, hold: MessageLease) -> None:
         """Stop renewing."""
         self._schedule.remove(hold)
 
@@ -186,7 +186,7 @@ class Heartbeats:
             if due and self._rounds < ROUNDS:
                 self._begin(due)
 
-    def _begin(self, due: list[Lease]) -> None:
+    def _begin(self, due: list[MessageLease]) -> None:
         with self._lock:
             self._rounds += 1
         try:
@@ -195,7 +195,7 @@ class Heartbeats:
         except RuntimeError:  # no thread can be started: the claims are due again soon
             self._end()
 
-    def _round(self, due: list[Lease]) -> None:
+    def _round(self, due: list[MessageLease]) -> None:
         try:
             self._schedule.renew(due)
         finally:

@@ -16,9 +16,9 @@ from inbox_outbox_base.errors.inbox import GiveUp, InvalidOption, StepNotDone
 from inbox_outbox_base.monitoring import events
 from inbox_outbox_base.monitoring.events import EventKind, Hooks
 
-from .lease import Caller, Lease
+from .lease import Caller, MessageLease
 from .steps import Steps, checked_name
-from .stores import UNDO_ATTEMPTS, USED_UP, Answer, Change, Request, Status, Store, remember
+from .stores import UNDO_ATTEMPTS, USED_UP, Change, ClaimAnswer, Request, Status, Store, remember
 
 OnUnknown = Literal["retry", "halt"]
 
@@ -39,14 +39,14 @@ class GivingUp(BaseException):
     """
 
 
-class Hold(Lease):
+class Hold(MessageLease):
     """A claimed message: its steps, and its end."""
 
     def __init__(
         self,
         store: Store | None,
         request: Request,
-        answer: Answer,
+        answer: ClaimAnswer,
         *,
         sent: float,
         hooks: Hooks,

@@ -14,9 +14,9 @@ from inbox._listening.outcome import Outcome
 from inbox_outbox_base.calls.signals import as_failure, original
 from inbox_outbox_base.checks.keys import Key
 
+from .base import StatusConsumer
 from .claim import Claim
 from .claim_base import end_claim, outcome_of
-from .consumer import StatusConsumer
 from .heartbeats import Heartbeats
 from .hold import GivingUp, Hold
 

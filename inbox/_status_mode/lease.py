@@ -11,13 +11,13 @@ from inbox_outbox_base.errors.fault import OWN
 from inbox_outbox_base.errors.inbox import LeaseLost
 from inbox_outbox_base.monitoring.events import Event, EventKind, Hooks
 
-from .stores import Answer, Change, Held, Request, Store
+from .stores import Change, ClaimAnswer, HeldRecord, Request, Store
 
 Caller = Callable[[Callable[[], Any]], Any]
 """Makes a store call and lets it finish, so that its outcome is known; returns its result."""
 
 
-class Lease:
+class MessageLease:
     """A message that is this process's until its lease ends. If `store` is None the message runs without
     protection: nothing is written."""
 
@@ -25,7 +25,7 @@ class Lease:
         self,
         store: Store | None,
         request: Request,
-        answer: Answer,
+        answer: ClaimAnswer,
         *,
         sent: float,
         hooks: Hooks,
@@ -45,7 +45,7 @@ class Lease:
         """Whether a transaction of ours locks the record against everybody else."""
         # From before the call, so that the lease never ends earlier in the store than here.
         self._until = sent + request.lease
-        self.held = Held(request.consumer, request.key, answer.token)
+        self.held = HeldRecord(request.consumer, request.key, answer.token)
         self.attempt = 1 if answer.is_first else answer.record.attempts_started
 
     @property

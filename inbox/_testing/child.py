@@ -18,7 +18,7 @@ from inbox_outbox_base.words.incoming import Delivery
 
 from .handlers import Mode
 from .runner import Runner
-from .script import Script
+from .script import HandlerScript
 
 Point = Literal["before commit", "after commit", "never"]
 
@@ -84,7 +84,7 @@ def _main(suite: Any, address: Any, topic: str, url: str, point: Point, mode: Mo
 
     from sqlalchemy.engine import make_url
 
-    script = Script(begin)
+    script = HandlerScript(begin)
     runner = Runner(
         lambda handle: suite.consumer(address, topic, handle),
         is_async=suite.is_async,

@@ -15,14 +15,14 @@ from inbox_outbox_base.words.incoming import Delivery
 from .child import Point, child
 from .handlers import async_engine_on, async_handler, engine_on, handler
 from .place import ConsumerPlace
-from .script import Script
+from .script import HandlerScript
 
 _NOTICED = 0.5
 """Seconds in which a consumer notices that its server is gone."""
 _NOBODY = make_url("postgresql+psycopg://nobody@127.0.0.1:1/none")
 
 
-class Failing(ConsumerPlace):
+class ConsumerFailing(ConsumerPlace):
     """Whatever stops or fails, no message is lost, and each takes effect once."""
 
     @pytest.mark.parametrize("point", ["before commit", "after commit"])
@@ -36,7 +36,7 @@ class Failing(ConsumerPlace):
             assert process.exit_code() == -signal.SIGKILL
         # Handlers beside the killed one may have committed as well.
         assert bool(self.rows()) == (point == "after commit")
-        script = Script()
+        script = HandlerScript()
         with self.consuming(topic, script):
             self.wait_until(lambda: len(self.rows()) >= 6)
             self.wait_until(lambda: len({each.payload for each in script.deliveries}) == 6)
@@ -65,7 +65,7 @@ class Failing(ConsumerPlace):
             assert process.exit_code() == 0
         before = {*self.payloads()}
         assert len(before) > 0
-        script = Script()
+        script = HandlerScript()
         with self.consuming(topic, script):
             self.wait_until(lambda: len(self.rows()) >= len(names))
         assert sorted(self.payloads()) == names
@@ -74,7 +74,7 @@ class Failing(ConsumerPlace):
     def test_a_stop_gives_back(self) -> None:
         """After `stop` the running message ends and is acknowledged. Those that have not begun are left to
         the next consumer, which takes them soon, in their order."""
-        topic, names, script = self.new_topic(), self._load(), Script()
+        topic, names, script = self.new_topic(), self._load(), HandlerScript()
         script.hold(names[0])
         self.put(topic, [self.envelope(topic, name, "k") for name in names])
         runner, running = self.started(topic, script)
@@ -87,7 +87,7 @@ class Failing(ConsumerPlace):
         done = len(self.payloads())
         assert self.payloads() == names[:done]
         assert 0 < done < len(names)
-        script = Script()
+        script = HandlerScript()
         with self.consuming(topic, script):
             self.wait_until(lambda: len(self.rows()) >= len(names))
         assert self.payloads() == names
@@ -102,7 +102,7 @@ class Failing(ConsumerPlace):
             if message.payload == b"bad":
                 raise ValueError("not yet")
 
-        script = Script(fail)
+        script = HandlerScript(fail)
         self.put(topic, [self.envelope(topic, b"bad", "bad")])
         runner, running = self.started(topic, script, backoff=Backoff(first=2))
         try:
@@ -118,7 +118,7 @@ class Failing(ConsumerPlace):
     def test_a_stop_within_the_grace(self) -> None:
         """A handler that does not end holds the consumer up only for `grace`; its message is not
         acknowledged, and takes effect once."""
-        topic, script = self.new_topic(), Script()
+        topic, script = self.new_topic(), HandlerScript()
         script.hold(b"long")
         self.put(topic, [self.envelope(topic, b"long", "k")])
         runner, running = self.started(topic, script, grace=1)
@@ -128,7 +128,7 @@ class Failing(ConsumerPlace):
             running.result(self.patience)
         finally:
             script.release()
-        after = Script()
+        after = HandlerScript()
         with self.consuming(topic, after):
             self.wait_until(lambda: after.deliveries and script.is_idle)
             self.wait_until(lambda: self.payloads() == [b"long"])
@@ -141,13 +141,13 @@ class Failing(ConsumerPlace):
         is_away.set()
         engine: Any = (async_engine_on if self.is_async else engine_on)(_NOBODY)
         make: Any = async_handler if self.is_async else handler
-        without = make(engine, Script(), "exactly once")
+        without = make(engine, HandlerScript(), "exactly once")
 
         def fail_once(message: Delivery) -> None:
             if script.ran(message.payload) == 1:
                 raise ValueError("the first failure of two that make a dead letter")
 
-        script = Script(fail_once)
+        script = HandlerScript(fail_once)
 
         def around(there: Any) -> Any:
             def handle(message: Delivery) -> Any:
@@ -173,7 +173,7 @@ class Failing(ConsumerPlace):
         names = [b"%03d" % number for number in range(40)]
         batch = [self.envelope(topic, name, f"key {name[-1:]!r}") for name in names]
         self.put(topic, batch[:20])
-        script = Script()
+        script = HandlerScript()
         script.hold(b"007")
         with self.consuming(topic, script):
             self.wait_until(lambda: script.ran(b"007"))

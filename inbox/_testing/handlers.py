@@ -31,7 +31,7 @@ from inbox._status_mode.stores.sql import SqlStore
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.words.incoming import Delivery, message_id
 
-from .script import Script
+from .script import HandlerScript
 
 Mode = Literal["exactly once", "status"]
 
@@ -78,7 +78,7 @@ def _take(connection: Connection, message: Delivery) -> None:
     connection.execute(insert(_TAKEN).values(row))
 
 
-def handler(engine: Engine, script: Script, mode: Mode) -> Callable[[Delivery], Any]:
+def handler(engine: Engine, script: HandlerScript, mode: Mode) -> Callable[[Delivery], Any]:
     """A handler for threads."""
 
     def body(connection: Connection, message: Delivery) -> None:
@@ -118,7 +118,7 @@ def async_engine_on(url: URL) -> Any:
     return create_async_engine(url, pool_size=_CONNECTIONS)
 
 
-def async_handler(engine: Any, script: Script, mode: Mode) -> Callable[[Delivery], Any]:
+def async_handler(engine: Any, script: HandlerScript, mode: Mode) -> Callable[[Delivery], Any]:
     """A handler for tasks."""
 
     async def body(connection: Any, message: Delivery) -> None:

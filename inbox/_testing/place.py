@@ -19,7 +19,7 @@ from inbox_outbox_base.words.outgoing import Envelope
 
 from .handlers import SOON, Mode, engine_on, make_tables, taken
 from .runner import Runner
-from .script import Script
+from .script import HandlerScript
 
 
 class ConsumerPlace(Suite):
@@ -119,7 +119,7 @@ class ConsumerPlace(Suite):
     def consuming(
         self,
         topic: str,
-        script: Script | None = None,
+        script: HandlerScript | None = None,
         *,
         mode: Mode = "exactly once",
         own: Callable[[Delivery], Any] | None = None,
@@ -156,7 +156,7 @@ class ConsumerPlace(Suite):
     def started(
         self,
         topic: str,
-        script: Script | None = None,
+        script: HandlerScript | None = None,
         *,
         mode: Mode = "exactly once",
         own: Callable[[Delivery], Any] | None = None,
@@ -169,7 +169,7 @@ class ConsumerPlace(Suite):
             lambda handle: self.consumer(self.address(), topic, handle, **given),
             is_async=self.is_async,
             url=self.url,
-            script=script or Script(),
+            script=script or HandlerScript(),
             mode=mode,
             own=own,
             around=around,

@@ -12,7 +12,7 @@ from inbox_outbox_base.brokers.suite import Running
 from inbox_outbox_base.words.incoming import Delivery
 
 from .handlers import Mode, async_engine_on, async_handler, engine_on, handler
-from .script import Script
+from .script import HandlerScript
 
 Make = Callable[[Callable[[Delivery], Any]], Any]
 """Makes a consumer with this handler."""
@@ -37,7 +37,7 @@ class Runner:
         *,
         is_async: bool,
         url: URL,
-        script: Script,
+        script: HandlerScript,
         mode: Mode,
         own: Callable[[Delivery], Any] | None = None,
         around: Callable[[Any], Callable[[Delivery], Any]] | None = None,

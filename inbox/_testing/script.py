@@ -11,7 +11,7 @@ def _nothing(_: Delivery) -> None:
     return None
 
 
-class Script:
+class HandlerScript:
     """Tells handlers what to do; any thread may look at what happened."""
 
     def __init__(self, act: Callable[[Delivery], object] = _nothing) -> None:

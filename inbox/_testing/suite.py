@@ -1,10 +1,10 @@
 """The conformance suite of consumers."""
 
-from .failing import Failing
-from .taking import Taking
+from .failing import ConsumerFailing
+from .taking import ConsumerTaking
 
 
-class ConsumerSuite(Taking, Failing):
+class ConsumerSuite(ConsumerTaking, ConsumerFailing):
     """Tests what a handler relies on, with your consumer and your server. Inherit from it in a test file, and
     define `address`, `consumer`, `new_topic` and `put`; fixtures of your own can prepare what these need::
 

@@ -14,7 +14,7 @@ from inbox_outbox_base.words.incoming import Delivery
 from .child import child
 from .handlers import Mode
 from .place import ConsumerPlace
-from .script import Script
+from .script import HandlerScript
 
 _NOTICED = 0.5
 """Seconds in which a consumer notices that it cannot put a message away."""
@@ -28,14 +28,14 @@ class Fault(Exception):
     """A handler's own error."""
 
 
-class Taking(ConsumerPlace):
+class ConsumerTaking(ConsumerPlace):
     """Every message takes effect once, and is acknowledged when that is committed."""
 
     def test_every_message_takes_effect_once(self) -> None:
         """Messages that come twice are taken once, and all of them are acknowledged."""
         topic = self.new_topic()
         batch = [self.envelope(topic, b"%d" % number, f"key {number % 3}") for number in range(30)]
-        script = Script()
+        script = HandlerScript()
         self.put(topic, batch)
         self.put(topic, batch)
         with self.consuming(topic, script):
@@ -60,7 +60,7 @@ class Taking(ConsumerPlace):
                 failed.add(message.id)
                 raise Fault("not yet")
 
-        script = Script(fail_once)
+        script = HandlerScript(fail_once)
         self.put(topic, given)
         with self.consuming(topic, script):
             self.wait_until(lambda: len(self.rows()) == len(given))
@@ -83,7 +83,7 @@ class Taking(ConsumerPlace):
             if message.payload == b"bad" and script.ran(b"bad") < 3:
                 raise Fault("not yet")
 
-        script = Script(fail_twice)
+        script = HandlerScript(fail_twice)
         bad = self.envelope(topic, b"bad", "k")
         self.put(topic, [bad, self.envelope(topic, b"good", "l")])
         with self.consuming(topic, script, mode=mode):
@@ -104,7 +104,7 @@ class Taking(ConsumerPlace):
             if message.payload == b"bad":
                 raise Fault("once")
 
-        script = Script(fail)
+        script = HandlerScript(fail)
         self.put(topic, [self.envelope(topic, b"bad", "bad")])
         runner, running = self.started(topic, script, backoff=Backoff(first=3_600))
         try:
@@ -127,7 +127,7 @@ class Taking(ConsumerPlace):
             if message.payload == b"\xffpoison":
                 raise GiveUp("no way")
 
-        script = Script(give_up)
+        script = HandlerScript(give_up)
         poison = self.envelope(topic, b"\xffpoison", "k", colour="blue")
         around = [self.envelope(topic, name, "k") for name in (b"before", b"behind")]
         self.put(topic, [around[0], poison, around[1]])
@@ -150,7 +150,7 @@ class Taking(ConsumerPlace):
             if message.payload == b"poison":
                 raise GiveUp("no way")
 
-        script = Script(give_up)
+        script = HandlerScript(give_up)
         with self.consuming(topic, script):
             self.put(topic, [self.envelope(topic, b"good", "k")])
             self.wait_until(lambda: self.payloads() == [b"good"])
@@ -172,7 +172,7 @@ class Taking(ConsumerPlace):
             if message.payload == b"bad":
                 raise Fault("every time")
 
-        script = Script(fail)
+        script = HandlerScript(fail)
         self.put(topic, [self.envelope(topic, name, "k") for name in (b"bad", b"good")])
         with self.consuming(topic, script, max_attempts=3):
             self.wait_until(lambda: self.payloads() == [b"good"] and self.dead_letters(topic))
@@ -185,7 +185,7 @@ class Taking(ConsumerPlace):
         """However many run at the same time, messages of one key run one after the other, in their order."""
         topic = self.new_topic()
         batch = [self.envelope(topic, b"%d" % number, f"{number % 3}") for number in range(60)]
-        script = Script()
+        script = HandlerScript()
         self.put(topic, batch)
         with self.consuming(topic, script, concurrency=4):
             self.wait_until(lambda: len(self.rows()) >= 60)
@@ -198,7 +198,7 @@ class Taking(ConsumerPlace):
         """While a handler runs, no other consumer of the group gets its message, also after the time in which
         the server delivers again what a lost consumer has left."""
         topic, lost = self.new_topic(), self.new_topic()
-        scripts = Script(), Script()
+        scripts = HandlerScript(), HandlerScript()
         for script in scripts:
             script.hold(b"long")
 
@@ -227,11 +227,11 @@ class Taking(ConsumerPlace):
         given = type(self), self.address(), topic, self.url
         with child(*given, "before commit", self.patience, "status") as process:
             assert process.exit_code() == -signal.SIGKILL
-        script = Script()
+        script = HandlerScript()
         with self.consuming(topic, script, mode="status"):
             self.wait_until(lambda: script.deliveries)
 
-    def _put_until_both_take(self, topic: str, scripts: Sequence[Script]) -> None:
+    def _put_until_both_take(self, topic: str, scripts: Sequence[HandlerScript]) -> None:
         """Put messages until each consumer has got one: only then have both joined the group."""
         sent = 0
         while not all(script.deliveries for script in scripts):

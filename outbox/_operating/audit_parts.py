@@ -44,7 +44,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Unsent:
+class UnsentAudit:
     """Messages still in the outbox."""
 
     late: int
@@ -68,7 +68,7 @@ class Sent:
     missing: list[Missing] = field(default_factory=list)
 
 
-def unsent(connection: Connection, question: Question) -> Unsent:
+def unsent(connection: Connection, question: Question) -> UnsentAudit:
     """Audit the messages still in the outbox, where the database can compare them with the inbox."""
     places = question.outbox, question.inbox, question.key
     found = _counted(connection, statements.count_unsent(*places), question)
@@ -76,7 +76,7 @@ def unsent(connection: Connection, question: Question) -> Unsent:
     return found
 
 
-def unsent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Unsent:
+def unsent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> UnsentAudit:
     """The same for an inbox elsewhere: messages sent without an answer are looked up page by page."""
     tables, key = question.outbox, question.key
     count, name = statements.count_unsent(tables, None, key), statements.unsent(tables, None, key)
@@ -122,11 +122,11 @@ def sent_apart(engine: Engine, inbox_engine: Engine, question: Question) -> Sent
     return found
 
 
-def _counted(connection: Connection, statement: Executable, question: Question) -> Unsent:
+def _counted(connection: Connection, statement: Executable, question: Question) -> UnsentAudit:
     tables = question.outbox
     found = {row.place: row for row in connection.execute(statement, question.given)}
     line, dead, delayed = (found[table.name] for table in (tables.message, tables.dead, tables.delayed))
-    return Unsent(
+    return UnsentAudit(
         late=line.late,
         recent=line.untaken - line.late,
         dead=dead.untaken,
@@ -135,7 +135,7 @@ def _counted(connection: Connection, statement: Executable, question: Question) 
     )
 
 
-def _take(found: Unsent, row: Row[Any]) -> None:
+def _take(found: UnsentAudit, row: Row[Any]) -> None:
     """Move a message to the taken ones; unless its count is 0, because it has moved meanwhile."""
     kind = "dead" if row.state == "dead" else "late" if row.late else "recent"
     count = getattr(found, kind)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from inbox_outbox_base.databases.letter import Letter
 from outbox._relaying.sending.flight import Flight
-from outbox._relaying.sending.lanes import Lanes
+from outbox._relaying.sending.lanes import TopicLanes
 from outbox._waking.wake_up import WakeUp
 
-from .lease import Lease
+from .lease import RelayLease
 from .report import Report
-from .settings import Settings
+from .settings import RelaySettings
 
 _LONGEST = 3_600.0
 """Seconds that a thread can wait at a time."""
@@ -25,9 +25,9 @@ class Flights:
 
     def __init__(
         self,
-        settings: Settings,
-        lanes: Lanes,
-        lease: Lease,
+        settings: RelaySettings,
+        lanes: TopicLanes,
+        lease: RelayLease,
         wake_up: WakeUp,
         start: Callable[[Flight], None],
     ) -> None:

@@ -19,7 +19,7 @@ _log = logging.getLogger("outbox.relay")
 MINUTE = 60.0
 
 
-class Journal:
+class RelayJournal:
     """Counts what became of messages. Reports nothing before it is committed."""
 
     def __init__(self, name: str, hooks: Hooks) -> None:

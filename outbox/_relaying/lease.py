@@ -11,15 +11,15 @@ from inbox_outbox_base.errors.secrets import reason
 
 from .retrying import Transactions
 from .rounds import Retired, Rounds
-from .settings import Settings
+from .settings import RelaySettings
 
 _log = logging.getLogger("outbox.relay")
 
 
-class Lease:
+class RelayLease:
     """Renews the lease between the transactions of a relay's rounds."""
 
-    def __init__(self, rounds: Rounds, settings: Settings, transactions: Transactions) -> None:
+    def __init__(self, rounds: Rounds, settings: RelaySettings, transactions: Transactions) -> None:
         self._rounds = rounds
         self._settings = settings
         self._transactions = transactions

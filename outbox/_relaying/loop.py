@@ -24,16 +24,16 @@ from inbox_outbox_base.words.outgoing import Envelope
 from outbox._publishers.publisher import AsyncPublisher, Publisher
 from outbox._relaying.sending.batch import Choice
 from outbox._relaying.sending.flight import Flight
-from outbox._relaying.sending.lanes import MOST_FLIGHTS, Lanes
+from outbox._relaying.sending.lanes import MOST_FLIGHTS, TopicLanes
 from outbox._waking.listen_connector import listen_connector_of
 from outbox._waking.wake_up import WakeUp
 
 from .flights import Flights
-from .journal import Journal
-from .lease import Lease
+from .journal import RelayJournal
+from .lease import RelayLease
 from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
 from .rounds import Retired, Rounds
-from .settings import AfterDead, Settings
+from .settings import AfterDead, RelaySettings
 
 E = TypeVar("E")
 P = TypeVar("P", bound=Publisher | AsyncPublisher)
@@ -77,7 +77,7 @@ class RelayLoop(ABC, Generic[E, P]):
         on_event: Hook | Iterable[Hook] | None = None,
     ) -> None:
         own = self._own(engine)
-        self._settings = Settings(
+        self._settings = RelaySettings(
             publisher,
             name=name,
             schema=schema,
@@ -106,18 +106,18 @@ class RelayLoop(ABC, Generic[E, P]):
                 f"listen_url: {listen_url.get_backend_name()}, but the engine uses {own.dialect.name}"
             )
         self._listen_connector = listen_connector_of(own, listen_url)
-        self._lanes = Lanes(self._settings.batch, MOST_FLIGHTS if self._settings.concurrent else 1)
+        self._lanes = TopicLanes(self._settings.batch, MOST_FLIGHTS if self._settings.concurrent else 1)
         self._rounds = Rounds(self._settings, own.dialect.name, self._lanes)
         self._engine = own.execution_options(isolation_level=self._rounds.own_isolation)
         around = Surroundings(self._rounds.committed, lambda: self._is_stopped, self._pause, self._aside)
         self._transactions = Transactions(self._engine, self._settings.tables, around)
         retiring = own.execution_options(isolation_level=self._rounds.retiring_isolation)
         self._retiring = Transactions(retiring, self._settings.tables, around)
-        self._journal = Journal(self._settings.name, self._settings.hooks)
+        self._journal = RelayJournal(self._settings.name, self._settings.hooks)
         self._is_checked = False
         self._is_stopped = False
         self._is_leaving = False
-        self._lease = Lease(self._rounds, self._settings, self._transactions)
+        self._lease = RelayLease(self._rounds, self._settings, self._transactions)
         self._flights = Flights(self._settings, self._lanes, self._lease, self._wake_up, self._start)
         self._relayed = 0
         self._finds_others = True

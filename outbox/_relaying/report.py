@@ -8,7 +8,7 @@ from inbox_outbox_base.words.outgoing import Outcome, Unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SentMessage:
     """A message that was sent, and the publisher's outcome."""
 
     letter: Letter
@@ -52,7 +52,7 @@ class Report:
     """The answers that have arrived, and are to be written."""
 
     accepted: list[Letter] = field(default_factory=list)
-    others: list[Answer] = field(default_factory=list)
+    others: list[SentMessage] = field(default_factory=list)
     exhausted: list[Letter] = field(default_factory=list)
     """Messages that are given up: they cannot be read, or used up their attempts without an answer."""
 

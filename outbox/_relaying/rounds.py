@@ -19,14 +19,14 @@ from outbox._relaying.reading.marks import Marks
 from outbox._relaying.reading.recheck import Recheck
 from outbox._relaying.reading.scanning import Scanner
 from outbox._relaying.sending.batch import Choice
-from outbox._relaying.sending.lanes import Lanes
+from outbox._relaying.sending.lanes import TopicLanes
 from outbox._waking.hints import CHORES, notify
 
 from . import chores
 from .members import Members
 from .report import Report
 from .retiring import Retirement
-from .settings import Settings
+from .settings import RelaySettings
 from .settle import Settlement
 
 _log = logging.getLogger("outbox.relay")
@@ -46,7 +46,7 @@ class Rounds:
     batches. Each renews the lease, and locks the lease's row first, so that a retired relay writes nothing.
     """
 
-    def __init__(self, settings: Settings, dialect: str, lanes: Lanes) -> None:
+    def __init__(self, settings: RelaySettings, dialect: str, lanes: TopicLanes) -> None:
         self._settings = settings
         self._tables = settings.tables
         self._database = relaying(dialect, settings.tables)

@@ -23,7 +23,7 @@ _SHARE = 0.8
 LONGEST_LEASE = timedelta(days=1).total_seconds()
 
 
-class Settings:
+class RelaySettings:
     """A relay's options, checked; the publisher's own attributes are checked against them."""
 
     def __init__(

@@ -10,8 +10,8 @@ from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying
 from inbox_outbox_base.words.outgoing import Outcome, Refused
 
-from .report import Answer, Death, Report
-from .settings import Settings
+from .report import Death, Report, SentMessage
+from .settings import RelaySettings
 
 LONGEST_ERROR = 4_000
 """How many characters of a reason are kept."""
@@ -30,7 +30,7 @@ class _End:
 class Settlement:
     """Writes a batch's outcomes to the tables."""
 
-    def __init__(self, settings: Settings, database: Relaying) -> None:
+    def __init__(self, settings: RelaySettings, database: Relaying) -> None:
         self._settings = settings
         self._database = database
         self._tables = database.tables
@@ -45,7 +45,7 @@ class Settlement:
             ids = self._database.left(connection, own) if own else []
             self._database.forget(connection, report.accepted, keep_sent=keep)
             self._database.free_ids(connection, ids)
-        waits: list[tuple[Answer, float]] = []
+        waits: list[tuple[SentMessage, float]] = []
         for answer in report.others:
             if isinstance(answer.outcome, Refused):
                 end = _End(answer.attempts, answer.unanswered, "refused", reason(answer.outcome))
@@ -62,7 +62,7 @@ class Settlement:
             connection.execute(relaying_statements.wait(self._tables), [_wait(*each) for each in waits])
         report.waits = [(answer.letter, delay) for answer, delay in waits]
 
-    def _delay(self, answer: Answer) -> float:
+    def _delay(self, answer: SentMessage) -> float:
         asked = answer.retry_after
         return self._settings.backoff.delay(answer.attempts) if asked is None else asked
 
@@ -92,14 +92,14 @@ def _no_answer(attempts: int, unanswered: int) -> _End:
     return _End(attempts, unanswered, "unknown", f"no answer after {unanswered} sends")
 
 
-def _given_up(answer: Answer) -> _End:
+def _given_up(answer: SentMessage) -> _End:
     """A dead letter that no broker refused; it may have arrived if one of its sends had no answer."""
     outcome = "unknown" if answer.unanswered else "refused"
     error = Refused(f"given up after {answer.letter.failing_for:.0f} s: {reason(answer.outcome)}")
     return _End(answer.attempts, answer.unanswered, outcome, reason(error))
 
 
-def _wait(answer: Answer, delay: float) -> dict[str, Any]:
+def _wait(answer: SentMessage, delay: float) -> dict[str, Any]:
     is_unknown = answer.is_unknown or answer.letter.state == "unknown"
     return _this(answer.letter) | {
         "attempts_": answer.attempts,

@@ -21,7 +21,7 @@ _NOT_ACCEPTED = 3
 """The exit code of a forked process whose message was not accepted."""
 
 
-class Failing(PublisherPlace):
+class PublisherFailing(PublisherPlace):
     """Whatever fails, no outcome says more than is certain."""
 
     kills: ClassVar[int] = 2

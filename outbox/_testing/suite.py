@@ -1,10 +1,10 @@
 """The conformance suite of publishers."""
 
 from .arriving import Arriving
-from .failing import Failing
+from .failing import PublisherFailing
 
 
-class PublisherSuite(Arriving, Failing):
+class PublisherSuite(Arriving, PublisherFailing):
     """Tests what a relay relies on, with your publisher and your server. Inherit from it in a test file, and
     define `publisher`, `new_topic` and `received`; fixtures of your own can prepare what these need::
 

@@ -16,7 +16,7 @@ from spark._executor.connect import engine_of, transaction
 from spark._executor.reconcile import Compared, compared, compared_columns, needed
 from spark._executor.reconciliation import Difference, Reconciliation
 from spark._options.session import arrow_schema, only
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from .job import PATIENCE, check_tables
 from .ship import shipped
@@ -49,14 +49,14 @@ _SCHEMA = pa.schema(
 )
 
 
-def reconcile(df: "DataFrame", settings: Settings) -> Reconciliation:
+def reconcile(df: "DataFrame", settings: WriterSettings) -> Reconciliation:
     """Compare a DataFrame with the inbox and the table; `InboxWriter.reconcile` explains it."""
     compares_table = check(settings, arrow_schema(df.schema))
     rows = only(df, needed(settings)).mapInArrow(shipped(_on_executor, settings), _DDL).collect()
     return summary(settings, compares_table, [_received(row) for row in rows])
 
 
-def check(settings: Settings, schema: pa.Schema) -> bool:
+def check(settings: WriterSettings, schema: pa.Schema) -> bool:
     """The checks before a row is read; return whether the table can be compared.
 
     Raises:
@@ -73,7 +73,7 @@ def check(settings: Settings, schema: pa.Schema) -> bool:
         return bool(compared_columns(connection, database, settings, schema))
 
 
-def summary(settings: Settings, compares_table: bool, parts: list[Compared]) -> Reconciliation:
+def summary(settings: WriterSettings, compares_table: bool, parts: list[Compared]) -> Reconciliation:
     """The result of all partitions."""
     found = sorted((each for part in parts for each in part.differences), key=lambda each: each.partition)
     counts = {
@@ -93,7 +93,7 @@ def summary(settings: Settings, compares_table: bool, parts: list[Compared]) -> 
     )
 
 
-def _on_executor(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _on_executor(settings: WriterSettings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context: Any = TaskContext.get()
     found = compared(settings, context.partitionId(), batches)
     if found is not None:

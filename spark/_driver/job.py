@@ -19,12 +19,12 @@ from spark._executor import ledger, sinks
 from spark._executor.columns import check_key, fitted
 from spark._executor.connect import committed, engine_of, transaction
 from spark._executor.destinations import destinations
-from spark._executor.ledger import WHOLE_BATCH, Entry
+from spark._executor.ledger import WHOLE_BATCH, LedgerEntry
 from spark._executor.mismatches import check_digest
 from spark._executor.publishing import check_messages
-from spark._executor.report import Counts, WriteReport
+from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 _log = logging.getLogger("spark.inbox")
 
@@ -48,14 +48,14 @@ class Job:
         parts: the number of partitions, 0 if unknown.
     """
 
-    def __init__(self, settings: Settings, run: str | None, parts: int = 0) -> None:
+    def __init__(self, settings: WriterSettings, run: str | None, parts: int = 0) -> None:
         self.settings = settings
         self.run = run or uuid4().hex
         self._is_named = run is not None
         self._parts = parts
         self._engine = engine_of(settings)
         self._database: Loading = loading(settings.url.get_backend_name())
-        self._done: dict[Entry, Counts] = {}
+        self._done: dict[LedgerEntry, RowCounts] = {}
 
     @property
     def tables(self) -> Tables:
@@ -103,14 +103,14 @@ class Job:
         with transaction(self._engine, self._database, self.settings, PATIENCE) as connection:
             check_tables(connection, self.tables)
 
-    def finished(self) -> Counts | None:
+    def finished(self) -> RowCounts | None:
         """The counts of the whole batch if it was finished before."""
         whole = [counts for entry, counts in self._done.items() if entry.part == WHOLE_BATCH]
         return whole[0] if whole else None
 
     def report(self, done: list[Done], seconds: float) -> WriteReport:
         """Report what was committed, and mark the batch as finished."""
-        total = sum((each.counts for each in done), Counts())
+        total = sum((each.counts for each in done), RowCounts())
         if self.settings.ledger != "off" and done:
             work = partial(self._settle, total)
             total = committed(self._engine, self._database, self.settings, work)
@@ -120,21 +120,23 @@ class Job:
             _log.warning("%d rows have a key that was taken with other values of %r", total.mismatch, digest)
         return self._report(total, len(done), sum(each.replayed for each in done), transport, seconds)
 
-    def _settle(self, read: Counts, connection: Connection) -> Counts:
+    def _settle(self, read: RowCounts, connection: Connection) -> RowCounts:
         # From the ledger again: tasks of an earlier submission may have committed since it was read.
         total = _reconciled(read, self._entries(connection), self.settings.inbox)
         if self._is_named:
-            whole = Entry(self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING)
+            whole = LedgerEntry(
+                self.settings.consumer, self.run, self.settings.batch, WHOLE_BATCH, 0, _NOTHING
+            )
             self._database.note(connection, self.tables, whole.values() | ledger.columns(total))
         return total
 
-    def report_finished(self, counts: Counts, seconds: float) -> WriteReport:
+    def report_finished(self, counts: RowCounts, seconds: float) -> WriteReport:
         """The report of a finished batch, whose rows were not read."""
         parts = {entry.part for entry in self._done if entry.part != WHOLE_BATCH}
         return self._report(counts, len(parts), len(parts), "none", seconds)
 
     def _report(
-        self, total: Counts, parts: int, replayed: int, transport: str, seconds: float
+        self, total: RowCounts, parts: int, replayed: int, transport: str, seconds: float
     ) -> WriteReport:
         return WriteReport(
             run=self.run,
@@ -151,7 +153,7 @@ class Job:
             transport=transport,
         )
 
-    def _entries(self, connection: Connection) -> dict[Entry, Counts]:
+    def _entries(self, connection: Connection) -> dict[LedgerEntry, RowCounts]:
         s = self.settings
         return ledger.entries(connection, self.tables, s.consumer, self.run, s.batch)
 
@@ -168,7 +170,7 @@ def check_tables(connection: Connection, tables: Tables, *more: Table) -> None:
             raise TablesMissing(missing_table(table))
 
 
-def _reconciled(read: Counts, entries: dict[Entry, Counts], inbox: str) -> Counts:
+def _reconciled(read: RowCounts, entries: dict[LedgerEntry, RowCounts], inbox: str) -> RowCounts:
     """Combine the counts of the partitions as last read with those of all that the batch ever committed.
 
     The two differ if a batch was tried with other partitions before: the rows it applied then are recognised

@@ -24,7 +24,7 @@ from spark._executor.task import Done, run_task
 from spark._options.names import from_strings, plain
 from spark._options.reading import reading
 from spark._options.session import arrow_schema, defaults
-from spark._options.settings import Settings, checked
+from spark._options.settings import WriterSettings, checked
 
 from .job import Job
 from .reader import columns, reader
@@ -106,7 +106,7 @@ class _Plan:
                 _log.info("not checked on the driver, the tasks will check: %s", error)
         return plan
 
-    def settings(self) -> Settings:
+    def settings(self) -> WriterSettings:
         """The settings on an executor, where each task carries the session's configuration."""
         context: Any = TaskContext.get()
         session = defaults(context._localProperties)  # noqa: SLF001 - there is no other way to ask
@@ -135,12 +135,14 @@ def _arguments(options: Mapping[str, str]) -> dict[str, Any]:
 class _Message(WriterCommitMessage):
     """What a task sends to the driver; None for a partition without rows."""
 
-    settings: Settings
+    settings: WriterSettings
     run: str
     done: Done | None
 
 
-def _write(plan: _Plan, settings: Settings, run: str | None, batches: Iterator[pa.RecordBatch]) -> _Message:
+def _write(
+    plan: _Plan, settings: WriterSettings, run: str | None, batches: Iterator[pa.RecordBatch]
+) -> _Message:
     context: Any = TaskContext.get()
     name = run or plan.run
     task = Job(settings, name).prepare(plan.schema)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.functions import expr
 
-from spark._executor.report import Counts, WriteReport
+from spark._executor.report import RowCounts, WriteReport
 from spark._options.session import classic_context
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,7 +22,7 @@ _log = logging.getLogger("spark.inbox")
 
 
 @contextmanager
-def described(df: "DataFrame", settings: Settings) -> Iterator[None]:
+def described(df: "DataFrame", settings: WriterSettings) -> Iterator[None]:
     """Name the body's jobs in Spark's UI, unless they have a name: a stream's jobs have one."""
     context = classic_context(df)
     if context is None or context.getLocalProperty(_DESCRIPTION) is not None:
@@ -42,7 +42,7 @@ def observed(done: "DataFrame") -> "DataFrame":
     if classic_context(done) is None:
         return done
     # As text: each function of a column is several calls of the JVM.
-    sums = (expr(f"coalesce(sum({each.name}), 0) AS {each.name}") for each in fields(Counts))
+    sums = (expr(f"coalesce(sum({each.name}), 0) AS {each.name}") for each in fields(RowCounts))
     return done.observe("inbox-outbox", *sums)
 
 

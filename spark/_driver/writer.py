@@ -14,11 +14,11 @@ from inbox_outbox_base.databases.results import Append, Results, Upsert
 from inbox_outbox_base.errors.inbox import InvalidOption
 from spark._executor.probe import unseen_rows
 from spark._executor.reconciliation import Reconciliation
-from spark._executor.report import Counts, WriteReport
+from spark._executor.report import RowCounts, WriteReport
 from spark._executor.task import Done, Task, recognise, run_task
 from spark._options.messages import Messages
 from spark._options.session import arrow_schema, known_parts, only, query_id, session_options
-from spark._options.settings import Settings, check_given, checked
+from spark._options.settings import WriterSettings, check_given, checked
 
 from .comparison import reconcile
 from .job import Job
@@ -208,7 +208,7 @@ class InboxWriter:
         """
         return reconcile(df, self._settings(df))
 
-    def _settings(self, df: "DataFrame") -> Settings:
+    def _settings(self, df: "DataFrame") -> WriterSettings:
         options = session_options(df) | self._given
         for name in ("url", "key", "consumer"):
             if name not in options:
@@ -221,14 +221,14 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _write(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
+def _write(df: "DataFrame", settings: WriterSettings, run: str | None) -> WriteReport:
     with described(df, settings):
         report = _written(df, settings, run)
     log_report(df, report)
     return report
 
 
-def _written(df: "DataFrame", settings: Settings, run: str | None) -> WriteReport:
+def _written(df: "DataFrame", settings: WriterSettings, run: str | None) -> WriteReport:
     began = time.monotonic()
     df = _partitioned(df, settings)
     job = Job(settings, run, known_parts(df) if settings.ledger == "trust" else 0)
@@ -252,7 +252,7 @@ def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
         Done(
             row.part,
             bytes(row.fingerprint),
-            Counts(row.rows, row.new, row.duplicate, row.repeated, row.dropped, row.mismatch),
+            RowCounts(row.rows, row.new, row.duplicate, row.repeated, row.dropped, row.mismatch),
             row.replayed,
             row.transport,
         )
@@ -260,7 +260,7 @@ def _run(df: "DataFrame", what: Work, task: Task) -> list[Done]:
     ]
 
 
-def _partitioned(df: "DataFrame", settings: Settings) -> "DataFrame":
+def _partitioned(df: "DataFrame", settings: WriterSettings) -> "DataFrame":
     if settings.atomicity == "job":
         # All or nothing needs one transaction, and hence one task.
         return df.repartition(1)

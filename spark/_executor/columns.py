@@ -9,7 +9,7 @@ from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import Column, UniqueKey
 from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from . import keys
 from .destinations import Destination
@@ -19,7 +19,7 @@ from .spool import DIGEST, KEY
 _OWN = (KEY, DIGEST, RANK)
 
 
-def check_key(settings: Settings, schema: pa.Schema) -> None:
+def check_key(settings: WriterSettings, schema: pa.Schema) -> None:
     """Check that the key columns exist, and that their values have exactly one text form.
 
     Raises:
@@ -85,7 +85,7 @@ def _check_upsert(how: Upsert, schema: pa.Schema) -> None:
             raise ColumnMismatch(f"Upsert: the DataFrame has no column {name!r}")
 
 
-def _check_unique(settings: Settings, keys: Sequence[UniqueKey]) -> None:
+def _check_unique(settings: WriterSettings, keys: Sequence[UniqueKey]) -> None:
     """Check that the target has a unique key that can be the inbox."""
     wanted = settings.results.key if isinstance(settings.results, Upsert) else settings.key
     found = [each for each in keys if each.columns == set(wanted)]

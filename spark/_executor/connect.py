@@ -17,7 +17,7 @@ from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.codes import is_passing, refusal
 from inbox_outbox_base.errors.inbox import TransientError
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ PATIENCE = 600.0
 """Seconds a task waits for a free connection: tasks hold one only while they write rows, not to compute."""
 
 
-def engine_of(settings: Settings) -> Engine:
+def engine_of(settings: WriterSettings) -> Engine:
     """An engine without a pool: with one, an executor would keep a connection for each worker. The tasks of a
     Python worker share it, since it asks a server about its version and its settings only once."""
     database = loading(settings.url.get_backend_name())
@@ -49,7 +49,9 @@ def _engine(address: URL, isolation_level: str, defaults: tuple[tuple[str, Any],
     )
 
 
-def committed(engine: Engine, database: Loading, settings: Settings, work: Callable[[Connection], T]) -> T:
+def committed(
+    engine: Engine, database: Loading, settings: WriterSettings, work: Callable[[Connection], T]
+) -> T:
     """Run `work` in a transaction, and return its result once that has committed; retry transient errors.
 
     If the connection breaks during COMMIT, the outcome is unknown, so `work` must detect what it has already
@@ -67,7 +69,7 @@ def committed(engine: Engine, database: Loading, settings: Settings, work: Calla
 
 @contextmanager
 def transaction(
-    engine: Engine, database: Loading, settings: Settings, patience: float = PATIENCE
+    engine: Engine, database: Loading, settings: WriterSettings, patience: float = PATIENCE
 ) -> Iterator[Connection]:
     """A connection in a guarded transaction, which the caller commits; it is closed at the end."""
     with _connect(engine, database, settings, patience) as connection:
@@ -75,7 +77,7 @@ def transaction(
         yield connection
 
 
-def _connect(engine: Engine, database: Loading, settings: Settings, patience: float) -> Connection:
+def _connect(engine: Engine, database: Loading, settings: WriterSettings, patience: float) -> Connection:
     """One of `max_connections` connections, as soon as one is free. (Drivers do not distinguish a full server
     from an absent one.)
 
@@ -110,7 +112,7 @@ def _is_refused(error: Exception) -> bool:
     return isinstance(error, DBAPIError) and refusal(error) is not None
 
 
-def _initialize(connection: Connection, database: Loading, settings: Settings) -> bool:
+def _initialize(connection: Connection, database: Loading, settings: WriterSettings) -> bool:
     """Prepare the connection; return whether it may be kept."""
     try:
         if settings.session_init_statement is not None:

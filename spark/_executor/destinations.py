@@ -8,14 +8,14 @@ import pyarrow.compute as pc
 
 from inbox_outbox_base.databases.results import Append, Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
     """One target."""
 
-    settings: Settings
+    settings: WriterSettings
     """The settings of a writer that has no other target."""
     columns: tuple[str, ...] | None
     """The columns of the DataFrame that go into it; None for all."""
@@ -56,7 +56,7 @@ class Destination:
         return kept
 
 
-def destinations(settings: Settings, schema: pa.Schema) -> Iterator[Destination]:
+def destinations(settings: WriterSettings, schema: pa.Schema) -> Iterator[Destination]:
     """The targets, in their order; for statements and functions, all columns go to the only one."""
     exploded = {getattr(each.results, "explode", None) for each in settings.targets}
     rest = tuple(name for name in schema.names if name not in exploded)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases.loading import Loading
 from inbox_outbox_base.databases.loading_values import Column
 from inbox_outbox_base.databases.results import NEW_ROWS
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from . import sinks
 from .columns import fitted
@@ -19,7 +19,7 @@ class Filling:
     """The sinks of all targets, for rows of one schema."""
 
     def __init__(
-        self, connection: Connection, database: Loading, settings: Settings, schema: pa.Schema
+        self, connection: Connection, database: Loading, settings: WriterSettings, schema: pa.Schema
     ) -> None:
         self._sinks: list[tuple[Destination, Sequence[Column], sinks.Sink]] = []
         is_staged = False

@@ -9,14 +9,14 @@ from sqlalchemy.sql.elements import ColumnElement
 from inbox_outbox_base.errors.inbox import TransactionEnded
 from inbox_outbox_base.tables.inbox import Tables, utcnow
 
-from .report import Counts
+from .report import RowCounts
 
 WHOLE_BATCH = -1
 """Stands for a partition's number in the row that marks a batch as finished."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """The key of a row of the ledger.
 
     `parts` is 0 if the number of partitions is unknown; the fingerprint still distinguishes partitions of
@@ -42,7 +42,7 @@ class Entry:
         }
 
 
-def columns(counts: Counts) -> dict[str, int]:
+def columns(counts: RowCounts) -> dict[str, int]:
     """Counts as columns."""
     return {
         "rows_read": counts.rows,
@@ -54,11 +54,11 @@ def columns(counts: Counts) -> dict[str, int]:
     }
 
 
-def _this(tables: Tables, entry: Entry) -> ColumnElement[bool]:
+def _this(tables: Tables, entry: LedgerEntry) -> ColumnElement[bool]:
     return and_(*(tables.ledger.c[name] == value for name, value in entry.values().items()))
 
 
-def find(connection: Connection, tables: Tables, entry: Entry) -> Counts | None:
+def find(connection: Connection, tables: Tables, entry: LedgerEntry) -> RowCounts | None:
     """The counts of a committed entry.
 
     Raises:
@@ -68,7 +68,7 @@ def find(connection: Connection, tables: Tables, entry: Entry) -> Counts | None:
     return None if found is None else _counts(found)
 
 
-def settle(connection: Connection, tables: Tables, entry: Entry, counts: Counts) -> None:
+def settle(connection: Connection, tables: Tables, entry: LedgerEntry, counts: RowCounts) -> None:
     """Write the counts of an entry that this transaction has inserted."""
     values = columns(counts) | {"committed_at": utcnow()}
     connection.execute(update(tables.ledger).where(_this(tables, entry)).values(values))
@@ -76,7 +76,7 @@ def settle(connection: Connection, tables: Tables, entry: Entry, counts: Counts)
 
 def entries(
     connection: Connection, tables: Tables, consumer: str, run: str, batch: int
-) -> dict[Entry, Counts]:
+) -> dict[LedgerEntry, RowCounts]:
     """All committed entries of a batch.
 
     Raises:
@@ -87,25 +87,27 @@ def entries(
         select(tables.ledger).where(c.consumer == consumer, c.run == run, c.batch == batch)
     )
     return {
-        Entry(row.consumer, row.run, row.batch, row.part, row.parts, bytes(row.fingerprint)): _counts(row)
+        LedgerEntry(row.consumer, row.run, row.batch, row.part, row.parts, bytes(row.fingerprint)): _counts(
+            row
+        )
         for row in found
     }
 
 
-def parts(connection: Connection, tables: Tables, entry: Entry) -> dict[int, int]:
+def parts(connection: Connection, tables: Tables, entry: LedgerEntry) -> dict[int, int]:
     """The partition of each load of the entry's batch, by the load's id."""
     c = tables.ledger.c
     its = (c.consumer == entry.consumer, c.run == entry.run, c.batch == entry.batch)
     return {row.id: row.part for row in connection.execute(select(c.id, c.part).where(*its))}
 
 
-def _counts(row: Row[Any]) -> Counts:
+def _counts(row: Row[Any]) -> RowCounts:
     if row.rows_read == 0:  # a transaction's last statement writes this, and every partition has rows
         raise TransactionEnded(
             "results of an earlier attempt ended its transaction before it was complete: check by hand what "
             f"they wrote for run {row.run!r}, batch {row.batch}, partition {row.part}"
         )
-    return Counts(
+    return RowCounts(
         row.rows_read,
         row.rows_new,
         row.rows_duplicate,

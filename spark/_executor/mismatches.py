@@ -12,7 +12,7 @@ from inbox_outbox_base.checks.keys import digest, is_mismatch
 from inbox_outbox_base.databases.arrow import text
 from inbox_outbox_base.databases.loading_values import TakenKeys
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from .keys import in_utc
 
@@ -36,7 +36,7 @@ class Mismatches:
         return Mismatches(self.count + other.count, (self.sample + other.sample)[:_SAMPLE])
 
 
-def check_digest(settings: Settings, schema: pa.Schema) -> None:
+def check_digest(settings: WriterSettings, schema: pa.Schema) -> None:
     """Check that the columns of the digest exist, in types whose values have one form.
 
     Raises:
@@ -53,7 +53,7 @@ def check_digest(settings: Settings, schema: pa.Schema) -> None:
             )
 
 
-def digests(settings: Settings, batch: pa.RecordBatch) -> pa.BinaryArray:
+def digests(settings: WriterSettings, batch: pa.RecordBatch) -> pa.BinaryArray:
     """The digest of each row, as `Inbox.accept` has it for a tuple of these columns.
 
     Raises:

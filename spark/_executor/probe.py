@@ -10,7 +10,7 @@ from inbox_outbox_base.calls.retry import retry
 from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.errors.codes import is_passing
 from inbox_outbox_base.tables.inbox import tables
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from .connect import engine_of, transaction
 from .keys import encode
@@ -18,7 +18,7 @@ from .keys import encode
 _TRIES = 20
 
 
-def unseen_rows(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def unseen_rows(settings: WriterSettings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows whose keys are not in the inbox, and rows without a key, which the writer decides about."""
     for batch in batches:
         keys = encode([batch.column(name) for name in settings.key])
@@ -26,7 +26,7 @@ def unseen_rows(settings: Settings, batches: Iterable[pa.RecordBatch]) -> Iterat
         yield batch.filter(pc.invert(pc.is_in(keys, pa.array(found, pa.string())))) if found else batch
 
 
-def _found(settings: Settings, keys: pa.StringArray) -> list[str]:
+def _found(settings: WriterSettings, keys: pa.StringArray) -> list[str]:
     database = loading(settings.url.get_backend_name())
     # `found` wants distinct keys in byte order, by which it walks through the index.
     ordered = pc.unique(keys).sort()

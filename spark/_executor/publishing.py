@@ -12,17 +12,17 @@ from inbox_outbox_base.databases.loading import unknown
 from inbox_outbox_base.errors.spark import ColumnMismatch, InvalidRow
 from outbox import Message, Outbox
 from spark._options.messages import Messages, PerRow
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from . import keys
-from .ledger import Entry
-from .report import Counts
+from .ledger import LedgerEntry
+from .report import RowCounts
 from .spool import KEY
 
 _JSON = "application/json"
 
 
-def check_messages(settings: Settings, schema: pa.Schema) -> None:
+def check_messages(settings: WriterSettings, schema: pa.Schema) -> None:
     """Check that the DataFrame has the columns of the messages, in types that they can hold.
 
     Raises:
@@ -50,10 +50,10 @@ def check_messages(settings: Settings, schema: pa.Schema) -> None:
             raise unknown(field)
 
 
-class Publishing:
+class PartitionMessages:
     """Writes the messages of one partition."""
 
-    def __init__(self, settings: Settings, how: Messages, entry: Entry) -> None:
+    def __init__(self, settings: WriterSettings, how: Messages, entry: LedgerEntry) -> None:
         self._how = how
         self._entry = entry
         self._batch_size = settings.batch_size
@@ -65,7 +65,7 @@ class Publishing:
             for batch in rows.to_batches(self._batch_size):
                 self._outbox.publish_many(connection, self._messages(self._how, batch))
 
-    def finish(self, connection: Connection, counts: Counts) -> None:
+    def finish(self, connection: Connection, counts: RowCounts) -> None:
         """Publish the message of the partition, if it has new rows."""
         if isinstance(self._how, PerRow) or not counts.new:
             return

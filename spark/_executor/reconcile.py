@@ -16,7 +16,7 @@ from inbox_outbox_base.databases.registry import loading
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Upsert
 from inbox_outbox_base.errors.spark import ColumnMismatch
 from inbox_outbox_base.tables.inbox import tables
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from .connect import committed, engine_of
 from .loads import Loads
@@ -36,7 +36,7 @@ class Compared:
     differences: list[Difference]
 
 
-def needed(settings: Settings) -> tuple[str, ...]:
+def needed(settings: WriterSettings) -> tuple[str, ...]:
     """The columns of the DataFrame that are read."""
     how = settings.results
     others = (*how.key, how.version) if isinstance(how, Upsert) else ()
@@ -44,7 +44,7 @@ def needed(settings: Settings) -> tuple[str, ...]:
 
 
 def compared_columns(
-    connection: Connection, database: Loading, settings: Settings, schema: pa.Schema
+    connection: Connection, database: Loading, settings: WriterSettings, schema: pa.Schema
 ) -> list[Column]:
     """The columns that find a row in the table; none if the table cannot be compared.
 
@@ -64,7 +64,7 @@ def compared_columns(
     return [] if lacking else [database.column(schema.field(name), targets[name]) for name in names]
 
 
-def compared(settings: Settings, part: int, batches: Iterable[pa.RecordBatch]) -> Compared | None:
+def compared(settings: WriterSettings, part: int, batches: Iterable[pa.RecordBatch]) -> Compared | None:
     """Compare one partition; None if it has no rows.
 
     Raises:
@@ -84,7 +84,7 @@ def compared(settings: Settings, part: int, batches: Iterable[pa.RecordBatch]) -
 
 
 def _differences(
-    database: Loading, settings: Settings, part: int, rows: pa.Table, connection: Connection
+    database: Loading, settings: WriterSettings, part: int, rows: pa.Table, connection: Connection
 ) -> list[Difference]:
     keys = rows.column(KEY).combine_chunks()
     its, is_inbox = tables(settings.inbox_schema), settings.inbox == "rows"
@@ -116,7 +116,11 @@ def _without(keys: pa.StringArray, known: Iterable[str]) -> list[str]:
 
 
 def _absent(
-    connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column], rows: pa.Table
+    connection: Connection,
+    database: Loading,
+    settings: WriterSettings,
+    columns: Sequence[Column],
+    rows: pa.Table,
 ) -> list[str]:
     """The keys whose row is not in the table, in byte order."""
     staged = [*columns, database.column(pa.field(KEY, pa.string()), None)]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RowCounts:
     """Counts of rows, of one partition or several."""
 
     rows: int = 0
@@ -14,8 +14,8 @@ class Counts:
     dropped: int = 0
     mismatch: int = 0
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
+    def __add__(self, other: "RowCounts") -> "RowCounts":
+        return RowCounts(
             self.rows + other.rows,
             self.new + other.new,
             self.duplicate + other.duplicate,

@@ -16,7 +16,7 @@ from inbox_outbox_base.databases.loading_values import Column, Type
 from inbox_outbox_base.databases.results import NEW_ROWS, Append, Statements, Upsert
 from inbox_outbox_base.errors.codes import code_of, is_denied, is_transient
 from inbox_outbox_base.errors.spark import ColumnMismatch
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 RANK = "inbox_rank"
 """A row's rank by age among the rows with its key; 1 is the newest."""
@@ -59,10 +59,10 @@ class Sink(ABC):
     """With inbox="table": how many rows were new to the target."""
 
 
-class Straight(Sink):
+class DirectSink(Sink):
     """Writes to the target itself, if each column has the type in which it arrives."""
 
-    def __init__(self, connection: Connection, database: Loading, settings: Settings) -> None:
+    def __init__(self, connection: Connection, database: Loading, settings: WriterSettings) -> None:
         self._connection = connection
         self._database = database
         self._settings = settings
@@ -83,7 +83,7 @@ class Staged(Sink):
         self,
         connection: Connection,
         database: Loading,
-        settings: Settings,
+        settings: WriterSettings,
         columns: Sequence[Column],
         name: str,
     ) -> None:
@@ -149,7 +149,7 @@ class Staged(Sink):
         )
 
 
-class Hopeful(Sink):
+class FallbackSink(Sink):
     """Writes to a target that rejects duplicates itself: to the target until one comes, then to another
     sink."""
 
@@ -185,7 +185,7 @@ class Hopeful(Sink):
 def sink_for(
     connection: Connection,
     database: Loading,
-    settings: Settings,
+    settings: WriterSettings,
     columns: Sequence[Column],
     name: str = NEW_ROWS,
     *,
@@ -199,12 +199,14 @@ def sink_for(
         and all(each.same for each in columns)
         and database.can_load_into(connection, settings)
     ):
-        straight = Straight(connection, database, settings)
-        return straight if settings.inbox == "rows" else Hopeful(connection, database, straight, staged)
+        straight = DirectSink(connection, database, settings)
+        return straight if settings.inbox == "rows" else FallbackSink(connection, database, straight, staged)
     return staged
 
 
-def check(connection: Connection, database: Loading, settings: Settings, columns: Sequence[Column]) -> None:
+def check(
+    connection: Connection, database: Loading, settings: WriterSettings, columns: Sequence[Column]
+) -> None:
     """Check that the server accepts the statement that will write the rows, and a temporary table if it needs
     one. The transaction is to be rolled back.
 
@@ -216,7 +218,7 @@ def check(connection: Connection, database: Loading, settings: Settings, columns
         return
     key = settings.key if settings.inbox == "table" else None
     try:
-        if not isinstance(sink_for(connection, database, settings, columns), Straight):
+        if not isinstance(sink_for(connection, database, settings, columns), DirectSink):
             Staged(connection, database, settings, columns, NEW_ROWS).create()
         database.check(connection, target_of(settings, columns), _names(columns), how, key)
     except DBAPIError as error:
@@ -229,7 +231,7 @@ def check(connection: Connection, database: Loading, settings: Settings, columns
         raise ColumnMismatch(f"table={settings.target!r}{named}: {error.orig}{needed}") from error
 
 
-def target_of(settings: Settings, columns: Sequence[Column]) -> Table:
+def target_of(settings: WriterSettings, columns: Sequence[Column]) -> Table:
     """The target table with these columns."""
     assert settings.table is not None  # noqa: S101 - checked with the options
     named: list[SqlColumn[Any]] = [SqlColumn(each.name) for each in columns]

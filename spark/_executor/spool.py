@@ -29,7 +29,7 @@ _RANGE = 4
 
 
 @dataclass(slots=True)
-class _Run:
+class _SortedRun:
     """One sorted run in the file: its blocks, the first key of each, and its bytes."""
 
     blocks: list[int] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Spool:
         self._memory = memory
         self._pending: list[pa.RecordBatch] = []
         self._bytes = 0
-        self._runs: list[_Run] = []
+        self._runs: list[_SortedRun] = []
         self._blocks = 0
         self._writer: Any = None
         self._file: Any = None
@@ -101,7 +101,7 @@ class Spool:
             # Without a name: a worker that is killed leaves nothing behind.
             self._file = tempfile.TemporaryFile(prefix="inbox-outbox-")  # noqa: SIM115 - closed in __exit__
             self._writer = pa.ipc.new_file(self._file, table.schema)
-        run = _Run()
+        run = _SortedRun()
         for block in _blocks(table.to_batches(), self._memory // _BLOCKS):
             self._writer.write_batch(block)
             run.blocks.append(self._blocks)
@@ -145,7 +145,7 @@ def _blocks(batches: list[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatc
             yield batch
 
 
-def _slices(reader: Any, run: _Run, low: str, high: str | None) -> Iterator[pa.RecordBatch]:
+def _slices(reader: Any, run: _SortedRun, low: str, high: str | None) -> Iterator[pa.RecordBatch]:
     """A run's rows whose key is at least `low` and less than `high`."""
     at = max(0, bisect_right(run.firsts, low) - 1)
     while at < len(run.blocks) and (high is None or run.firsts[at] < high):

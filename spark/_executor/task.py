@@ -18,17 +18,17 @@ from inbox_outbox_base.databases.results import Append, Statements, Upsert
 from inbox_outbox_base.errors.inbox import PayloadMismatch, TransientError
 from inbox_outbox_base.errors.spark import InvalidRow
 from inbox_outbox_base.tables.inbox import Tables, tables
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 
 from . import ledger
 from .connect import committed, engine_of
 from .filling import Filling
 from .intact import check_open, intact
 from .keys import Fingerprint, encode
-from .ledger import Entry
+from .ledger import LedgerEntry
 from .mismatches import Mismatches, digests, mismatches
-from .publishing import Publishing
-from .report import Counts
+from .publishing import PartitionMessages
+from .report import RowCounts
 from .spool import DIGEST, KEY, Spool
 
 
@@ -36,11 +36,11 @@ from .spool import DIGEST, KEY, Spool
 class Task:
     """What the driver sends to every task."""
 
-    settings: Settings
+    settings: WriterSettings
     run: str
     parts: int
     """The number of partitions; 0 if unknown."""
-    done: dict[Entry, Counts]
+    done: dict[LedgerEntry, RowCounts]
     """The entries that an earlier submission of the same batch has committed."""
 
     @property
@@ -48,12 +48,12 @@ class Task:
         """The inbox's tables."""
         return tables(self.settings.inbox_schema)
 
-    def entry(self, part: int, fingerprint: bytes) -> Entry:
+    def entry(self, part: int, fingerprint: bytes) -> LedgerEntry:
         """A partition's row in the ledger."""
         s = self.settings
-        return Entry(s.consumer, self.run, s.batch, part, self.parts, fingerprint)
+        return LedgerEntry(s.consumer, self.run, s.batch, part, self.parts, fingerprint)
 
-    def trusted(self, part: int) -> tuple[Entry, Counts] | None:
+    def trusted(self, part: int) -> tuple[LedgerEntry, RowCounts] | None:
         """The partition's ledger row, if it is trusted without reading the partition."""
         # Without the number of partitions, a partition of another plan could have the same number.
         if self.settings.ledger != "trust" or self.parts == 0:
@@ -69,7 +69,7 @@ class Done:
 
     part: int
     fingerprint: bytes
-    counts: Counts
+    counts: RowCounts
     replayed: bool
     transport: str
 
@@ -113,11 +113,13 @@ def recognise(task: Task, part: int, batches: Iterable[pa.RecordBatch]) -> Done 
     counts = task.done.get(task.entry(part, fingerprint.digest()))
     if fingerprint.count + dropped == 0:
         return None
-    return Done(part, fingerprint.digest(), counts or Counts(), replayed=counts is not None, transport="none")
+    return Done(
+        part, fingerprint.digest(), counts or RowCounts(), replayed=counts is not None, transport="none"
+    )
 
 
 def read(
-    settings: Settings, batches: Iterable[pa.RecordBatch], spool: Spool | None
+    settings: WriterSettings, batches: Iterable[pa.RecordBatch], spool: Spool | None
 ) -> tuple[Fingerprint, int]:
     """Read all rows into the spool, with no connection open; return their fingerprint, and how many had no
     key.
@@ -151,7 +153,7 @@ def read(
 class _Partition:
     """The transaction of one partition, with its retries."""
 
-    def __init__(self, task: Task, entry: Entry, spool: Spool, dropped: int, database: Loading) -> None:
+    def __init__(self, task: Task, entry: LedgerEntry, spool: Spool, dropped: int, database: Loading) -> None:
         self._task = task
         self._entry = entry
         self._spool = spool
@@ -159,18 +161,18 @@ class _Partition:
         self._database = database
         self._engine: Engine = engine_of(task.settings)
         how = task.settings.outbox
-        self._publishing = None if how is None else Publishing(task.settings, how, entry)
+        self._publishing = None if how is None else PartitionMessages(task.settings, how, entry)
 
-    def commit(self) -> Counts:
+    def commit(self) -> RowCounts:
         """Commit it, or find in the ledger (without one: in the keys) that another attempt has."""
         return committed(self._engine, self._database, self._task.settings, self._write)
 
-    def _write(self, connection: Connection) -> Counts:
+    def _write(self, connection: Connection) -> RowCounts:
         tables, settings = self._task.tables, self._task.settings
         load = None
         if settings.ledger != "off":
             # First of all: another attempt waits for this one row, and then finds the counts.
-            row = self._entry.values() | ledger.columns(Counts())
+            row = self._entry.values() | ledger.columns(RowCounts())
             load = self._database.note(connection, tables, row)
             if load is None:
                 return self._found_before(connection)
@@ -182,13 +184,13 @@ class _Partition:
             ledger.settle(connection, tables, self._entry, counts)
         return counts
 
-    def _found_before(self, connection: Connection) -> Counts:
+    def _found_before(self, connection: Connection) -> RowCounts:
         counts = ledger.find(connection, self._task.tables, self._entry)
         if counts is None:  # the row is not visible in an old snapshot, or was purged meanwhile
             raise TransientError("the ledger's row was written after this transaction's snapshot")
         return counts
 
-    def _apply(self, connection: Connection, load: int | None) -> Counts:
+    def _apply(self, connection: Connection, load: int | None) -> RowCounts:
         """Take the keys, and apply the rows with new ones."""
         task, settings, part = self._task, self._task.settings, self._entry.part
         if settings.inbox == "table":
@@ -216,9 +218,9 @@ class _Partition:
             )
         new, duplicate, rows = taking.counts.new, taking.counts.duplicate, self._spool.rows
         repeated = rows - new - duplicate
-        return Counts(rows + self._dropped, new, duplicate, repeated, self._dropped, differing.count)
+        return RowCounts(rows + self._dropped, new, duplicate, repeated, self._dropped, differing.count)
 
-    def _apply_to_table(self, connection: Connection) -> Counts:
+    def _apply_to_table(self, connection: Connection) -> RowCounts:
         """Apply the rows whose keys are new to the target."""
         given = 0
 
@@ -229,12 +231,14 @@ class _Partition:
                 yield each.drop_columns([KEY])
 
         new = _fill(rows(), connection, self._database, self._task.settings)
-        return Counts(
+        return RowCounts(
             self._spool.rows + self._dropped, new, given - new, self._spool.rows - given, self._dropped
         )
 
 
-def _fill(tables: Iterator[pa.Table], connection: Connection, database: Loading, settings: Settings) -> int:
+def _fill(
+    tables: Iterator[pa.Table], connection: Connection, database: Loading, settings: WriterSettings
+) -> int:
     """Apply the rows; with inbox="table", return how many were new."""
     filling = None
     for rows in tables:
@@ -253,8 +257,8 @@ class _Taking:
         connection: Connection,
         claim: WriterClaim,
         spool: Spool,
-        entry: Entry,
-        publishing: Publishing | None,
+        entry: LedgerEntry,
+        publishing: PartitionMessages | None,
     ) -> None:
         self._database = database
         self._connection = connection
@@ -262,7 +266,7 @@ class _Taking:
         self._spool = spool
         self._entry = entry
         self._publishing = publishing
-        self.counts = Counts()
+        self.counts = RowCounts()
         self.mismatches = Mismatches()
 
     def fresh(self) -> Iterator[pa.Table]:
@@ -298,4 +302,4 @@ class _Taking:
                 is_job, is_part = owner.startswith(claim.job), owner.startswith(claim.partition)
             own += keys * is_job
             earlier += keys * (is_part and claim.load is None)
-        self.counts += Counts(new=new + earlier, duplicate=others.total() - own)
+        self.counts += RowCounts(new=new + earlier, duplicate=others.total() - own)

@@ -9,7 +9,7 @@ from inbox_outbox_base.checks import options as inbox_options
 from inbox_outbox_base.errors.inbox import InvalidOption
 
 from .names import from_strings, names, number, plain
-from .settings import Settings, checked
+from .settings import WriterSettings, checked
 
 What = Literal["keys", "ledger"]
 
@@ -45,7 +45,7 @@ COLUMNS = {
 class Reading:
     """All options of a read; sent to executors, so it contains the password, which is never shown."""
 
-    settings: Settings
+    settings: WriterSettings
     """How to connect; `batch_size` is the number of rows to fetch at a time."""
     what: What
     consumers: tuple[str, ...] | None

@@ -44,7 +44,7 @@ class Into:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class WriterSettings:
     """All options of a task; sent to executors, so it contains the password, which is never shown."""
 
     url: URL
@@ -87,7 +87,7 @@ class Settings:
         return tuple(dict.fromkeys((*self.key, *self.digest)))
 
     @property
-    def targets(self) -> list["Settings"]:
+    def targets(self) -> list["WriterSettings"]:
         """The settings for each target, in their order."""
         others = (
             replace(self, table_schema=each.table_schema, table=each.table, results=each.results, more=())
@@ -123,7 +123,7 @@ def checked(
     lock_timeout: object = 30,
     memory: object = 64 * 2**20,
     inbox_schema: object = None,
-) -> Settings:
+) -> WriterSettings:
     """The settings for these options.
 
     Raises:
@@ -133,7 +133,7 @@ def checked(
     checked_key = _key(_names("key", key), first.results)
     for each in (first, *more):
         _check_versions(checked_key, each.results)
-    return Settings(
+    return WriterSettings(
         url=jdbc_or_sqlalchemy(url, user, password),
         table=first.table,
         table_schema=first.table_schema,

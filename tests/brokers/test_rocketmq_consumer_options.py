@@ -11,7 +11,7 @@ from examples.embedded_postgres import free_port
 from inbox import Decision, Delivery, Outcome, Verdict
 from inbox._consuming.rocketmq import sources
 from inbox._consuming.rocketmq.delivery import delivery_of
-from inbox._consuming.rocketmq.held import Held
+from inbox._consuming.rocketmq.held import HeldMessage
 from inbox._consuming.rocketmq.link import Membership
 from inbox._consuming.rocketmq.source import Source
 from inbox.errors import InvalidOption
@@ -142,7 +142,7 @@ def test_a_broker_that_is_new(rocketmq: Topics) -> None:
         member = Membership(parse(url_of(rocketmq.address)), group, {first: "*", second: "*"})
         ((endpoints, queues),) = (await sources.find(member)).values()
         by_topic = {queue.topic.name: queue for queue in queues}
-        received: asyncio.Queue[Held] = asyncio.Queue()
+        received: asyncio.Queue[HeldMessage] = asyncio.Queue()
         stopping = asyncio.Event()
         source = Source(
             member,

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event, insert
 from inbox.schema import metadata_for
 from outbox import Relay, Unavailable, is_drained, peek, status
 from outbox._relaying.reading import marks as stored
-from outbox._relaying.settings import Settings
+from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, marks, publish
@@ -27,7 +27,7 @@ LOW = {"bucket": 0, "sequence": 7, "id": "low", "payload": b"", "topic": "orders
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays of this process store every mark that has moved, and check for chores all the time."""
     monkeypatch.setattr(stored, "FAR", 1)
-    monkeypatch.setattr(Settings, "tend_every", 0)
+    monkeypatch.setattr(RelaySettings, "tend_every", 0)
 
 
 @contextmanager

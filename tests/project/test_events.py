@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inbox import Backoff, Claim, Event, EventKind, Status, StatusInbox
-from inbox._status_mode.stores import Held, Store
+from inbox._status_mode.stores import HeldRecord, Store
 from inbox.errors import GiveUp, InvalidResult, LeaseLost
 
 BEGINS = {EventKind.CLAIMED, EventKind.UNPROTECTED}
@@ -34,7 +34,7 @@ def succeed(claim: Claim, store: Store) -> None:
 
 
 def lose(claim: Claim, store: Store) -> None:
-    assert store.delete(Held("orders", claim.key, claim.token), [Status.CONSUMING])
+    assert store.delete(HeldRecord("orders", claim.key, claim.token), [Status.CONSUMING])
 
 
 def lose_at_a_step(claim: Claim, store: Store) -> None:

@@ -2,9 +2,11 @@
 
 import ast
 import re
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
+import grimp
 import pytest
 
 from inbox_outbox_base.supported import FOLDERS, part
@@ -59,6 +61,60 @@ def test_every_database_implements_the_contracts(dialect: str, contract: str, mo
         return
     whole = getattr(import_module(f"inbox_outbox_base.{module}"), contract.capitalize())
     assert issubclass(part(contract, dialect), whole)
+
+
+LIBRARY = ("inbox", "inbox_outbox", "inbox_outbox_base", "outbox", "spark")
+TWICE = {"InvalidOption", "Message", "MessageNotFound", "TablesMissing", "UnusableConnection"}
+"""Public names that the inbox and the outbox both have."""
+MOST_ROOMS = 20
+BASE_OF_ONE = {
+    "checks.backoff",
+    "checks.results",
+    "databases.arrow",
+    "errors.refusal",
+    "monitoring.log",
+    "transactions.ending",
+    "transactions.forked",
+    "transactions.sources",
+}
+"""Modules of the base that one package alone reaches, because they belong to what stands beside them."""
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """No two classes of the library have the same name, except public ones of the inbox and the outbox."""
+    files = [file for package in LIBRARY for file in (ROOT / package).rglob("*.py")]
+    names = Counter(
+        name for file in files for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE)
+    )
+    assert {name for name, number in names.items() if number > 1} == TWICE
+
+
+def test_no_folder_is_crowded() -> None:
+    """Every folder of the library has at most 20 modules and folders directly in it."""
+    folders = [page.parent for package in LIBRARY for page in (ROOT / package).rglob("__init__.py")]
+    rooms = {
+        str(folder): [
+            each for each in folder.iterdir() if (each.suffix == ".py" or (each / "__init__.py").exists())
+        ]
+        for folder in folders
+    }
+    assert {folder: len(found) - 1 for folder, found in rooms.items() if len(found) - 1 > MOST_ROOMS} == {}
+
+
+def test_the_base_is_shared() -> None:
+    """At least two packages reach each module of the base, through the base alone."""
+    base = "inbox_outbox_base."
+    graph = grimp.build_graph(*LIBRARY)
+    reached = Counter[str]()
+    for package in set(LIBRARY) - {"inbox_outbox_base"}:
+        seen: set[str] = set()
+        ahead = {module for module in graph.modules if module.startswith(f"{package}.")} | {package}
+        while ahead:
+            found = {each for module in ahead for each in graph.find_modules_directly_imported_by(module)}
+            ahead = {each for each in found if each.startswith(base)} - seen
+            seen |= ahead
+        reached.update(seen)
+    assert {name.removeprefix(base) for name, number in reached.items() if number == 1} == BASE_OF_ONE
 
 
 def test_only_its_folder_knows_a_database() -> None:

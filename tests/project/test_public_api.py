@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pickle
 import re
 from pathlib import Path
 from types import ModuleType
@@ -256,6 +257,16 @@ def drawn(text: str, root: str) -> dict[str, tuple[str, list[str]]]:
         above[depth] = found["name"]
         tree[found["name"]] = (above[depth - 1], [found["also"]] if found["also"] else [])
     return tree
+
+
+@pytest.mark.parametrize(
+    "value", [inbox.Action.ACK, inbox.Decision(inbox.Action.ACK), inbox.Outcome(inbox.Verdict.NEW)]
+)
+def test_pickles_outlive_a_move(value: object) -> None:
+    """A pickle of what a listener decides names `inbox`, and no private module, which may move."""
+    stored = pickle.dumps(value)
+    assert b"inbox._" not in stored
+    assert pickle.loads(stored) == value  # noqa: S301 - our own
 
 
 def test_every_package_is_typed() -> None:

@@ -18,7 +18,7 @@ from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Failed
 from outbox import AsyncRelay, Envelope, Message, Outbox, Outcome, Relay, Unavailable, Unknown
 from outbox._relaying.sending.flight import Flight
-from outbox._relaying.sending.lanes import Lanes
+from outbox._relaying.sending.lanes import TopicLanes
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -198,7 +198,7 @@ def test_a_suspect_is_alone_in_its_topic(engine: Engine) -> None:
 def test_batches_that_fail_together_are_one_failure() -> None:
     """Several batches that fail at the same time back off their topic no longer than one would; an accepted
     message in a batch that began before the failure does not end the backoff."""
-    lanes = Lanes(1_000, 32)
+    lanes = TopicLanes(1_000, 32)
     lane = lanes.of("orders")
     flights = [_flight(number) for number in range(3)]
     for flight in flights:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine
 
 from outbox import Envelope, Outcome, Relay, Unavailable
-from outbox._relaying.settings import Settings
+from outbox._relaying.settings import RelaySettings
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
     ACCEPTED,
@@ -124,7 +124,7 @@ def test_all_expired_records_of_what_was_sent_are_forgotten(
 ) -> None:
     """A relay deletes all expired records of sent messages when it starts, however many there are, not only
     one portion each time."""
-    monkeypatch.setattr(Settings, "tend_every", 3_600)
+    monkeypatch.setattr(RelaySettings, "tend_every", 3_600)
     publish(engine, *(f"-{number}" for number in range(2_500)))
     assert Relay(engine, Recorder(), keep_sent=3_600).run_once() == 2_500
     assert count(engine, TABLES.sent) == 2_500

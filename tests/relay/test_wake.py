@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from inbox_outbox_base.calls.signals import SignalSafeEvent
 from outbox import AsyncRelay, Envelope, Outbox, Outcome, Relay
-from outbox._relaying.settings import Settings
+from outbox._relaying.settings import RelaySettings
 from outbox._waking import listening_thread
 from outbox._waking.listen_connector import ListenConnector
 from outbox._waking.listening_thread import ThreadWakeUp
@@ -51,7 +51,7 @@ MANY = 2 * len(BURST)
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays of this process do nothing until they are woken."""
-    monkeypatch.setattr(Settings, "tend_every", NEVER)
+    monkeypatch.setattr(RelaySettings, "tend_every", NEVER)
 
 
 @pytest.mark.usefixtures("never_looks")
@@ -353,7 +353,7 @@ def _saying(pipe: Connection) -> Answer:
 
 
 def _never_look() -> None:
-    Settings.tend_every = NEVER  # type: ignore[method-assign, assignment]
+    RelaySettings.tend_every = NEVER  # type: ignore[method-assign, assignment]
 
 
 def _publish_first(engine: Engine, schema: str | None) -> None:

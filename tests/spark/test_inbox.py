@@ -18,7 +18,7 @@ from inbox_outbox_base.databases.postgresql import probing
 from spark._executor.connect import engine_of, transaction
 from spark._executor.probe import unseen_rows
 from spark._executor.task import Done
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 from tests.support.database import Database
 from tests.support.spark.writes import (
     CONSUMER,
@@ -123,7 +123,7 @@ def test_a_partition_waits_for_a_worker(
     often its lock timeout expires. The key is a duplicate if the worker commits, and new if it rolls back."""
     connected = []
 
-    def counted(settings: Settings) -> Engine:
+    def counted(settings: WriterSettings) -> Engine:
         found = engine_of(settings)
         event.listen(found, "connect", lambda *_: connected.append(time.monotonic()))
         return found

@@ -13,7 +13,7 @@ import inbox
 from inbox.errors import PolicyConflict
 from inbox.schema import tables
 from spark._driver.job import Job
-from spark._executor.report import Counts
+from spark._executor.report import RowCounts
 from spark._executor.task import Task, run_task
 from spark.errors import InvalidRow
 from tests.support.database import Database
@@ -266,7 +266,7 @@ def test_a_connection_lost_in_the_report(
     settle = Job._settle
     lost: list[Connection] = []
 
-    def breaking(self: Job, read: Counts, connection: Connection) -> Counts:
+    def breaking(self: Job, read: RowCounts, connection: Connection) -> RowCounts:
         if moment == "after":
             total = settle(self, read, connection)
         if not lost:

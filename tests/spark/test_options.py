@@ -17,7 +17,7 @@ from inbox.errors import InvalidOption, UnsupportedDatabase
 from spark import Append, InboxDataSource, InboxWriter, Statements, Upsert
 from spark._driver.job import Job
 from spark._options.names import from_strings
-from spark._options.settings import Settings, checked
+from spark._options.settings import WriterSettings, checked
 from tests.support.database import Database
 from tests.support.spark.writes import batch, make_result, write, written
 
@@ -215,7 +215,7 @@ def test_text_options_have_the_names_of_sparks_jdbc_source(spelled: Any) -> None
     given = {spelled(name): text for name, (_, text, _) in STRINGS.items()}
     found = from_strings(given)
     assert found == {argument: value for argument, _, value in STRINGS.values()}
-    assert isinstance(checked(**found), Settings)
+    assert isinstance(checked(**found), WriterSettings)
     upsert = from_strings(
         {spelled("results"): "upsert", spelled("upsertKey"): "a,b", spelled("version"): "v"}
     )

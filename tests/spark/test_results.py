@@ -25,7 +25,7 @@ from sqlalchemy import (
 from inbox.errors import TablesMissing
 from inbox.schema import tables
 from spark import Append, Statements, Upsert
-from spark._options.settings import Settings
+from spark._options.settings import WriterSettings
 from spark.errors import ColumnMismatch
 from tests.support import accounts
 from tests.support.cases import case
@@ -333,7 +333,7 @@ def test_everything_a_task_is_told_can_be_sent(migrated: Database) -> None:
     make_result(migrated)
     METADATA.create_all(migrated.engine())
     for results in (Append(), TAKING_SUMS):
-        settings: Settings = prepared(migrated, results=results).settings
+        settings: WriterSettings = prepared(migrated, results=results).settings
         assert settings.results == results
         assert settings.url.password == migrated.url.password
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import await_only
 
 from inbox import AsyncStatusInbox, Event, EventKind, SqlStore, Status, Verdict, release
-from inbox._status_mode.stores import Change, Held
+from inbox._status_mode.stores import Change, HeldRecord
 from inbox.errors import LeaseLost, StoreUnreachable
 from tests.support.database import Database
 from tests.support.status_mode.asynchronous import beside, in_loop, inbox_at, recorded
@@ -61,7 +61,7 @@ async def test_a_short_message_writes_no_heartbeat(place: Place, monkeypatch: py
     async with inbox_at(place, lease=60) as inbox:
         write = inbox.store.write
 
-        def noted(held: Held, change: Change) -> bool:
+        def noted(held: HeldRecord, change: Change) -> bool:
             writes.append(change)
             return write(held, change)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from inbox import Status, Verdict
-from inbox._status_mode.stores import UNDO_ATTEMPTS, Held, Store
+from inbox._status_mode.stores import UNDO_ATTEMPTS, HeldRecord, Store
 from tests.support.status_mode.stores import ENDS, change, held, request
 
 KEYS = ("a", "A", "a ")
@@ -62,7 +62,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.consumer = uuid4().hex
         self.expected: dict[str, Expected] = {}
-        self.claims: list[Held] = []
+        self.claims: list[HeldRecord] = []
 
     @rule(key=keys, digest=st.sampled_from(DIGESTS))
     def claim(self, key: str, digest: bytes | None) -> None:

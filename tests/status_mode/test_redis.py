@@ -12,7 +12,7 @@ from redis.retry import Retry
 
 from examples.embedded_postgres import ServerProcess, free_port
 from inbox import RedisStore, Status, StatusInbox, Verdict
-from inbox._status_mode.stores import Held
+from inbox._status_mode.stores import HeldRecord
 from inbox.errors import InvalidOption, StoreUnreachable
 from tests.conftest import _present
 from tests.servers.redis import LocalRedis, program
@@ -56,7 +56,7 @@ def test_a_cluster_keeps_records_on_all_its_slots(cluster_client: "redis.RedisCl
         with inbox.claim(key) as claim:
             claim.result = claim.step("count", lambda: 1)
     with inbox.claim("x") as one, inbox.claim("y") as two:
-        claims = [Held("orders", each.key, each.token) for each in (one, two)]
+        claims = [HeldRecord("orders", each.key, each.token) for each in (one, two)]
         assert list(store.renew(claims, 60.0, 60.0, 1.0)) == [(held, 60.0) for held in claims]
     keys += ["x", "y"]
     for key in keys[:-2]:
@@ -73,8 +73,8 @@ def test_scripts_that_redis_has_forgotten(client: "redis.Redis") -> None:
         client.script_flush()
         claim.step("one", lambda: 1)
         client.script_flush()
-        claims = [Held("orders", each.key, each.token) for each in (claim, other)]
-        lost = Held("orders", "a", claim.token - 1)
+        claims = [HeldRecord("orders", each.key, each.token) for each in (claim, other)]
+        lost = HeldRecord("orders", "a", claim.token - 1)
         assert list(store.renew([*claims, lost], 60.0, 60.0, 1.0)) == [
             *((held, 60.0) for held in claims),
             (lost, None),

@@ -10,7 +10,7 @@ import pytest
 
 from inbox import EventKind, Verdict, discard
 from inbox._memory import Known, Memory
-from inbox._status_mode.stores import Answer, Request, Store
+from inbox._status_mode.stores import ClaimAnswer, Request, Store
 from inbox.errors import LeaseLost
 from tests.support.status_mode.asynchronous import in_loop, inbox_at
 from tests.support.status_mode.stores import CONSUMER, Place, deliver, fail, status_inbox, stored
@@ -24,7 +24,7 @@ class Asked:
         self._claim = store.claim
         monkeypatch.setattr(store, "claim", self._noted)
 
-    def _noted(self, request: Request) -> Answer:
+    def _noted(self, request: Request) -> ClaimAnswer:
         self.times += 1
         return self._claim(request)
 

@@ -9,7 +9,7 @@ import pytest
 
 from inbox import Claim, EventKind, Status, Verdict
 from inbox._status_mode.hold import OnUnknown
-from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, Held, Store
+from inbox._status_mode.stores import UNDO_ATTEMPTS, Change, HeldRecord, Store
 from inbox.errors import GiveUp, InvalidOption, InvalidResult, StepNotDone, StoreUnreachable
 from tests.support.status_mode.stores import CONSUMER, Failed, deliver, fail, status_inbox, stored
 
@@ -127,7 +127,9 @@ def test_a_record_of_a_step_that_got_no_answer(
     was not called before, and the message is not halted."""
     inbox, calls, write = status_inbox(store), Calls(), store.write
 
-    def write_without_answer(to: Held, what: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+    def write_without_answer(
+        to: HeldRecord, what: Change, among: Iterable[Status] = (Status.CONSUMING,)
+    ) -> bool:
         is_it = what.status is None and f'"state":"{state}"' in (what.steps or "")
         if arrived or not is_it:
             assert write(to, what, among)

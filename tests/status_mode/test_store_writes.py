@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inbox import Status, Verdict
-from inbox._status_mode.stores import Held, Store
+from inbox._status_mode.stores import HeldRecord, Store
 from tests.support.status_mode.stores import (
     CONSUMER,
     DIGESTS,
@@ -120,8 +120,8 @@ def test_only_the_newest_token_writes(store: Store) -> None:
     second = store.claim(request())
     other = store.claim(request("b"))
     before = stored(store)
-    wrong = [held(first), Held(CONSUMER, "a", second.record.token + 1), Held(CONSUMER, "a", 0)]
-    for token in (*wrong, Held(CONSUMER, "a", other.record.token)):
+    wrong = [held(first), HeldRecord(CONSUMER, "a", second.record.token + 1), HeldRecord(CONSUMER, "a", 0)]
+    for token in (*wrong, HeldRecord(CONSUMER, "a", other.record.token)):
         assert not store.write(token, change(lease=LEASE))
         assert not store.write(token, change(steps="{}", undos=1))
         for status, fields in ENDS.items():
@@ -145,7 +145,7 @@ def test_a_write_says_which_statuses_it_is_for(store: Store) -> None:
 
 def test_nothing_is_written_where_nothing_is(store: Store) -> None:
     """A write or deletion for a missing record is rejected and creates none."""
-    nothing = Held(CONSUMER, "a", 1)
+    nothing = HeldRecord(CONSUMER, "a", 1)
     assert not store.write(nothing, change(lease=LEASE))
     assert not store.write(nothing, change(status=Status.CONSUMED, finished=1))
     assert not store.delete(nothing, list(Status))

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from inbox._consuming.journal import Journal
+from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.listener_base import ListenerBase
 from inbox._listening.outcome import Decision, Decisions, TooOld
 from inbox_outbox_base.checks import options
@@ -21,7 +21,7 @@ from inbox_outbox_base.words.incoming import Delivery
 
 from . import consumer_settings
 from .dead_letters import DeadLetterTopic
-from .lane import Lane
+from .lane import PartitionLane
 from .record import place_of
 
 H = TypeVar("H", bound=Callable[[Delivery], Any])
@@ -80,8 +80,8 @@ class GroupMember(ABC, Generic[H]):
         )
         self._whole = self._new_listener(failures=lambda _: 0)  # only for its stop and its grace
         consumer_settings.check_grace(self._whole.grace, self._settings)
-        self._lanes: dict[tuple[str, int], Lane] = {}
-        self._journal = Journal(_log, f"consumer of {', '.join(self._topics)}")
+        self._lanes: dict[tuple[str, int], PartitionLane] = {}
+        self._journal = ConsumerJournal(_log, f"consumer of {', '.join(self._topics)}")
 
     @property
     def stopped(self) -> bool:
@@ -155,15 +155,15 @@ class GroupMember(ABC, Generic[H]):
         # With a time limit the client would wait for a whole batch.
         return [] if first is None else [first, *consumer.consume(self._batch, 0)]
 
-    def _begin(self, lane: Lane) -> None:
+    def _begin(self, lane: PartitionLane) -> None:
         if lane.begin():
             self._pool.submit(self._run, lane)
 
-    def _run(self, lane: Lane) -> None:
+    def _run(self, lane: PartitionLane) -> None:
         lane.run()
         self._begin(lane)
 
-    def _throttle(self, consumer: Consumer, lane: Lane) -> None:
+    def _throttle(self, consumer: Consumer, lane: PartitionLane) -> None:
         if not lane.is_paused and lane.is_full:
             consumer.pause([lane.partition])
             lane.is_paused = True
@@ -171,7 +171,7 @@ class GroupMember(ABC, Generic[H]):
             consumer.resume([lane.partition])
             lane.is_paused = False
 
-    def _commit(self, consumer: Consumer, lanes: Iterable[Lane], *, again: bool = False) -> None:
+    def _commit(self, consumer: Consumer, lanes: Iterable[PartitionLane], *, again: bool = False) -> None:
         offsets = [offset for lane in lanes if (offset := lane.to_commit(again=again)) is not None]
         if offsets:
             # Waiting would last as long as a broker hangs. Each commit covers those before it, and the broker
@@ -180,7 +180,7 @@ class GroupMember(ABC, Generic[H]):
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for each in partitions:
-            lane = Lane(each, self._new_listener, self._decide_and_count, self._batch)
+            lane = PartitionLane(each, self._new_listener, self._decide_and_count, self._batch)
             self._lanes[each.topic, each.partition] = lane
         self._say_owned()
 
@@ -206,11 +206,11 @@ class GroupMember(ABC, Generic[H]):
         self._resume(consumer, lanes)
         self._say_owned()
 
-    def _taken_away(self, partitions: Iterable[TopicPartition]) -> list[Lane]:
+    def _taken_away(self, partitions: Iterable[TopicPartition]) -> list[PartitionLane]:
         places = [(each.topic, each.partition) for each in partitions]
         return [self._lanes.pop(place) for place in places if place in self._lanes]
 
-    def _release(self, consumer: Consumer, lanes: list[Lane]) -> None:
+    def _release(self, consumer: Consumer, lanes: list[PartitionLane]) -> None:
         """Let running messages end, and commit where the next owner has to continue."""
         for lane in lanes:
             lane.stop()
@@ -219,7 +219,7 @@ class GroupMember(ABC, Generic[H]):
         self._commit(consumer, lanes, again=True)
         self._resume(consumer, lanes)
 
-    def _resume(self, consumer: Consumer, lanes: list[Lane]) -> None:
+    def _resume(self, consumer: Consumer, lanes: list[PartitionLane]) -> None:
         """Resume paused partitions: the client would remember a pause until the partition comes back, and
         then fetch nothing."""
         if paused := [lane.partition for lane in lanes if lane.is_paused]:

@@ -23,7 +23,7 @@ MOST_BYTES = 16 * 1024 * 1024
 _log = logging.getLogger("inbox.kafka")
 
 
-class Lane:
+class PartitionLane:
     """The unacknowledged messages of one partition, from the first on, without a gap.
 
     They run in batches, in order. A message that must be redelivered stays in its place, and those behind it

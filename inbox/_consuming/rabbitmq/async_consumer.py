@@ -13,7 +13,7 @@ import aiormq
 from aiormq import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
-from inbox._consuming.journal import Journal
+from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.outcome import Decision, Outcome, TooOld
@@ -96,7 +96,7 @@ class AsyncRabbitConsumer:
         self._running: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._failed_sessions = 0
-        self._journal = Journal(_log, f"consumer of queue {queue!r}")
+        self._journal = ConsumerJournal(_log, f"consumer of queue {queue!r}")
 
     async def run(self) -> None:
         """See `RabbitConsumer.run`."""

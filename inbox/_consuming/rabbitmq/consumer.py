@@ -83,7 +83,7 @@ class RabbitConsumer:
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRabbitConsumer"
             )
-        self._core = _InThreads(
+        self._core = _RabbitInThreads(
             url,
             queue,
             run,
@@ -123,7 +123,7 @@ class RabbitConsumer:
         self._core.stop()
 
 
-class _InThreads(AsyncRabbitConsumer):
+class _RabbitInThreads(AsyncRabbitConsumer):
     """Its handler and its `dead_letter` are synchronous."""
 
     def _new_listener(self, **options: Any) -> AwaitedListener:

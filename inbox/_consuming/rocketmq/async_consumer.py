@@ -10,7 +10,7 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
-from inbox._consuming.journal import Journal
+from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
 from inbox._listening.outcome import Action, Decision, Outcome, TooOld
@@ -24,7 +24,7 @@ from . import options, sources
 from .chains import Chains
 from .dead_letters import dead_letter as letter_of
 from .delivery import is_damaged
-from .held import Held
+from .held import HeldMessage
 from .link import GroupSettings
 from .source import Source
 
@@ -88,11 +88,11 @@ class AsyncRocketMQConsumer:
         self._failure: BaseException | None = None
         self._sources = sources.Sources(self._member, self._source, self._start)
         self._chains = Chains(self._handle)
-        self._running: dict[int, Held] = {}
+        self._running: dict[int, HeldMessage] = {}
         self._works: set[asyncio.Task[None]] = set()
         self._is_running = False
         name = f"consumer of {', '.join(self._member.filters)} in group {group!r}"
-        self._journal = Journal(_log, name)
+        self._journal = ConsumerJournal(_log, name)
 
     def _new_listener(self, handler: Any, **options: Any) -> AsyncListener | AwaitedListener:
         if not inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
@@ -198,7 +198,7 @@ class AsyncRocketMQConsumer:
             _log.error("%s", error)
         self._settings = settings
 
-    def _take(self, held: Held) -> None:
+    def _take(self, held: HeldMessage) -> None:
         try:
             key = self._key and self._key(held.delivery)
             hash(key)
@@ -210,7 +210,7 @@ class AsyncRocketMQConsumer:
         held = self._running.get(id(delivery.raw))
         return held.failures if held is not None else 0  # it was given back while its handler was running
 
-    async def _handle(self, held: Held) -> None:
+    async def _handle(self, held: HeldMessage) -> None:
         """Run a message until it is settled or lost."""
         self._running[id(held.delivery.raw)] = held
         try:
@@ -229,7 +229,7 @@ class AsyncRocketMQConsumer:
         finally:
             del self._running[id(held.delivery.raw)]
 
-    async def _settle(self, held: Held, decision: Decision) -> None:
+    async def _settle(self, held: HeldMessage, decision: Decision) -> None:
         """Tell RocketMQ, or keep the message until it runs again."""
         if decision.action is Action.ACK:
             await held.acknowledge()
@@ -243,7 +243,7 @@ class AsyncRocketMQConsumer:
             held.count(failed=decision.outcome.is_failure)
             await self._keep(held, decision.delay)
 
-    def _can_come_again(self, held: Held, outcome: Outcome) -> bool:
+    def _can_come_again(self, held: HeldMessage, outcome: Outcome) -> bool:
         """Whether to have RocketMQ deliver it again, which counts: after too many deliveries it buries the
         message. A message that is not to blame stays here, and so does one of a group in order, whose later
         messages would come again as well."""
@@ -251,12 +251,12 @@ class AsyncRocketMQConsumer:
         is_inboxs_fault = outcome.error is not None and outcome.retry_after is None and not outcome.is_failure
         return not (is_last or is_inboxs_fault or self._settings.in_order)
 
-    async def _keep(self, held: Held, seconds: float) -> None:
+    async def _keep(self, held: HeldMessage, seconds: float) -> None:
         """Hold the message for this long; when the consumer stops, give it back."""
         if await self._is_stopped_within(seconds):
             await held.give_back(_SOON)
 
-    async def _put_away(self, held: Held, decision: Decision) -> None:
+    async def _put_away(self, held: HeldMessage, decision: Decision) -> None:
         failures = 0
         while held.is_open:
             try:

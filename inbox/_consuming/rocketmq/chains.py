@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
-from .held import Held
+from .held import HeldMessage
 
 
 class Chains:
@@ -15,9 +15,9 @@ class Chains:
         run: runs and settles a message; must not raise.
     """
 
-    def __init__(self, run: Callable[[Held], Awaitable[None]]) -> None:
+    def __init__(self, run: Callable[[HeldMessage], Awaitable[None]]) -> None:
         self._run = run
-        self._behind: dict[Hashable, deque[Held]] = {}
+        self._behind: dict[Hashable, deque[HeldMessage]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -25,7 +25,7 @@ class Chains:
         """Those that have not ended."""
         return set(self._tasks)
 
-    def add(self, key: Hashable | None, held: Held) -> None:
+    def add(self, key: Hashable | None, held: HeldMessage) -> None:
         """Run a message when its turn comes."""
         if key in self._behind:
             self._behind[key].append(held)
@@ -36,7 +36,7 @@ class Chains:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _chain(self, key: Hashable | None, held: Held) -> None:
+    async def _chain(self, key: Hashable | None, held: HeldMessage) -> None:
         try:
             await self._run(held)
             while key is not None and self._behind[key]:

@@ -89,7 +89,7 @@ class RocketMQConsumer:
             raise InvalidOption(
                 f"handler={handler!r}: expected a synchronous function; see AsyncRocketMQConsumer"
             )
-        self._core = _InThreads(
+        self._core = _RocketMQInThreads(
             url,
             topic,
             run,
@@ -130,7 +130,7 @@ class RocketMQConsumer:
         self._core.stop()
 
 
-class _InThreads(AsyncRocketMQConsumer):
+class _RocketMQInThreads(AsyncRocketMQConsumer):
     """Its handler is synchronous."""
 
     def _new_listener(self, handler: Any, **options: Any) -> AwaitedListener:

@@ -10,35 +10,35 @@ from typing import Any, Protocol
 from inbox_outbox_base.brokers.rocketmq.client import grpc, protocol
 
 from .delivery import delivery_of
-from .link import Link, Refusal
+from .link import Refusal, RocketMQLink
 
 _log = logging.getLogger("inbox.rocketmq")
 _PAUSE = 0.5
 
 
-class Source(Protocol):
+class MessageOrigin(Protocol):
     """Where a message came from."""
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> RocketMQLink | None:
         """The current connection, if there is one."""
 
     @property
     def hidden(self) -> int:
         """Seconds for which a message is hidden when it is received."""
 
-    def free(self, held: "Held") -> None:
+    def free(self, held: "HeldMessage") -> None:
         """The message is settled or lost."""
 
 
-class Held:
+class HeldMessage:
     """One message, hidden from the group's other consumers until `lapses_at`.
 
     Every change of that time gives it a new handle, and RocketMQ says OK to requests with an old one without
     doing anything. So requests about a message run one after the other.
     """
 
-    def __init__(self, source: Source, message: Any) -> None:
+    def __init__(self, source: MessageOrigin, message: Any) -> None:
         self.delivery = delivery_of(message, max(1, message.system_properties.delivery_attempt))
         self.failures = self.delivery.attempt - 1
         """How often its handler has failed, as far as anybody knows: a delivery that was not acknowledged
@@ -98,7 +98,7 @@ class Held:
         """Send a message on the connection on which this one came."""
         await self._linked().send(message)
 
-    async def _settle(self, ask: Callable[[Link], Awaitable[None]]) -> None:
+    async def _settle(self, ask: Callable[[RocketMQLink], Awaitable[None]]) -> None:
         async with self._lock:
             try:
                 while self.is_open and not await self._is_told(ask):  # noqa: ASYNC110 - a pause between tries
@@ -106,7 +106,7 @@ class Held:
             finally:
                 self._close()
 
-    async def _is_told(self, ask: Callable[[Link], Awaitable[None]]) -> bool:
+    async def _is_told(self, ask: Callable[[RocketMQLink], Awaitable[None]]) -> bool:
         try:
             await ask(self._linked())
         except Refusal as error:
@@ -120,7 +120,7 @@ class Held:
             _log.info("message %s: not settled, RocketMQ delivers it again: %r", self.delivery.id, error)
         return True
 
-    def _linked(self) -> Link:
+    def _linked(self) -> RocketMQLink:
         if self._source.link is None:
             raise ConnectionError("not connected")
         return self._source.link

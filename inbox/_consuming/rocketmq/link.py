@@ -22,8 +22,6 @@ from inbox_outbox_base.brokers.rocketmq.client import (
     text_of,
 )
 
-from .receipts import renewed
-
 _log = logging.getLogger("inbox.rocketmq")
 TIMEOUT = 5.0
 """Seconds that RocketMQ has for an answer."""
@@ -39,6 +37,10 @@ _OPTIONS = [
     # Links share no connection: a new one must not inherit one that hangs.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+_FIRST, _OFFSET, _LOG, _FIELDS = 0, 7, 8, 9
+"""Of a receipt handle's fields: the first offset that it covers, the message's, and its place in the
+broker's log."""
 
 
 class Refusal(Exception):
@@ -120,7 +122,7 @@ class Calls:
             await self._channel.close(2 * TIMEOUT)
 
 
-class Link(Calls):
+class RocketMQLink(Calls):
     """A connection on which messages are received and settled.
 
     RocketMQ forgets its clients when it restarts. Then `ended` is set, and also when RocketMQ does not
@@ -207,7 +209,7 @@ class Link(Calls):
             invisible_duration={"seconds": whole},
         )
         # Only the newest handle counts, although RocketMQ says OK to an acknowledgement with an old one.
-        properties.receipt_handle = renewed(properties.receipt_handle, answer.receipt_handle)
+        properties.receipt_handle = _renewed(properties.receipt_handle, answer.receipt_handle)
 
     async def bury(self, message: Any, attempts: int) -> None:
         """Move the message to the group's dead letters, the topic %DLQ%<group>."""
@@ -276,3 +278,17 @@ class Link(Calls):
 def _check(status: Any) -> None:
     if status.code not in (protocol.Code.OK, protocol.Code.MULTIPLE_RESULTS, protocol.Code.MESSAGE_NOT_FOUND):
         raise Refusal(status)
+
+
+def _renewed(old: str, new: str) -> str:
+    """The handle of a message that was hidden again, from its former one and RocketMQ's answer.
+
+    The answer of a proxy in the broker's process covers the messages that came together, as the former handle
+    did; but the broker now keeps this message by itself. RocketMQ accepts an acknowledgement with that handle
+    and ignores it (apache/rocketmq, issue 9583). The answer has also lost the place in the log, by which
+    RocketMQ finds what goes to the dead letters. A proxy on its own returns a handle without these mistakes.
+    """
+    former, fields = old.split(" "), new.split(" ")
+    if len(former) < _FIELDS or len(fields) < _FIELDS or former[_OFFSET] != fields[_OFFSET]:
+        return new
+    return " ".join([fields[_OFFSET], *fields[_FIRST + 1 : _LOG], former[_LOG]])

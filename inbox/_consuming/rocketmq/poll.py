@@ -9,8 +9,8 @@ from typing import Any
 from inbox_outbox_base.brokers.rocketmq.client import grpc, protocol, text_of
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .held import Held
-from .link import Link, Refusal
+from .held import HeldMessage
+from .link import Refusal, RocketMQLink
 
 _log = logging.getLogger("inbox.rocketmq")
 MOST = 32
@@ -32,12 +32,12 @@ class Poll:
     """
 
     def __init__(
-        self, queue: Any, *, hidden: int, take: Callable[[Held], None], is_useless: Callable[[], bool]
+        self, queue: Any, *, hidden: int, take: Callable[[HeldMessage], None], is_useless: Callable[[], bool]
     ) -> None:
         self.limit = 1
         self.hidden = hidden
-        self.held: set[Held] = set()
-        self.link: Link | None = None
+        self.held: set[HeldMessage] = set()
+        self.link: RocketMQLink | None = None
         """The current connection, if there is one."""
         self._queue = queue
         self._take = take
@@ -50,12 +50,12 @@ class Poll:
         """Whether RocketMQ has refused several requests in a row."""
         return self._refusals >= _TRIES
 
-    def free(self, held: Held) -> None:
+    def free(self, held: HeldMessage) -> None:
         """The message is settled or lost."""
         self.held.discard(held)
         self._freed.set()
 
-    async def run(self, link: Link) -> None:
+    async def run(self, link: RocketMQLink) -> None:
         """Receive until the connection fails or is useless."""
         self.link, self._refusals = link, 0
         while not self._is_useless():
@@ -76,7 +76,7 @@ class Poll:
                 return
             finally:
                 for message in batch:
-                    held = Held(self, message)
+                    held = HeldMessage(self, message)
                     self.held.add(held)
                     self._take(held)
 

@@ -10,8 +10,8 @@ from typing import Any
 from inbox_outbox_base.brokers.rocketmq.client import grpc, text_of
 from inbox_outbox_base.checks.backoff import Backoff
 
-from .held import Held
-from .link import GroupSettings, Link, Membership, Refusal
+from .held import HeldMessage
+from .link import GroupSettings, Membership, Refusal, RocketMQLink
 from .poll import Poll
 
 _log = logging.getLogger("inbox.rocketmq")
@@ -46,7 +46,7 @@ class Source:
         *,
         limit: int,
         hidden: int,
-        take: Callable[[Held], None],
+        take: Callable[[HeldMessage], None],
         tell: Callable[[GroupSettings], None],
         stopping: asyncio.Event,
     ) -> None:
@@ -54,7 +54,7 @@ class Source:
         self._endpoints = endpoints
         self._tell = tell
         self._stopping = stopping
-        self._link: Link | None = None
+        self._link: RocketMQLink | None = None
         self._limit = limit
         self._new_poll = partial(Poll, hidden=hidden, take=take, is_useless=self._is_useless)
         self._polls: dict[tuple[str, str], Poll] = {}
@@ -63,7 +63,7 @@ class Source:
         self.cover(queues)
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldMessage]:
         """The messages that are not settled."""
         return [held for poll in self._polls.values() for held in poll.held]
 
@@ -84,7 +84,7 @@ class Source:
         Raises:
             Exception: one of `FAILURES`, or what `tell` raises.
         """
-        link = Link(self._member, self._endpoints)
+        link = RocketMQLink(self._member, self._endpoints)
         try:
             await link.open()
             self._tell(link.settings)
@@ -145,7 +145,7 @@ class Source:
         if link is not None:
             await link.close()
 
-    def _use(self, link: Link | None) -> None:
+    def _use(self, link: RocketMQLink | None) -> None:
         self._link = link
         for poll in self._polls.values():
             poll.link = link

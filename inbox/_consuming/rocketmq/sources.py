@@ -8,7 +8,7 @@ from typing import Any
 from inbox_outbox_base.brokers.rocketmq.client import RpcEndpoints, grpc, protocol, text_of
 from inbox_outbox_base.errors.inbox import InvalidOption
 
-from .held import Held
+from .held import HeldMessage
 from .link import Calls, Membership, Refusal
 from .source import FAILURES, Source
 
@@ -98,7 +98,7 @@ class Sources:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldMessage]:
         """The messages that are not settled."""
         return [held for source in self._sources.values() for held in source.held]
 

@@ -5,9 +5,9 @@ from inbox_outbox_base.words.incoming import Status
 from .records import (
     UNDO_ATTEMPTS,
     USED_UP,
-    Answer,
     Change,
-    Held,
+    ClaimAnswer,
+    HeldRecord,
     Record,
     Request,
     new_record,
@@ -20,9 +20,9 @@ from .store import Store
 __all__ = [
     "UNDO_ATTEMPTS",
     "USED_UP",
-    "Answer",
     "Change",
-    "Held",
+    "ClaimAnswer",
+    "HeldRecord",
     "Record",
     "RedisStore",
     "Request",

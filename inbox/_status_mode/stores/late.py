@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from inbox_outbox_base.errors.inbox import StoreUnreachable
 
 if TYPE_CHECKING:
-    from .records import Change, Held
+    from .records import Change, HeldRecord
 
 _MOST = 10_000
 """The most ends to keep; the attempts of further ones count as never ended."""
@@ -19,14 +19,14 @@ class LateEnds:
     """Ends to write once the store answers again. Each repeats its token, so it changes nothing if somebody
     has taken the message over by then."""
 
-    def __init__(self, write: "Callable[[Held, Change], bool]") -> None:
+    def __init__(self, write: "Callable[[HeldRecord, Change], bool]") -> None:
         self._write = write
-        self._ends: dict[tuple[str, str], tuple[Held, Change]] = {}
+        self._ends: dict[tuple[str, str], tuple[HeldRecord, Change]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._ends)
 
-    def keep(self, held: "Held", change: "Change") -> None:
+    def keep(self, held: "HeldRecord", change: "Change") -> None:
         """Write it later."""
         if len(self._ends) < _MOST:
             self._ends[held.consumer, held.key] = (held, change)

@@ -81,7 +81,7 @@ class Record:
     updated_at: datetime
 
 
-class Answer:
+class ClaimAnswer:
     """A store's answer to a claim.
 
     Attributes:
@@ -100,7 +100,7 @@ class Answer:
         self._request: Request | None = None
 
     @classmethod
-    def first(cls, request: Request, token: int, now: datetime) -> "Answer":
+    def first(cls, request: Request, token: int, now: datetime) -> "ClaimAnswer":
         """The answer to the first claim of a message. Its record is made only on demand: it is rarely needed,
         and costs more than the rest."""
         answer = cls.__new__(cls)
@@ -129,7 +129,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldRecord:
     """Repeated in every write of a claim: nobody else ever has this token for this key."""
 
     consumer: str

@@ -12,8 +12,8 @@ from inbox_outbox_base.words.incoming import Status, Verdict
 
 from . import redis_records as hashes
 from . import redis_scripts
-from .records import Answer, Change, Held, Record, Request, is_ours, judge, successor
-from .redis_scripts import Script
+from .records import Change, ClaimAnswer, HeldRecord, Record, Request, is_ours, judge, successor
+from .redis_scripts import RedisScript
 from .store import Store
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class RedisStore(Store):
     def __repr__(self) -> str:
         return f"RedisStore(prefix={self._prefix!r})"
 
-    def write(self, held: Held, change: Change, among: Iterable[Status] = _HELD) -> bool:
+    def write(self, held: HeldRecord, change: Change, among: Iterable[Status] = _HELD) -> bool:
         if among is _HELD and change.status is Status.CONSUMED and change.steps is None:
             return self._complete(held, change) or self._has_happened(held, change)
         lease, keep = change.lease, change.forget_after
@@ -91,15 +91,15 @@ class RedisStore(Store):
             return True
         return self._has_happened(held, change)
 
-    def _complete(self, held: Held, change: Change) -> bool:
+    def _complete(self, held: HeldRecord, change: Change) -> bool:
         given = () if change.result is None else (change.result,)
         keep = hashes.milliseconds(change.forget_after)
         name = self._name(held.consumer, held.key)
         return bool(self._run(redis_scripts.COMPLETE, name, held.token, keep, *given))
 
     def renew(
-        self, claims: Sequence[Held], lease: float, keep: float, within: float
-    ) -> Iterator[tuple[Held, float | None]]:
+        self, claims: Sequence[HeldRecord], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[HeldRecord, float | None]]:
         # The keys are on several nodes, and a cluster's pipeline refuses EVALSHA.
         if self._is_cluster:
             yield from super().renew(claims, lease, keep, within)
@@ -110,7 +110,7 @@ class RedisStore(Store):
             renewed = self.write(held, change) if isinstance(answer, self._no_script) else answer
             yield held, lease if renewed else None
 
-    def _renewed(self, claims: Sequence[Held], change: Change) -> Sequence[Any]:
+    def _renewed(self, claims: Sequence[HeldRecord], change: Change) -> Sequence[Any]:
         """In one round trip: for each claim whether it was renewed, or that Redis has forgotten the
         script."""
         # Without MULTI, which would hold up all other clients for the whole round.
@@ -140,30 +140,30 @@ class RedisStore(Store):
                 found.append(record)
         return sorted(found, key=lambda record: record.updated_at)[:limit]
 
-    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+    def delete(self, held: HeldRecord, among: Iterable[Status]) -> bool:
         name = self._name(held.consumer, held.key)
         return bool(self._run(redis_scripts.DELETE, name, held.token, hashes.listed(among)))
 
     def now(self) -> datetime:
         return self._look(self._name("", ""), "", "")[0]
 
-    def _claim(self, request: Request) -> Answer | None:
+    def _claim(self, request: Request) -> ClaimAnswer | None:
         name = self._name(request.consumer, request.key)
         now, record = self._add_or_look(name, request)
         if isinstance(record, int):
-            return Answer.first(request, record, now)
+            return ClaimAnswer.first(request, record, now)
         if is_ours(record, request):
-            return Answer(verdict=Verdict.NEW, record=record, now=now)
+            return ClaimAnswer(verdict=Verdict.NEW, record=record, now=now)
         judgement = judge(record, now, request)
         if judgement.bury is None and judgement.verdict is not Verdict.NEW:
-            return Answer(verdict=judgement.verdict, record=record, now=now)
+            return ClaimAnswer(verdict=judgement.verdict, record=record, now=now)
         values = successor(record, now, request, judgement)
         if judgement.bury is None:
             values |= {"status": Status.CONSUMING, "error": None}
             keep, lease, started = request.lease + request.retention, request.lease, 1
         else:
             keep, lease, started = request.dead_retention, None, 0
-        seen = Held(record.consumer, record.key, record.token)
+        seen = HeldRecord(record.consumer, record.key, record.token)
         if not self._write(
             seen, [record.status], values, keep, lease, started, 0, judged=hashes.judged(record)
         ):
@@ -171,7 +171,7 @@ class RedisStore(Store):
         now, found = self._look(name, request.consumer, request.key)
         if found is None or (judgement.bury is None and found.claim != request.claim):
             return None
-        return Answer(verdict=judgement.verdict, record=found, now=now)
+        return ClaimAnswer(verdict=judgement.verdict, record=found, now=now)
 
     def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record | int]:
         """The store's clock, and either the record that was there or the token of the new one."""
@@ -191,7 +191,7 @@ class RedisStore(Store):
 
     def _write(
         self,
-        held: Held,
+        held: HeldRecord,
         among: Iterable[Status],
         values: Mapping[str, Any],
         keep: float,
@@ -204,14 +204,14 @@ class RedisStore(Store):
         arguments = hashes.write_arguments(held, among, values, keep, lease, started, finished, judged)
         return bool(self._run(redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
 
-    def _run(self, script: Script, name: bytes, *arguments: Any) -> Any:
+    def _run(self, script: RedisScript, name: bytes, *arguments: Any) -> Any:
         try:  # normally this call is all
             result = self._client.execute_command("EVALSHA", script.sha, 1, name, *arguments)
             return self._called(result) if self.is_async else result
         except self._errors:
             return self._reached(lambda: self._evaluated(script, name, arguments))
 
-    def _evaluated(self, script: Script, name: bytes, arguments: Sequence[Any]) -> Any:
+    def _evaluated(self, script: RedisScript, name: bytes, arguments: Sequence[Any]) -> Any:
         try:
             return self._called(self._client.evalsha(script.sha, 1, name, *arguments))
         except self._no_script:

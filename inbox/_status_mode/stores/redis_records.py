@@ -7,7 +7,7 @@ from typing import Any
 
 from inbox_outbox_base.words.incoming import Status
 
-from .records import EPOCH, Held, Record
+from .records import EPOCH, HeldRecord, Record
 
 _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
 _AT_FIRST = {"attempts_finished": 0, "undos": 0, "interruptions": 0}
@@ -19,7 +19,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def write_arguments(
-    held: Held,
+    held: HeldRecord,
     among: Iterable[Status],
     values: Mapping[str, Any],
     keep: float,

@@ -5,15 +5,15 @@ from hashlib import sha1
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class RedisScript:
     """A script, and the digest by which Redis remembers it."""
 
     text: str
     sha: str
 
 
-def _script(text: str) -> Script:
-    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+def _script(text: str) -> RedisScript:
+    return RedisScript(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 # Lua writes large numbers with 14 digits; `whole` keeps all 16 of a time in microseconds.

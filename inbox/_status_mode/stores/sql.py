@@ -24,9 +24,9 @@ from inbox_outbox_base.words.incoming import Status, Verdict
 from . import sql_rows as rows
 from .bound import Call, Watchdog
 from .records import (
-    Answer,
     Change,
-    Held,
+    ClaimAnswer,
+    HeldRecord,
     Judgement,
     Record,
     Request,
@@ -90,7 +90,7 @@ class SqlStore(Store):
     def __repr__(self) -> str:
         return f"SqlStore({self.engine.url.render_as_string()!r})"
 
-    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+    def write(self, held: HeldRecord, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
         values = rows.values(change)
         statement = claiming_statements.write(self.tables, frozenset(values), rows.names(among))
         parameters = values | rows.where(held)
@@ -114,8 +114,8 @@ class SqlStore(Store):
         )
 
     def renew(
-        self, claims: Sequence[Held], lease: float, keep: float, within: float
-    ) -> Iterator[tuple[Held, float | None]]:
+        self, claims: Sequence[HeldRecord], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[HeldRecord, float | None]]:
         if not self._database.locks_rows:  # a paused process must not hold a read transaction open either
             yield from super().renew(claims, lease, keep, within)
             return
@@ -125,32 +125,39 @@ class SqlStore(Store):
             yield from self._run(work, wait=claiming_statements.CLAIM_WAIT, within=within)
 
     def _renew_on(
-        self, connection: Connection, claims: Sequence[Held], lease: float
-    ) -> Iterable[tuple[Held, float | None]]:
+        self, connection: Connection, claims: Sequence[HeldRecord], lease: float
+    ) -> Iterable[tuple[HeldRecord, float | None]]:
         consumer = claims[0].consumer
         these = {"consumer_": consumer, "claims": [(held.key, held.token) for held in claims]}
         self._claiming.renew(connection, self.tables, these, lease)
         # Read back, because the renewal may skip locked rows, which keep the lease they have.
         left = {
-            Held(consumer, row.key, row.token): (row.lease_until - row.now).total_seconds()
+            HeldRecord(consumer, row.key, row.token): (row.lease_until - row.now).total_seconds()
             for row in connection.execute(claiming_statements.leases(self.tables), these)
         }
         return [(held, left.get(held)) for held in claims]
 
-    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+    def delete(self, held: HeldRecord, among: Iterable[Status]) -> bool:
         statement = claiming_statements.forget(self.tables, rows.names(among))
         return self._run(lambda connection: connection.execute(statement, rows.where(held)).rowcount == 1)
 
     def now(self) -> datetime:
         return self._run(self._database.now)
 
-    def lock(self, connection: Connection, held: Held, witness: bytes) -> bool:
+    def lock(self, connection: Connection, held: HeldRecord, witness: bytes) -> bool:
         """In the caller's transaction, lock the record against everybody else until it ends; False if the
         claim is lost. A transaction that is undone leaves no `witness`."""
         return self._claiming.lock(connection, self.tables, rows.where(held) | {"claim": witness})
 
     def record_step(
-        self, connection: Connection, held: Held, witness: bytes, *, steps: str, undos: int, lease: float
+        self,
+        connection: Connection,
+        held: HeldRecord,
+        witness: bytes,
+        *,
+        steps: str,
+        undos: int,
+        lease: float,
     ) -> bool:
         """In the same transaction, record the steps and renew the lease, in seconds; False if the transaction
         was undone in between."""
@@ -170,7 +177,7 @@ class SqlStore(Store):
         """
         return self._bounded(connection, LONGEST_CALL)
 
-    def _claim(self, request: Request) -> Answer | None:
+    def _claim(self, request: Request) -> ClaimAnswer | None:
         try:
             return self._run(
                 lambda connection: self._claim_on(connection, request), wait=claiming_statements.CLAIM_WAIT
@@ -179,15 +186,17 @@ class SqlStore(Store):
             # A plain read does not wait for the lock.
             return self._run(lambda connection: self._locked(connection, request))
 
-    def _locked(self, connection: Connection, request: Request) -> Answer:
+    def _locked(self, connection: Connection, request: Request) -> ClaimAnswer:
         """The answer about a row that stays locked for longer than a claim waits. Its locker may be handling
         the message, so it is in flight, unless it is settled."""
         now, record = self._look(connection, {"consumer_": request.consumer, "key_": request.key})
         if record is None:  # the insert that locks it is not committed
-            return Answer(verdict=Verdict.IN_FLIGHT, record=new_record(request, 0, now), now=now)
+            return ClaimAnswer(verdict=Verdict.IN_FLIGHT, record=new_record(request, 0, now), now=now)
         judgement = judge(record, now, request)
         is_open = judgement.bury is not None or judgement.verdict is Verdict.NEW
-        return Answer(verdict=Verdict.IN_FLIGHT if is_open else judgement.verdict, record=record, now=now)
+        return ClaimAnswer(
+            verdict=Verdict.IN_FLIGHT if is_open else judgement.verdict, record=record, now=now
+        )
 
     def declaration(
         self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
@@ -197,7 +206,7 @@ class SqlStore(Store):
     def retention(self, policy: Declaration) -> Retention:
         return policy.asked or self._run(policy.retention)
 
-    def _claim_on(self, connection: Connection, request: Request) -> Answer | None:
+    def _claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
         # First, since each statement commits: nothing may be taken under a policy that conflicts.
         if request.policy is not None and request.policy.known(connection) is None:
             request.policy.agree(connection, is_new=True)
@@ -206,14 +215,14 @@ class SqlStore(Store):
             return None
         now, found = answer
         if isinstance(found, int):
-            return Answer.first(request, found, now)
+            return ClaimAnswer.first(request, found, now)
         record = rows.record_of(found)
         if is_ours(record, request):
-            return Answer(verdict=Verdict.NEW, record=record, now=now)
+            return ClaimAnswer(verdict=Verdict.NEW, record=record, now=now)
         judgement = judge(record, now, request)
         if judgement.bury is not None or judgement.verdict is Verdict.NEW:
             return self._change(connection, request, record, now, judgement)
-        return Answer(verdict=judgement.verdict, record=record, now=now)
+        return ClaimAnswer(verdict=judgement.verdict, record=record, now=now)
 
     def _look(self, connection: Connection, where: dict[str, Any]) -> tuple[datetime, Record | None]:
         now, found = self._claiming.look(connection, self.tables, where)
@@ -221,8 +230,8 @@ class SqlStore(Store):
 
     def _change(
         self, connection: Connection, request: Request, record: Record, now: datetime, judgement: Judgement
-    ) -> Answer | None:
-        seen = rows.where(Held(record.consumer, record.key, record.token))
+    ) -> ClaimAnswer | None:
+        seen = rows.where(HeldRecord(record.consumer, record.key, record.token))
         judged = {
             "status_": record.status.value,
             "undos_": record.undos,
@@ -239,7 +248,7 @@ class SqlStore(Store):
         # Each statement commits on its own: somebody else may have changed the record before or after ours.
         if changed == 0 or found is None or (judgement.bury is None and found.claim != request.claim):
             return None
-        return Answer(verdict=judgement.verdict, record=found, now=now)
+        return ClaimAnswer(verdict=judgement.verdict, record=found, now=now)
 
     def _run(
         self,

@@ -7,7 +7,7 @@ from inbox_outbox_base.databases.claiming import Fields
 from inbox_outbox_base.databases.claiming_statements import GIVEN
 from inbox_outbox_base.words.incoming import Status
 
-from .records import Change, Held, Record, Request
+from .records import Change, HeldRecord, Record, Request
 
 
 def new(request: Request) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def new(request: Request) -> dict[str, Any]:
     return {name: getattr(request, name) for name in names}
 
 
-def where(held: Held) -> dict[str, Any]:
+def where(held: HeldRecord) -> dict[str, Any]:
     return {"consumer_": held.consumer, "key_": held.key, "token_": held.token}
 
 

@@ -15,7 +15,7 @@ from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Status
 
 from .late import LateEnds
-from .records import Answer, Change, Held, Record, Request
+from .records import Change, ClaimAnswer, HeldRecord, Record, Request
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Store(ABC):
 
     is_async: bool
 
-    def claim(self, request: Request) -> Answer:
+    def claim(self, request: Request) -> ClaimAnswer:
         """Take the message, or say why not; one atomic decision.
 
         Raises:
@@ -53,7 +53,7 @@ class Store(ABC):
                 return answer
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
 
-    def end(self, held: Held, change: Change) -> bool:
+    def end(self, held: HeldRecord, change: Change) -> bool:
         """Write how a handler ended; False if it no longer has the message. If this fails, it is retried when
         this process claims the message again, or gets an answer to another claim."""
         try:
@@ -81,16 +81,16 @@ class Store(ABC):
         return policy.asked or Retention()
 
     @abstractmethod
-    def _claim(self, request: Request) -> Answer | None:
+    def _claim(self, request: Request) -> ClaimAnswer | None:
         """The answer; None if others changed the record in between: look again."""
 
     @abstractmethod
-    def write(self, held: Held, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
+    def write(self, held: HeldRecord, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
         """Write if the record still has this token and one of these statuses; False if not."""
 
     def renew(
-        self, claims: Sequence[Held], lease: float, keep: float, within: float
-    ) -> Iterator[tuple[Held, float | None]]:
+        self, claims: Sequence[HeldRecord], lease: float, keep: float, within: float
+    ) -> Iterator[tuple[HeldRecord, float | None]]:
         """Renew the leases of one consumer's claims, skipping locked records. For each claim, yield the
         seconds that its lease now has left, or None if the claim is somebody else's.
 
@@ -112,14 +112,14 @@ class Store(ABC):
         """Records, the least recently changed first."""
 
     @abstractmethod
-    def delete(self, held: Held, among: Iterable[Status]) -> bool:
+    def delete(self, held: HeldRecord, among: Iterable[Status]) -> bool:
         """Delete the record if it still has this token and one of these statuses."""
 
     @abstractmethod
     def now(self) -> datetime:
         """The store's clock."""
 
-    def _has_happened(self, held: Held, change: Change) -> bool:
+    def _has_happened(self, held: HeldRecord, change: Change) -> bool:
         """For a refused write: whether it took effect before, and only its answer was lost."""
         record = self.find(held.consumer, held.key) if change.status is not None else None
         return record is not None and (record.token, record.status) == (held.token, change.status)

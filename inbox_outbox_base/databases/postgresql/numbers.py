@@ -28,8 +28,8 @@ from inbox_outbox_base.tables.inbox import utcnow
 from inbox_outbox_base.tables.outbox import OutboxTables
 
 
-class _Tid(UserDefinedType[str]):
-    """A place in the table: page and row."""
+class Tid(UserDefinedType[str]):
+    """A row's place in the table: its page, and its number there."""
 
     cache_ok = True
 
@@ -154,8 +154,8 @@ def below(tables: OutboxTables) -> Select[Any, Any]:
     """
     message = tables.message.alias("message")
     c = message.c
-    page = literal_column("message.ctid", _Tid())
-    first, last = (cast(bindparam(name, type_=Text), _Tid()) for name in ("first", "last"))
+    page = literal_column("message.ctid", Tid())
+    first, last = (cast(bindparam(name, type_=Text), Tid()) for name in ("first", "last"))
     marks = (
         func.unnest(array_of("buckets", SmallInteger), array_of("marks", BigInteger))
         .table_valued("bucket", "mark", name="mark")

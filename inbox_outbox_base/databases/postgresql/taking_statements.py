@@ -31,11 +31,12 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.types import UserDefinedType
 
 from inbox_outbox_base.databases import taking_statements
 from inbox_outbox_base.databases.taking_statements import Aging
 from inbox_outbox_base.tables.inbox import Tables
+
+from .numbers import Tid
 
 _COLUMNS = tuple(taking_statements.ROW)
 
@@ -146,16 +147,7 @@ def delete_batch(aging: Aging) -> Executable:
     return delete(aging.table).where(place == any_(places)).returning(aging.table.c[aging.time])
 
 
-class _Tid(UserDefinedType[str]):
-    """A row's place in the table: its block, and its number there."""
-
-    cache_ok = True
-
-    def get_col_spec(self, **kw: Any) -> str:
-        return "TID"
-
-
-_PLACE: ColumnElement[str] = literal_column("ctid", _Tid())
+_PLACE: ColumnElement[str] = literal_column("ctid", Tid())
 
 
 @cache
@@ -170,7 +162,7 @@ def find_loads(tables: Tables) -> Select[str, str]:
 @cache
 def delete_loads(tables: Tables) -> Select[int, str]:
     """Delete the first of these loads' rows between two places, and return how many, and the last place."""
-    first, until = (cast(bindparam(name, type_=Text), _Tid()) for name in ("first", "until"))
+    first, until = (cast(bindparam(name, type_=Text), Tid()) for name in ("first", "until"))
     chosen = (
         select(_PLACE)
         .select_from(tables.message)

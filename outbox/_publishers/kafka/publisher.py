@@ -20,7 +20,7 @@ with brought_by("kafka"):
     from .answers import outcome_of_unsent
     from .parts import parts_of
     from .producers import Producers
-    from .sending import Answers, Sending
+    from .sending import Answers, KafkaSending
 
 _log = logging.getLogger("outbox.kafka")
 _SHARE_FOR_CLEANING_UP = 0.1
@@ -100,7 +100,7 @@ class KafkaPublisher:
             before = ask(self.timeout / 2) if topic in self._leaderless else set[int]()
             if not before:
                 self._leaderless.discard(topic)
-            sending, is_usable = Sending(lent.producer, batch, parts, deadline, before, ask), False
+            sending, is_usable = KafkaSending(lent.producer, batch, parts, deadline, before, ask), False
             yield from sending.answers()
             if sending.leaderless:
                 self._leaderless.add(topic)

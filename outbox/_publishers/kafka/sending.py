@@ -19,7 +19,7 @@ _QUIET = 1.0
 """Seconds without any answer after which it asks whether partitions have lost their leader."""
 
 
-class Sending:
+class KafkaSending:
     """Sends a batch, part by part, through a producer that nobody else uses.
 
     A part with several messages of a key is one request for each partition, and Kafka writes a request as a

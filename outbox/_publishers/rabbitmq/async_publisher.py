@@ -14,9 +14,9 @@ from inbox_outbox_base.checks import outbox_options
 from inbox_outbox_base.errors.outbox import InvalidOption, UnsafeBroker
 from inbox_outbox_base.words.outgoing import Envelope, Outcome, Unavailable, Unknown
 
-from .link import Link
+from .link import RabbitLink
 from .message import Unsent, closes_channel, is_about_one, outcome_of
-from .publishing import Publishing
+from .publishing import ChannelPublishing
 
 _log = logging.getLogger("outbox.rabbitmq")
 
@@ -30,8 +30,8 @@ class AsyncRabbitPublisher:
             raise InvalidOption(f"exchange={exchange!r}: expected a string")
         self.exchange = exchange
         self.timeout = outbox_options.seconds("timeout", timeout)
-        self._links: set[Link] = set()
-        self._idle: list[Link] = []
+        self._links: set[RabbitLink] = set()
+        self._idle: list[RabbitLink] = []
         self._goodbyes: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -98,14 +98,14 @@ class AsyncRabbitPublisher:
                 for place in messages:
                     yield place, channel
                 return
-            publishing = Publishing(channel, self.exchange, messages)
+            publishing = ChannelPublishing(channel, self.exchange, messages)
             async for ending in publishing.endings(deadline):
                 yield ending
             is_usable = not publishing.waiting
         finally:
             await self._give_back(link, is_usable=is_usable)
 
-    async def _ready(self, link: Link, deadline: float) -> Channel | Unsent:
+    async def _ready(self, link: RabbitLink, deadline: float) -> Channel | Unsent:
         now = asyncio.get_running_loop().time()
         try:
             # At most half of the time, to leave some for the answers.
@@ -118,18 +118,18 @@ class AsyncRabbitPublisher:
             )
             return Unsent(f"{address.shown(self._url)} {trouble}: {error!r}")
 
-    def _link(self) -> Link:
+    def _link(self) -> RabbitLink:
         """A connection that no other send uses; preferably the one that was used last."""
         while self._idle:
             link = self._idle.pop()
             if link.is_open:
                 return link
             self._drop(link)
-        link = Link(self._url)
+        link = RabbitLink(self._url)
         self._links.add(link)
         return link
 
-    async def _give_back(self, link: Link, *, is_usable: bool) -> None:
+    async def _give_back(self, link: RabbitLink, *, is_usable: bool) -> None:
         # A connection that RabbitMQ blocks is kept: a new one would learn of the block only after its first
         # message, whose fate would be unknown again.
         is_kept = link in self._links  # unless the publisher was closed
@@ -138,7 +138,7 @@ class AsyncRabbitPublisher:
         else:
             self._drop(link)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: RabbitLink) -> None:
         """Close a connection without waiting: if it hangs, that takes time."""
         self._links.discard(link)
         goodbye = asyncio.create_task(link.close())

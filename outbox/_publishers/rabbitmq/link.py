@@ -14,7 +14,7 @@ _GOODBYE = 5.0
 """Seconds that a connection has to close in good order."""
 
 
-class Link:
+class RabbitLink:
     """A connection with one channel with confirms, used by one `send` at a time.
 
     Sends do not share a connection: RabbitMQ slows down a whole connection when one queue is slow, and closes

@@ -19,7 +19,7 @@ _CHUNK = 65_536
 """Bytes that are written together: many small messages, or one large one."""
 
 
-class Publishing:
+class ChannelPublishing:
     """Publishes messages on a channel that nothing else uses in the meantime.
 
     The client's `basic_publish` would start a task for each message, which costs several times as much as

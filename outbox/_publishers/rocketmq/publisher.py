@@ -16,7 +16,7 @@ with brought_by("rocketmq"):
     from inbox_outbox_base.brokers.rocketmq import address
 
     from .proxies import NoAnswer, Proxies, Route
-    from .sending import Sending
+    from .sending import RocketMQSending
 
 _log = logging.getLogger("outbox.rocketmq")
 _SHARE_FOR_CLEANING_UP = 0.1
@@ -103,7 +103,7 @@ class RocketMQPublisher:
             for place in range(len(batch)):
                 yield place, route
             return
-        sending = Sending(self._proxies, batch, route, end)
+        sending = RocketMQSending(self._proxies, batch, route, end)
         try:
             yield from sending.answers()
         finally:

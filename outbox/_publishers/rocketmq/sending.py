@@ -20,7 +20,7 @@ _SHARE_FOR_THE_CLIENT = 0.1
 """Of the time, the last part, in which gRPC ends the requests that have had no answer."""
 
 
-class Sending:
+class RocketMQSending:
     """Sends the messages of a batch, a request for each.
 
     Those of one key follow one another: the next one leaves when the one before it has been accepted.

@@ -25,7 +25,7 @@ _MOST_ABOVE = 30_000
 """A scan leaves out at most this many known messages of a bucket: some databases limit its parameters."""
 
 
-class Entry:
+class BacklogEntry:
     """One message that a relay has read, and that is still in the table."""
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Entry:
         """How often it has been sent."""
         self.unanswered = letter.unanswered
         """How many of its sends got no answer."""
-        self.follower: Entry | None = None
+        self.follower: BacklogEntry | None = None
         """The next message of its key."""
         self.is_away = False
         """Whether it is being sent, or its outcome is being written."""
@@ -57,7 +57,7 @@ class Entry:
         self.checks = 0
         """How often it was blocked by a message of another generation."""
 
-    def __lt__(self, other: "Entry") -> bool:
+    def __lt__(self, other: "BacklogEntry") -> bool:
         return self.sequence < other.sequence
 
     @property
@@ -76,27 +76,27 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
-        self._buckets: dict[int, dict[int, Entry]] = {}
-        self._firsts: dict[str, Entry] = {}
-        self._lasts: dict[str, Entry] = {}
-        self._queues: list[dict[str, dict[Entry, None]]] = [{}, {}, {}]
+        self._entries: dict[int, BacklogEntry] = {}
+        self._buckets: dict[int, dict[int, BacklogEntry]] = {}
+        self._firsts: dict[str, BacklogEntry] = {}
+        self._lasts: dict[str, BacklogEntry] = {}
+        self._queues: list[dict[str, dict[BacklogEntry, None]]] = [{}, {}, {}]
         """By queue and topic, those that can be sent, in the order in which they became ready."""
-        self._waits: list[tuple[float, Entry]] = []
+        self._waits: list[tuple[float, BacklogEntry]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[BacklogEntry]:
         return iter(self._entries.values())
 
     def add(self, letters: Iterable[Letter]) -> None:
         """Remember these messages."""
         for letter in letters:
             if letter.sequence not in self._entries:
-                self._link(Entry(letter))
+                self._link(BacklogEntry(letter))
 
-    def _link(self, entry: Entry) -> None:
+    def _link(self, entry: BacklogEntry) -> None:
         self._entries[entry.sequence] = entry
         self._buckets.setdefault(entry.bucket, {})[entry.sequence] = entry
         key = entry.key
@@ -112,7 +112,7 @@ class Backlog:
         if not entry.is_away and not entry.until:
             self._queue(entry)
 
-    def _insert(self, entry: Entry, key: str) -> None:
+    def _insert(self, entry: BacklogEntry, key: str) -> None:
         """Put a message that was committed late before later ones of its key."""
         before, after = None, self._firsts[key]
         while after.sequence < entry.sequence or after.is_away:
@@ -129,10 +129,10 @@ class Backlog:
         after.until = 0.0
         self._queue(entry)
 
-    def _queue(self, entry: Entry) -> None:
+    def _queue(self, entry: BacklogEntry) -> None:
         self._queues[entry.queue].setdefault(entry.topic, {})[entry] = None
 
-    def _dequeue(self, entry: Entry) -> bool:
+    def _dequeue(self, entry: BacklogEntry) -> bool:
         """Return whether it was in a queue."""
         queues = self._queues[entry.queue]
         queue = queues.get(entry.topic)
@@ -143,7 +143,7 @@ class Backlog:
             del queues[entry.topic]
         return True
 
-    def note_sends(self, entry: Entry, attempts: int, unanswered: int) -> None:
+    def note_sends(self, entry: BacklogEntry, attempts: int, unanswered: int) -> None:
         """Note how often a message was sent, and how many of these sends got no answer."""
         was_queued = self._dequeue(entry)
         entry.attempts, entry.unanswered = attempts, unanswered
@@ -160,7 +160,7 @@ class Backlog:
         """How many messages can be sent; of each key one counts."""
         return sum(len(queue) for queues in self._queues for queue in queues.values())
 
-    def pick(self, topic: str, most: int, room: int, *, is_probe: bool = False) -> list[Entry]:
+    def pick(self, topic: str, most: int, room: int, *, is_probe: bool = False) -> list[BacklogEntry]:
         """The messages of a topic to send next: first one of each key, then those that follow them; and one
         more of those that are sent alone, with the fewest unanswered sends, so that each has its turn. While
         there are new ones, a quarter of those for which there is room are sent again.
@@ -220,7 +220,7 @@ class Backlog:
             if entry is not None:
                 self._take_out(entry)
 
-    def _take_out(self, entry: Entry) -> None:
+    def _take_out(self, entry: BacklogEntry) -> None:
         del self._buckets[entry.bucket][entry.sequence]
         if not entry.is_away:
             self._dequeue(entry)
@@ -237,7 +237,7 @@ class Backlog:
             if not follower.is_away:
                 self._queue(follower)
 
-    def _unlink(self, entry: Entry, key: str) -> None:
+    def _unlink(self, entry: BacklogEntry, key: str) -> None:
         before = self._firsts[key]
         while before.follower is not entry:
             assert before.follower is not None  # noqa: S101 - it is one of its key's
@@ -246,10 +246,10 @@ class Backlog:
         if entry.follower is None:
             self._lasts[key] = before
 
-    def _is_first(self, entry: Entry) -> bool:
+    def _is_first(self, entry: BacklogEntry) -> bool:
         return entry.key is None or self._firsts[entry.key] is entry
 
-    def ended(self) -> list[Entry]:
+    def ended(self) -> list[BacklogEntry]:
         """Messages whose wait has ended; they are asked about, and then wait on or become ready."""
         now, ended = time.monotonic(), []
         while self._waits and self._waits[0][0] <= now:
@@ -259,7 +259,7 @@ class Backlog:
                 ended.append(entry)
         return ended
 
-    def let_go(self, entry: Entry) -> None:
+    def let_go(self, entry: BacklogEntry) -> None:
         """Let a message be sent whose wait has ended."""
         entry.until = 0.0
         if self._is_first(entry) and not entry.is_away:
@@ -269,7 +269,7 @@ class Backlog:
         """Seconds until the next wait ends; infinite if nothing waits."""
         return max(0.0, self._waits[0][0] - time.monotonic()) if self._waits else math.inf
 
-    def entry(self, sequence: int) -> Entry | None:
+    def entry(self, sequence: int) -> BacklogEntry | None:
         """What is known of a message."""
         return self._entries.get(sequence)
 
@@ -298,7 +298,7 @@ class Backlog:
         """Buckets with messages that are being sent."""
         return {entry.bucket for entry in self if entry.is_away}
 
-    def retain(self, wanted: Callable[[Entry], bool]) -> None:
+    def retain(self, wanted: Callable[[BacklogEntry], bool]) -> None:
         """Forget all others."""
         kept = sorted(entry for entry in self if wanted(entry))
         for each in (self._entries, self._buckets, self._firsts, self._lasts):

@@ -5,7 +5,7 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases.letter import Letter, Unreadable, check_payload
 from inbox_outbox_base.databases.relaying import Relaying
 from outbox._relaying.sending.batch import Choice
-from outbox._relaying.sending.lanes import Lanes
+from outbox._relaying.sending.lanes import TopicLanes
 
 _LARGEST_BATCH = 16_000_000
 """The most payload bytes in a batch of several messages; a scan holds as many in memory."""
@@ -16,7 +16,7 @@ _MOST_BYTES, _MOST_MESSAGES = 64_000_000, 10_000
 class Loader:
     """The payloads of a relay's batches; a scan reads at most `messages` messages."""
 
-    def __init__(self, database: Relaying, lanes: Lanes, messages: int) -> None:
+    def __init__(self, database: Relaying, lanes: TopicLanes, messages: int) -> None:
         self._database = database
         self._lanes = lanes
         self.light = _LARGEST_BATCH // messages

@@ -12,10 +12,10 @@ from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.relaying import Relaying, Scan
 from outbox._relaying.report import Report
 from outbox._relaying.sending.batch import Choice
-from outbox._relaying.sending.lanes import Lane, Lanes
-from outbox._relaying.settings import Settings
+from outbox._relaying.sending.lanes import TopicLane, TopicLanes
+from outbox._relaying.settings import RelaySettings
 
-from .backlog import Backlog, Entry
+from .backlog import Backlog, BacklogEntry
 from .crossings import Crossings
 from .frontier import Frontier
 from .payloads import Loader
@@ -37,7 +37,7 @@ _READ_EVERY = 0.05
 class Scanner:
     """The buckets of one relay, and what it knows about them."""
 
-    def __init__(self, settings: Settings, database: Relaying, lanes: Lanes) -> None:
+    def __init__(self, settings: RelaySettings, database: Relaying, lanes: TopicLanes) -> None:
         self._settings = settings
         self._database = database
         self._lanes = lanes
@@ -147,15 +147,18 @@ class Scanner:
         return choice
 
     def _without_blocked(
-        self, connection: Connection, picked: Mapping[Lane, list[Entry]], letters: Mapping[int, Letter]
-    ) -> dict[Lane, list[Entry]]:
+        self,
+        connection: Connection,
+        picked: Mapping[TopicLane, list[BacklogEntry]],
+        letters: Mapping[int, Letter],
+    ) -> dict[TopicLane, list[BacklogEntry]]:
         """What was picked, without what has to wait for a message of another generation."""
         entries = chain.from_iterable(picked.values())
         found = [letters[entry.sequence] for entry in entries if entry.sequence in letters]
         blocked = self.crossings.blocked(connection, found, self.paused)
         for sequence in blocked:
             self.backlog.wait_for_others(sequence)
-        unblocked: dict[Lane, list[Entry]] = {lane: [] for lane in picked}
+        unblocked: dict[TopicLane, list[BacklogEntry]] = {lane: [] for lane in picked}
         behind = set[str | None]()
         for lane, its_entries in picked.items():
             for entry in its_entries:
@@ -165,7 +168,7 @@ class Scanner:
                     unblocked[lane].append(entry)
         return unblocked
 
-    def _pick(self, lane: Lane) -> list[Entry]:
+    def _pick(self, lane: TopicLane) -> list[BacklogEntry]:
         if lane.is_rejected:
             return self.backlog.pick(lane.topic, 1, 1, is_probe=True)
         return self.backlog.pick(lane.topic, max(_LEAST_SCAN, lane.room()), lane.room())
@@ -282,11 +285,11 @@ class Scanner:
             # Now, not in the next transaction: that may have a new connection, and read them again.
             self._look_at_waits(connection)
 
-    def _open_lanes(self) -> list[Lane]:
+    def _open_lanes(self) -> list[TopicLane]:
         """Lanes with messages that can be sent now."""
         return self._lanes.open(self.backlog.topics)
 
-    def _fetch(self, connection: Connection, entries: list[Entry], letters: dict[int, Letter]) -> None:
+    def _fetch(self, connection: Connection, entries: list[BacklogEntry], letters: dict[int, Letter]) -> None:
         """Read messages that an earlier scan has found."""
         missing = [(each.bucket, each.sequence) for each in entries if each.sequence not in letters]
         if missing:

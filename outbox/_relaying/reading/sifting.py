@@ -11,10 +11,10 @@ from sqlalchemy import Connection
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.taking_statements import clock
 from outbox._relaying.sending.batch import SOLO_AFTER, Choice
-from outbox._relaying.sending.lanes import Lane, Lanes
-from outbox._relaying.settings import Settings
+from outbox._relaying.sending.lanes import TopicLane, TopicLanes
+from outbox._relaying.settings import RelaySettings
 
-from .backlog import Backlog, Entry
+from .backlog import Backlog, BacklogEntry
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -22,7 +22,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 class Sifter:
     """What one relay sends now."""
 
-    def __init__(self, settings: Settings, lanes: Lanes) -> None:
+    def __init__(self, settings: RelaySettings, lanes: TopicLanes) -> None:
         self._most_attempts = settings.max_attempts
         self._lanes = lanes
         # Starts False: after a restart, other messages go first. Otherwise a message that kills relays would
@@ -38,7 +38,7 @@ class Sifter:
         self,
         connection: Connection,
         backlog: Backlog,
-        picked: Mapping[Lane, list[Entry]],
+        picked: Mapping[TopicLane, list[BacklogEntry]],
         letters: Mapping[int, Letter],
     ) -> Choice:
         """Divide what was picked into messages to send, to send alone, and to give up; the rest waits."""
@@ -89,7 +89,7 @@ class Sifter:
         return any(flight.is_alone for flight in self._lanes.flights)
 
 
-def _found(backlog: Backlog, entries: list[Entry], letters: Mapping[int, Letter]) -> list[Letter]:
+def _found(backlog: Backlog, entries: list[BacklogEntry], letters: Mapping[int, Letter]) -> list[Letter]:
     found: list[Letter] = []
     for entry in entries:
         letter = letters.get(entry.sequence)

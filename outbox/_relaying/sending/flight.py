@@ -11,7 +11,7 @@ from typing import Any
 
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.words.outgoing import Accepted, Envelope, Failed, Outcome, Refused, Unknown
-from outbox._relaying.report import Answer, Report
+from outbox._relaying.report import Report, SentMessage
 
 from .batch import SOLO_AFTER
 
@@ -209,7 +209,7 @@ class Flight:
 
     def _fail(self, letter: Letter, outcome: Outcome) -> None:
         is_last = letter.failing_for >= self._give_up_after and not isinstance(outcome, Refused)
-        answer = Answer(letter, outcome, is_last)
+        answer = SentMessage(letter, outcome, is_last)
         self._report.others.append(answer)
         if letter.key is not None:
             self._failed.add(letter.key)

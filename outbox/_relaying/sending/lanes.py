@@ -38,7 +38,7 @@ _UNUSED = 120.0
 """Seconds after which a topic is unused, if no batch of it has begun meanwhile."""
 
 
-class Lane:
+class TopicLane:
     """The state of one topic."""
 
     def __init__(self, topic: str, most: int) -> None:
@@ -118,22 +118,22 @@ class Lane:
             _log.warning("topic %r is not taken by the broker, retrying: %s", self.topic, strike_out(reason))
 
 
-class Lanes:
+class TopicLanes:
     """The lanes of a relay."""
 
     def __init__(self, most: int, flights: int) -> None:
         self._most = most
         self._flights = flights
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, TopicLane] = {}
         self._many = _MANY
 
-    def of(self, topic: str) -> Lane:
+    def of(self, topic: str) -> TopicLane:
         """The topic's lane."""
         if topic not in self._lanes:
             if len(self._lanes) >= self._many:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if not lane.is_unused}
                 self._many = max(_MANY, 2 * len(self._lanes))  # so that it costs little for each new topic
-            self._lanes[topic] = Lane(topic, self._most)
+            self._lanes[topic] = TopicLane(topic, self._most)
         return self._lanes[topic]
 
     def appetite(self) -> int:
@@ -167,7 +167,7 @@ class Lanes:
         """The batches that are being sent, or whose outcomes are still to be collected."""
         return [flight for lane in self._lanes.values() for flight in lane.flights]
 
-    def open(self, topics: Iterable[str]) -> list[Lane]:
+    def open(self, topics: Iterable[str]) -> list[TopicLane]:
         """The lanes of these topics that can take messages, as many as may be sent at the same time; first
         those that have not had a turn for the longest time. At most the last one has a batch already."""
         flights = self.flights

@@ -24,8 +24,8 @@ from outbox._relaying.reading.recheck import Recheck
 from outbox._relaying.reading.scanning import Scanner
 from outbox._relaying.report import Report
 from outbox._relaying.rounds import Rounds
-from outbox._relaying.sending.lanes import Lanes
-from outbox._relaying.settings import Settings
+from outbox._relaying.sending.lanes import TopicLanes
+from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
@@ -49,7 +49,7 @@ MANY = 5 * BUCKETS
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays of this process store every mark that has moved, and tend their buckets all the time."""
     monkeypatch.setattr(stored, "FAR", 1)
-    monkeypatch.setattr(Settings, "tend_every", 0)
+    monkeypatch.setattr(RelaySettings, "tend_every", 0)
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_relay_that_has_lost_a_bucket(postgres: Database) -> None:
     settings = _settings()
     database = relaying("postgresql", TABLES)
     for epoch, expected in [(8, {}), (None, {}), (7, {0: 500})]:
-        scanner = Scanner(settings, database, Lanes(100, 1))
+        scanner = Scanner(settings, database, TopicLanes(100, 1))
         scanner.frontier.begin({0: 500})
         with engine.begin() as connection:
             connection.execute(update(TABLES.bucket).values(epoch=epoch))
@@ -265,7 +265,7 @@ def test_numbers_that_have_grown_again(postgres: Database) -> None:
     seen, the relay forgets the marks."""
     engine = postgres.engine()
     database = relaying("postgresql", TABLES)
-    scanner = Scanner(_settings(), database, Lanes(100, 1))
+    scanner = Scanner(_settings(), database, TopicLanes(100, 1))
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT setval('outbox_message_sequence_seq', 400)")
         now = database.writers(connection)
@@ -282,7 +282,7 @@ def test_the_last_transaction_on_a_new_connection(postgres: Database) -> None:
     engine = postgres.engine()
     publish(engine, "a1")
     for is_new in (True, False):
-        rounds = Rounds(_settings(), "postgresql", Lanes(100, 1))
+        rounds = Rounds(_settings(), "postgresql", TopicLanes(100, 1))
         with engine.connect() as connection, engine.connect() as other:
             for step in (rounds.join, _round_of(rounds)):
                 step(connection)
@@ -297,13 +297,13 @@ def _round_of(rounds: Rounds) -> Any:
     return lambda connection: rounds.round(connection, Report())
 
 
-def _settings() -> Settings:
+def _settings() -> RelaySettings:
     return Relay(create_engine("postgresql+psycopg://nowhere/"), Recorder())._settings
 
 
 def test_few_messages(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that sends few messages, or none, writes no marks."""
-    monkeypatch.setattr(Settings, "tend_every", 0)
+    monkeypatch.setattr(RelaySettings, "tend_every", 0)
     engine = postgres.engine()
     written: list[str] = []
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, insert, s
 from examples.embedded_postgres import EmbeddedPostgres
 from inbox.schema import metadata
 from outbox import Envelope, Outbox, Outcome, Relay, Unavailable, pause, resume, retry_all
-from outbox._relaying.settings import Settings
+from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
 from tests.support.database import Database
 from tests.support.outbox_publishers import (
@@ -36,7 +36,7 @@ LEFT = 20_000
 @pytest.fixture
 def always_tends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays of this process check which transactions are writing before every batch."""
-    monkeypatch.setattr(Settings, "tend_every", 0)
+    monkeypatch.setattr(RelaySettings, "tend_every", 0)
 
 
 class Some(Recorder):

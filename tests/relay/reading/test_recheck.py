@@ -12,7 +12,7 @@ from sqlalchemy import Engine, event, func, insert, select, update
 
 from outbox import Relay, retry
 from outbox._relaying.reading import recheck
-from outbox._relaying.settings import Settings
+from outbox._relaying.settings import RelaySettings
 from outbox.errors import UnsafeSequence
 from outbox.schema import BUCKETS
 from tests.support.database import Database
@@ -26,7 +26,7 @@ DEAD_ROWS = 20_000
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays of this process tend their buckets and recheck the table all the time."""
-    monkeypatch.setattr(Settings, "tend_every", 0)
+    monkeypatch.setattr(RelaySettings, "tend_every", 0)
     monkeypatch.setattr(recheck, "EVERY", 0.1)
     monkeypatch.setattr(recheck, "_STEP", 0)
 

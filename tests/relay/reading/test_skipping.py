@@ -12,8 +12,8 @@ from outbox import Outbox, Relay
 from outbox._relaying.reading import skipping
 from outbox._relaying.reading.scanning import Scanner
 from outbox._relaying.report import Report
-from outbox._relaying.sending.lanes import Lanes
-from outbox._relaying.settings import Settings
+from outbox._relaying.sending.lanes import TopicLanes
+from outbox._relaying.settings import RelaySettings
 from outbox.schema import BUCKETS
 from tests.conftest import _server
 from tests.servers import Server
@@ -38,8 +38,8 @@ class Looks:
     def __init__(self, engine: Engine) -> None:
         database = relaying(engine.dialect.name, TABLES)
         self._engine = engine.execution_options(isolation_level=database.own_isolation)
-        settings: Settings = Relay(engine, Recorder())._settings
-        self.scanner = Scanner(settings, database, Lanes(100, 1))
+        settings: RelaySettings = Relay(engine, Recorder())._settings
+        self.scanner = Scanner(settings, database, TopicLanes(100, 1))
         self.scanner.own([*range(BUCKETS)])
         self.given = self.cost = 0
         self.letters: list[Letter] = []

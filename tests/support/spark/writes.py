@@ -11,7 +11,7 @@ from inbox.schema import tables
 from spark import WriteReport
 from spark._driver.job import Job
 from spark._executor.task import Done, Task, recognise, run_task
-from spark._options.settings import Settings, checked
+from spark._options.settings import WriterSettings, checked
 from tests.support.database import Database
 
 CONSUMER = "billing"
@@ -42,7 +42,7 @@ def batch(*rows: Row) -> pa.RecordBatch:
     return pa.record_batch([pa.array(ids, pa.string()), pa.array(amounts, pa.int64())], schema=SCHEMA)
 
 
-def options_of(database: Database, **options: Any) -> Settings:
+def options_of(database: Database, **options: Any) -> WriterSettings:
     """A writer's options, with defaults where none are given."""
     usual = {"url": database.url, "table": "result", "key": "id", "consumer": CONSUMER}
     return checked(**{**usual, **options})

@@ -10,7 +10,7 @@ import redis
 from sqlalchemy import create_engine, delete
 
 from inbox import Claim, RedisStore, SqlStore, Status, StatusInbox
-from inbox._status_mode.stores import Answer, Change, Held, Record, Request, Store
+from inbox._status_mode.stores import Change, ClaimAnswer, HeldRecord, Record, Request, Store
 from inbox.schema import tables
 from tests import servers
 from tests.support.database import dispose
@@ -92,10 +92,10 @@ def change(**fields: Any) -> Change:
     return Change(**{"forget_after": KEPT} | fields)
 
 
-def held(of: Answer | Record) -> Held:
+def held(of: ClaimAnswer | Record) -> HeldRecord:
     """The values that every write of this claim repeats."""
-    record = of.record if isinstance(of, Answer) else of
-    return Held(record.consumer, record.key, record.token)
+    record = of.record if isinstance(of, ClaimAnswer) else of
+    return HeldRecord(record.consumer, record.key, record.token)
 
 
 def stored(store: Store, key: str = "a", consumer: str = CONSUMER) -> Record:
@@ -111,7 +111,7 @@ def untimed(record: Record) -> dict[str, Any]:
     return {name: value for name, value in asdict(record).items() if name not in times}
 
 
-def end(store: Store, claimed: Answer, status: Status) -> Record:
+def end(store: Store, claimed: ClaimAnswer, status: Status) -> Record:
     """End a claim in one of these ways, and return the record."""
     assert store.write(held(claimed), change(status=status, **ENDS[status]))
     return stored(store, claimed.record.key)

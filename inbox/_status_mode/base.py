@@ -25,7 +25,7 @@ from inbox_outbox_base.words.incoming import Verdict
 from .claim_base import ClaimBase
 from .heartbeats import Schedule
 from .hold import Hold
-from .stores import Answer, Request, Store
+from .stores import ClaimAnswer, Request, Store
 
 MissingKey = Literal["refuse", "message_id", "run"]
 Unreachable = Literal["raise", "run"]
@@ -121,7 +121,7 @@ class StatusConsumer:
             if message_time is not None and self._is_too_old(message_time, request.key):
                 return self._refused(Outcome(Verdict.TOO_OLD), request.key)
             with OWN:
-                answer: Answer = self._call(lambda: self.store.claim(request))
+                answer: ClaimAnswer = self._call(lambda: self.store.claim(request))
         except StoreUnreachable:
             if self.unreachable == "raise":
                 raise
@@ -163,7 +163,7 @@ class StatusConsumer:
             policy=self._policy,
         )
 
-    def _hold(self, store: Store | None, request: Request, answer: Answer, sent: float) -> Hold:
+    def _hold(self, store: Store | None, request: Request, answer: ClaimAnswer, sent: float) -> Hold:
         return Hold(
             store,
             request,
@@ -182,9 +182,9 @@ class StatusConsumer:
 
     def _unprotected(self, request: Request) -> Hold:
         """The message runs without a claim."""
-        return self._hold(None, request, Answer.first(request, 0, datetime.now(UTC)), time.monotonic())
+        return self._hold(None, request, ClaimAnswer.first(request, 0, datetime.now(UTC)), time.monotonic())
 
-    def _refusal(self, answer: Answer) -> Outcome:
+    def _refusal(self, answer: ClaimAnswer) -> Outcome:
         record = answer.record
         if answer.verdict is Verdict.DUPLICATE:
             known = Known(record.digest, record.result)
@@ -199,7 +199,7 @@ class StatusConsumer:
             return Outcome(answer.verdict, None, min(wait, left) if left else wait)
         return Outcome(answer.verdict)
 
-    def _refused(self, refusal: Outcome, key: str, answer: Answer | None = None) -> Outcome:
+    def _refused(self, refusal: Outcome, key: str, answer: ClaimAnswer | None = None) -> Outcome:
         event = Event(
             kind=OF_VERDICT[refusal.verdict],
             consumer=self.consumer,
