@@ -6,12 +6,15 @@ import pickle
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Unpack, get_type_hints
 
 import pytest
 
 import inbox
 import outbox
 import spark
+from inbox._listening.options import ListenerOptions
+from inbox.rabbitmq import RabbitConsumer
 from tests.support.program import ROOT
 
 PACKAGES = ("inbox", "inbox_outbox", "outbox", "spark")
@@ -184,8 +187,11 @@ def test_every_name_of_the_namespaces_is_explained() -> None:
 
 def test_every_option_is_in_the_signature() -> None:
     """No function of `inbox` takes options that its signature does not name, so type checkers find misspelt
-    options and editors suggest the right ones."""
-    places = [inbox, importlib.import_module("inbox.kafka"), importlib.import_module("inbox.rabbitmq")]
+    options and editors suggest the right ones. Consumers name those of their listener by a `TypedDict`."""
+    places = [
+        inbox,
+        *(importlib.import_module(f"inbox.{each}") for each in ("kafka", "rabbitmq", "rocketmq")),
+    ]
     owners = [getattr(place, name) for place in places for name in place.__all__]
     functions = [each for each in owners if inspect.isfunction(each)]
     functions += [
@@ -198,9 +204,32 @@ def test_every_option_is_in_the_signature() -> None:
         if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_"))
     ]
     assert len(functions) > len(owners)
-    variable = inspect.Parameter.VAR_KEYWORD
-    kinds = {each.__qualname__: inspect.signature(each).parameters.values() for each in functions}
-    assert [name for name, found in kinds.items() if any(each.kind is variable for each in found)] == []
+    open_ended = {
+        each.__qualname__: parameter.annotation
+        for each in functions
+        for parameter in inspect.signature(each).parameters.values()
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD
+    }
+    assert open_ended
+    assert [name for name, kind in open_ended.items() if kind != Unpack[ListenerOptions]] == []
+
+
+def test_the_options_of_consumers_are_the_listeners() -> None:
+    """Each option that a consumer passes on to its listener is one of `Listener`, with the same type."""
+    known = inspect.signature(inbox.Listener).parameters
+    options = get_type_hints(ListenerOptions)
+    assert options
+    assert {name: known[name].annotation for name in options} == options
+
+
+def test_a_consumer_refuses_a_misspelt_option() -> None:
+    """An option that no consumer has is named, before anything else is done with the others."""
+
+    def handle(message: inbox.Delivery) -> inbox.Outcome:
+        return inbox.Outcome(inbox.Verdict.NEW)
+
+    with pytest.raises(TypeError, match="'concurency'"):
+        RabbitConsumer("amqp://localhost", "queue", handle, concurency=2)  # type: ignore[call-arg]
 
 
 def undocumented(owner: ModuleType | type | object) -> list[str]:

@@ -4,19 +4,18 @@ import functools
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.listener_base import ListenerBase
-from inbox._listening.outcome import Decision, Decisions, TooOld
+from inbox._listening.options import ListenerOptions, check_names
+from inbox._listening.outcome import Decision, Decisions
 from inbox_outbox_base.checks import options
-from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.words.incoming import Delivery
 
 from . import consumer_settings
@@ -50,12 +49,9 @@ class GroupMember(ABC, Generic[H]):
         partitions: int = 8,
         max_attempts: int | None = 16,
         dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
-        concurrency: int = 1,
-        key: Callable[[Delivery], Hashable | None] | None = None,
-        backoff: Backoff | None = None,
-        grace: float | timedelta = 30,
-        too_old: TooOld = "dead_letter",
+        **listener: Unpack[ListenerOptions],
     ) -> None:
+        check_names(listener)
         self._check(handler)
         self._settings = consumer_settings.settings(config)
         self._topics = consumer_settings.topics(topics)
@@ -72,11 +68,7 @@ class GroupMember(ABC, Generic[H]):
             attempt=attrgetter("attempt"),
             max_attempts=max_attempts,
             dead_letter=dead_letter,
-            concurrency=concurrency,
-            key=key,
-            backoff=backoff,
-            grace=grace,
-            too_old=too_old,
+            **listener,
         )
         self._whole = self._new_listener(failures=lambda _: 0)  # only for its stop and its grace
         consumer_settings.check_grace(self._whole.grace, self._settings)

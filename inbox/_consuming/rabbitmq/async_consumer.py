@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack
 
 import aiormq
 from aiormq import exceptions
@@ -16,7 +15,8 @@ from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
-from inbox._listening.outcome import Decision, Outcome, TooOld
+from inbox._listening.options import BY_KEY, ListenerOptions, check_names
+from inbox._listening.outcome import Decision, Outcome
 from inbox_outbox_base.brokers.rabbitmq import address
 from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.options import count, flag
@@ -53,6 +53,8 @@ class AsyncRabbitConsumer:
     It belongs to one event loop; `stop` may be called from anywhere.
     """
 
+    _listener: type[AsyncListener] | type[AwaitedListener] = AsyncListener
+
     def __init__(
         self,
         url: str,
@@ -64,27 +66,21 @@ class AsyncRabbitConsumer:
         max_attempts: int | None = 16,
         reject_dead_letters: bool = False,
         dead_letter: Callable[[Delivery, Decision], Awaitable[Any]] | None = None,
-        concurrency: int = 1,
-        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
         attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
-        backoff: Backoff | None = None,
-        grace: float | timedelta = 30,
-        too_old: TooOld = "dead_letter",
+        **listener: Unpack[ListenerOptions],
     ) -> None:
         self._url = address.parse(url)
         if not isinstance(queue, str) or not queue:
             raise InvalidOption(f"queue={queue!r}: expected a name")
         self.queue = queue
-        self.listener = self._new_listener(
+        check_names(listener)
+        options: ListenerOptions = {**BY_KEY, **listener}
+        self.listener = self._listener(
             max_attempts=max_attempts,
             failures=failures_of,
             dead_letter=dead_letter,
-            concurrency=concurrency,
-            key=key,
             attempt=attempt,
-            backoff=backoff,
-            grace=grace,
-            too_old=too_old,
+            **options,
         )
         self.listener.on_stop(self._wake)
         self.prefetch = count("prefetch", 2 * self.listener.concurrency if prefetch is None else prefetch)
@@ -133,9 +129,6 @@ class AsyncRabbitConsumer:
     def _wake(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopping.set)
-
-    def _new_listener(self, **options: Any) -> AsyncListener | AwaitedListener:
-        return AsyncListener(**options)
 
     async def _first(self) -> Session:
         place = address.shown(self._url)

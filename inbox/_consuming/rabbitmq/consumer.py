@@ -5,15 +5,14 @@ import asyncio
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack
 
 from inbox._listening.awaited_listener import AwaitedListener
-from inbox._listening.outcome import Decision, Outcome, TooOld
-from inbox_outbox_base.checks.backoff import Backoff
+from inbox._listening.options import ListenerOptions
+from inbox._listening.outcome import Decision, Outcome
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
@@ -71,12 +70,8 @@ class RabbitConsumer:
         max_attempts: int | None = 16,
         reject_dead_letters: bool = False,
         dead_letter: Callable[[Delivery, Decision], Any] | None = None,
-        concurrency: int = 1,
-        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
         attempt: Callable[[Delivery], int] | None = attrgetter("attempt"),
-        backoff: Backoff | None = None,
-        grace: float | timedelta = 30,
-        too_old: TooOld = "dead_letter",
+        **listener: Unpack[ListenerOptions],
     ) -> None:
         run: Any = getattr(handler, "outcome", handler)
         if not callable(run) or inspect.iscoroutinefunction(run):
@@ -92,12 +87,8 @@ class RabbitConsumer:
             max_attempts=max_attempts,
             reject_dead_letters=reject_dead_letters,
             dead_letter=dead_letter,
-            concurrency=concurrency,
-            key=key,
             attempt=attempt,
-            backoff=backoff,
-            grace=grace,
-            too_old=too_old,
+            **listener,
         )
 
     def run(self) -> None:
@@ -126,5 +117,4 @@ class RabbitConsumer:
 class _RabbitInThreads(AsyncRabbitConsumer):
     """Its handler and its `dead_letter` are synchronous."""
 
-    def _new_listener(self, **options: Any) -> AwaitedListener:
-        return AwaitedListener(**options)
+    _listener = AwaitedListener

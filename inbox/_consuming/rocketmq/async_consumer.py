@@ -4,19 +4,19 @@ import asyncio
 import inspect
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack
 
 from inbox._consuming.journal import ConsumerJournal
 from inbox._listening.async_listener import AsyncListener
 from inbox._listening.awaited_listener import AwaitedListener
-from inbox._listening.outcome import Action, Decision, Outcome, TooOld
+from inbox._listening.options import BY_KEY, ListenerOptions, check_names
+from inbox._listening.outcome import Action, Decision, Outcome
 from inbox_outbox_base.brokers.rocketmq import forking
 from inbox_outbox_base.calls.signals import as_failure, stopping
-from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
 
@@ -46,6 +46,8 @@ class AsyncRocketMQConsumer:
     It belongs to one event loop; `stop` may be called from anywhere.
     """
 
+    _listener: type[AsyncListener] | type[AwaitedListener] = AsyncListener
+
     def __init__(
         self,
         url: str,
@@ -58,30 +60,24 @@ class AsyncRocketMQConsumer:
         invisible: float | timedelta = 30,
         max_attempts: int | None = 16,
         dead_letter: str | Callable[[Delivery, Decision], Awaitable[Any]] | None = None,
-        concurrency: int = 1,
-        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
-        backoff: Backoff | None = None,
-        grace: float | timedelta = 30,
-        too_old: TooOld = "dead_letter",
+        **listener: Unpack[ListenerOptions],
     ) -> None:
         self._member = options.member(url, group, topic, tag)
-        self.listener = self._new_listener(
-            handler,
+        self._check(handler)
+        check_names(listener)
+        given: ListenerOptions = {**BY_KEY, **listener}
+        self.listener = self._listener(
             max_attempts=max_attempts,
             failures=self._failures_of,
-            concurrency=concurrency,
-            key=key,
             attempt=attrgetter("attempt"),
-            backoff=backoff,
-            grace=grace,
-            too_old=too_old,
+            **given,
         )
         self.prefetch = options.prefetch(prefetch, self.listener.concurrency)
         self._hidden = options.invisible(invisible)
         self._dead_letter = options.dead_letter(dead_letter, self._member)
         self._max_attempts = max_attempts
         self._handler: Callable[[Delivery], Any] = handler
-        self._key = key
+        self._key = given["key"]
         self._settings = GroupSettings(0, in_order=False)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
@@ -94,10 +90,9 @@ class AsyncRocketMQConsumer:
         name = f"consumer of {', '.join(self._member.filters)} in group {group!r}"
         self._journal = ConsumerJournal(_log, name)
 
-    def _new_listener(self, handler: Any, **options: Any) -> AsyncListener | AwaitedListener:
+    def _check(self, handler: Any) -> None:
         if not inspect.iscoroutinefunction(getattr(handler, "outcome", handler)):
             raise InvalidOption(f"handler={handler!r}: expected an asynchronous function")
-        return AsyncListener(**options)
 
     @property
     def stopped(self) -> bool:

@@ -4,17 +4,16 @@ import asyncio
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack
 
 from inbox._listening.awaited_listener import AwaitedListener
-from inbox._listening.outcome import Decision, Outcome, TooOld
+from inbox._listening.options import ListenerOptions
+from inbox._listening.outcome import Decision, Outcome
 from inbox._listening.threads import in_thread
 from inbox_outbox_base.brokers.rocketmq import forking
-from inbox_outbox_base.checks.backoff import Backoff
 from inbox_outbox_base.checks.extras import brought_by
 from inbox_outbox_base.errors.inbox import InvalidOption
 from inbox_outbox_base.words.incoming import Delivery
@@ -78,11 +77,7 @@ class RocketMQConsumer:
         invisible: float | timedelta = 30,
         max_attempts: int | None = 16,
         dead_letter: str | Callable[[Delivery, Decision], Any] | None = None,
-        concurrency: int = 1,
-        key: Callable[[Delivery], Hashable | None] | None = attrgetter("key"),
-        backoff: Backoff | None = None,
-        grace: float | timedelta = 30,
-        too_old: TooOld = "dead_letter",
+        **listener: Unpack[ListenerOptions],
     ) -> None:
         run: Any = getattr(handler, "outcome", handler)
         if not callable(run) or inspect.iscoroutinefunction(run):
@@ -99,11 +94,7 @@ class RocketMQConsumer:
             invisible=invisible,
             max_attempts=max_attempts,
             dead_letter=in_thread(dead_letter) if callable(dead_letter) else dead_letter,
-            concurrency=concurrency,
-            key=key,
-            backoff=backoff,
-            grace=grace,
-            too_old=too_old,
+            **listener,
         )
 
     def run(self) -> None:
@@ -133,5 +124,7 @@ class RocketMQConsumer:
 class _RocketMQInThreads(AsyncRocketMQConsumer):
     """Its handler is synchronous."""
 
-    def _new_listener(self, handler: Any, **options: Any) -> AwaitedListener:
-        return AwaitedListener(**options)
+    _listener = AwaitedListener
+
+    def _check(self, handler: Any) -> None:
+        """`RocketMQConsumer` has checked it."""
