@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from sqlalchemy import Engine
@@ -16,7 +16,7 @@ from ._brokers import EXPECTED, publisher_at
 from ._connect import Json, Schema, Url, engine_at
 from ._exit import UNFINISHED
 from ._print import as_json
-from ._run_relay import SendCounts, run
+from ._run_relay import RelayOptions, SendCounts, run
 from ._times import length
 
 
@@ -86,11 +86,11 @@ def relay(
 ) -> None:
     """Send messages to a broker until SIGTERM or Ctrl-C; the running batch is then finished."""
     options = _options(
-        name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
+        name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
     timeout = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, timeout) as publisher:
-        done = run(engine, publisher, options | {"schema": schema})
+        done = run(engine, publisher, options)
     if json:
         as_json(done)
     else:
@@ -120,12 +120,12 @@ def drain(
     """Send messages to a broker until none can be sent; exit code 4 if some are left because they are held or
     paused, or the time is over."""
     options = _options(
-        name, lease, batch, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
+        name, schema, batch, lease, poll, max_attempts, after_dead, keep_sent, listen_url, give_up_after
     )
     limit = length("timeout", timeout)
     send_limit = length("send-timeout", send_timeout)
     with engine_at(url, schema) as engine, publisher_at(to, exchange, send_limit) as publisher:
-        done = run(engine, publisher, options | {"schema": schema}, until_drained=True, timeout=limit)
+        done = run(engine, publisher, options, until_drained=True, timeout=limit)
         left = _left(engine, schema)
     if json:
         as_json(asdict(done) | {"left": left})
@@ -149,25 +149,27 @@ COMMANDS: dict[str, Callable[..., None]] = {"relay": relay, "drain": drain}
 
 def _options(
     name: str | None,
-    lease: str,
+    schema: str | None,
     batch: int,
+    lease: str,
     poll: str,
     max_attempts: int,
     after_dead: AfterDead,
     keep_sent: str | None,
     listen_url: str | None,
     give_up_after: str | None,
-) -> dict[str, Any]:
+) -> RelayOptions:
     """The options for `Relay`."""
     if listen_url is not None:
         secrets.remember_in(listen_url)
     return {
         "name": name,
-        "lease": length("lease", lease),
+        "schema": schema,
         "batch": batch,
+        "lease": length("lease", lease),
         "poll": length("poll", poll),
         "max_attempts": max_attempts,
-        "after_dead": after_dead.value,
+        "after_dead": "hold" if after_dead is AfterDead.HOLD else "continue",
         "keep_sent": length("keep-sent", keep_sent),
         "listen_url": listen_url,
         "give_up_after": length("give-up-after", give_up_after),

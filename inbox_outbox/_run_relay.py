@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Literal, TypedDict
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -56,19 +56,30 @@ class _Counting:
         self._show(f"{counts.sent:,} messages sent, {counts.sent / max(counts.seconds, 1e-3):,.0f}/s")
 
 
+class RelayOptions(TypedDict):
+    """The options of a `Relay` that the commands give it."""
+
+    name: str | None
+    schema: str | None
+    batch: int
+    lease: timedelta
+    poll: timedelta
+    max_attempts: int
+    after_dead: Literal["continue", "hold"]
+    keep_sent: timedelta | None
+    listen_url: str | None
+    give_up_after: timedelta | None
+
+
 def run(
     engine: Engine,
     publisher: Publisher,
-    options: dict[str, Any],
+    options: RelayOptions,
     *,
     until_drained: bool = False,
     timeout: timedelta | None = None,
 ) -> SendCounts:
-    """Relay until SIGTERM or Ctrl-C; or until no message can be sent, or the time is over.
-
-    Args:
-        options: the `Relay`'s.
-    """
+    """Relay until SIGTERM or Ctrl-C; or until no message can be sent, or the time is over."""
     line = ProgressLine("relaying")
     counting = _Counting(line.show)
     relay = Relay(engine, publisher, on_event=counting, **options)

@@ -31,6 +31,16 @@ as in flight, which is always safe. (MySQL waits a whole second for each of them
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """How an inbox takes every message."""
+
+    wait: float
+    """Seconds to wait for a message that is in flight."""
+    policy: Declaration
+    memory: Memory | None
+
+
+@dataclass(frozen=True, slots=True)
 class Messages:
     """Many messages to take: digest i and time i belong to key i."""
 
@@ -58,25 +68,24 @@ def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attemp
 def accept(
     connection: Connection,
     attempt: Attempt,
+    terms: Terms,
+    message_time: datetime | None,
     *,
-    wait: float,
-    policy: Declaration,
-    message_time: datetime | None = None,
-    memory: Memory | None = None,
     begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection; for a duplicate, also return the stored row.
     `begins` says that the transaction begins with it. Call this inside `OWN`."""
     database = database_to_join(connection)
+    memory, policy = terms.memory, terms.policy
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
-        # What is remembered is committed, so its claim, which memory does not keep, is compared with nothing.
+        # Remembered rows are committed, so no claim has to be compared.
         return _judge(attempt, Stored(b"", known.digest, known.result))
     try:
         if message_time is not None and _is_too_old(database, connection, policy, message_time):
             # A key that is still stored keeps its verdict, however old the message is.
             found = database.find(connection, attempt)
             return (Verdict.TOO_OLD, None) if found is None else _judge(attempt, found)
-        taken = database.take(connection, attempt, wait)
+        taken = database.take(connection, attempt, terms.wait)
     except DBAPIError as error:
         raise_clearer(connection, attempt.tables.message, error)
     # Only after the take: a read before it would fix what the transaction can see.
@@ -145,13 +154,12 @@ def accept_many(
     tables: Tables,
     consumer: str,
     messages: Messages,
-    *,
-    wait: float,
-    policy: Declaration,
+    terms: Terms,
 ) -> list[Verdict]:
     """Take many messages in the transaction on this connection; verdict i belongs to message i."""
     if not messages.keys:
         return []
+    policy = terms.policy
     with OWN:
         database = database_to_join(connection)
         try:
@@ -159,7 +167,7 @@ def accept_many(
             fresh, digests = messages.to_take(old)
             # Text sorts by code point, which is the byte order of its UTF-8.
             batch = KeyBatch(tables, consumer, os.urandom(16), sorted(fresh), digests)
-            taken, known = _take_parts(database, connection, batch, time.monotonic() + wait)
+            taken, known = _take_parts(database, connection, batch, time.monotonic() + terms.wait)
             # As in `accept`: a key that is stored keeps its verdict, however old the message is.
             if others := sorted({messages.keys[index] for index in old} - fresh):
                 known |= database.find_many(connection, replace(batch, keys=others))

@@ -7,7 +7,6 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection
@@ -30,7 +29,7 @@ from inbox_outbox_base.transactions.sources import async_kinds, check_source, op
 from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import accept, accept_many
-from .base import ATTEMPTS, Consumer
+from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
 from .transaction import Transaction
 from .work import Work, handle_of
@@ -72,11 +71,11 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         bind_arguments: BindArguments | None = None,
     ) -> Verdict:
         """In the caller's transaction on `connection`, take the message with this key."""
-        attempt, limits = self._attempt(key, payload), self._limits(message_time)
+        attempt, time = self._attempt(key, payload), checked_time(message_time)
 
         def work(given: Connection) -> Verdict:
             with OWN:
-                return accept(given, attempt, **limits)[0]
+                return accept(given, attempt, self._terms, time)[0]
 
         return await self._on(connection, bind_arguments, work)
 
@@ -94,12 +93,15 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         As `Inbox.take`, but the result is written right before the COMMIT. If that fails, the transaction is
         rolled back and the commit raises the error. A COMMIT sent as SQL text stores no result.
         """
-        attempt, limits = self._attempt(key, payload), self._limits(message_time)
+        attempt, time = self._attempt(key, payload), checked_time(message_time)
         from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
         given = connection() if isinstance(connection, async_scoped_session) else connection
         session = given.sync_session if isinstance(given, AsyncSession) else None
-        work = partial(take, attempt=attempt, session=session, at_commit=True, **limits)
+
+        def work(on: Connection) -> Taken:
+            return take(on, attempt, self._terms, time, session=session, at_commit=True)
+
         return await self._on(given, bind_arguments, work)
 
     async def accept_many(
@@ -115,9 +117,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         messages = self._messages(keys, payloads, message_times)
 
         def work(given: Connection) -> list[Verdict]:
-            return accept_many(
-                given, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy
-            )
+            return accept_many(given, self.tables, self.consumer, messages, self._terms)
 
         return await self._on(connection, bind_arguments, work)
 
@@ -214,7 +214,9 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
         return await run(
             purge,
             engine.sync_engine,
-            **self._scope(),
+            consumer=self.consumer,
+            retention=self._policy.asked,
+            schema=self.schema,
             oldest_unconsumed=oldest_unconsumed,
             dead_retention=dead_retention,
             override=override,

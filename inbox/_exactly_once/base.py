@@ -23,7 +23,7 @@ from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.transactions.session import BindArguments
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import Messages, new_attempt
+from .accept import Messages, Terms, new_attempt
 from .transaction import Transaction
 
 ATTEMPTS = 12
@@ -55,9 +55,10 @@ class Consumer:
         self.on_refusal = options.one_of("on_refusal", on_refusal, ("raise", "return"))
         self.hooks = Hooks(on_event)
         self.remember = options.whole("remember", remember)
-        self._memory = Memory(remember) if remember else None
         self.tables = tables(schema)
         self._policy = Declaration(self.tables, consumer, "exactly-once", retention)
+        self._memory = Memory(remember) if remember else None
+        self._terms = Terms(self.wait, self._policy, self._memory)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.consumer!r})"
@@ -75,11 +76,9 @@ class Consumer:
     ) -> Transaction:
         return Transaction(
             self._attempt(key, payload),
-            wait=self.wait,
-            policy=self._policy,
-            message_time=_time(message_time),
+            self._terms,
+            checked_time(message_time),
             bind_arguments=bind_arguments,
-            memory=self._memory,
             sleep=sleep,
         )
 
@@ -134,9 +133,6 @@ class Consumer:
             )
         return True
 
-    def _scope(self) -> dict[str, Any]:
-        return {"consumer": self.consumer, "retention": self._policy.asked, "schema": self.schema}
-
     def _messages(
         self, keys: Sequence[Key], payloads: Sequence[Any] | None, times: Sequence[datetime | None] | None
     ) -> Messages:
@@ -149,17 +145,10 @@ class Consumer:
         return Messages(
             [encode_key(key) for key in keys],
             None if payloads is None else [digest(payload) for payload in payloads],
-            None if times is None else [_time(each) for each in times],
+            None if times is None else [checked_time(each) for each in times],
         )
 
-    def _limits(self, message_time: datetime | None) -> dict[str, Any]:
-        return {
-            "wait": self.wait,
-            "policy": self._policy,
-            "message_time": _time(message_time),
-            "memory": self._memory,
-        }
 
-
-def _time(message_time: datetime | None) -> datetime | None:
+def checked_time(message_time: datetime | None) -> datetime | None:
+    """The time, which must have a time zone."""
     return None if message_time is None else options.aware("message_time", message_time)

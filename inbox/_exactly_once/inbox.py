@@ -26,7 +26,7 @@ from inbox_outbox_base.transactions.sources import SYNC, Source, check_source, o
 from inbox_outbox_base.words.incoming import Verdict
 
 from .accept import accept, accept_many
-from .base import ATTEMPTS, Consumer
+from .base import ATTEMPTS, Consumer, checked_time
 from .taken import Taken, take
 from .work import Work, handle_of
 
@@ -103,7 +103,7 @@ class Inbox(Consumer, Listens[Listener]):
         attempt = self._attempt(key, payload)
         given = self._on(connection, bind_arguments)
         with OWN:
-            return accept(given, attempt, **self._limits(message_time))[0]
+            return accept(given, attempt, self._terms, checked_time(message_time))[0]
 
     def take(
         self,
@@ -123,7 +123,8 @@ class Inbox(Consumer, Listens[Listener]):
         attempt = self._attempt(key, payload)
         given = connection() if isinstance(connection, scoped_session) else connection
         session = given if isinstance(given, Session) else None
-        return take(self._on(given, bind_arguments), attempt, session=session, **self._limits(message_time))
+        connection = self._on(given, bind_arguments)
+        return take(connection, attempt, self._terms, checked_time(message_time), session=session)
 
     def accept_many(
         self,
@@ -151,7 +152,7 @@ class Inbox(Consumer, Listens[Listener]):
         """
         messages = self._messages(keys, payloads, message_times)
         given = self._on(connection, bind_arguments)
-        return accept_many(given, self.tables, self.consumer, messages, wait=self.wait, policy=self._policy)
+        return accept_many(given, self.tables, self.consumer, messages, self._terms)
 
     @contextmanager
     def transaction(
@@ -269,7 +270,9 @@ class Inbox(Consumer, Listens[Listener]):
         """Delete this consumer's rows that are older than its retention; options as for `inbox.purge`."""
         return purge(
             engine,
-            **self._scope(),
+            consumer=self.consumer,
+            retention=self._policy.asked,
+            schema=self.schema,
             oldest_unconsumed=oldest_unconsumed,
             dead_retention=dead_retention,
             override=override,

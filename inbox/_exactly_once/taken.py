@@ -8,6 +8,7 @@ assignment: there the result is written when the transaction commits, right befo
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -23,7 +24,7 @@ from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.savepoints import innermost, number
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import accept
+from .accept import Terms, accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +111,17 @@ class Taken:
 
 def take(
     connection: Connection,
-    /,
     attempt: Attempt,
+    terms: Terms,
+    message_time: datetime | None,
     *,
     session: Session | None = None,
     at_commit: bool = False,
-    **limits: Any,
 ) -> Taken:
     """Take one message in the transaction on this connection (the session's, if there is one). Its result is
     written when it is set, or `at_commit`."""
     with OWN:
-        verdict, stored = accept(connection, attempt, **limits)
+        verdict, stored = accept(connection, attempt, terms, message_time)
     transaction = connection.get_transaction()
     before = None if stored is None else _result(connection, stored)
     value = _Value([_Setting(before, innermost(connection), frozenset())])

@@ -27,7 +27,6 @@ from inbox_outbox_base.monitoring.events import OF_VERDICT, Event, EventKind, Ho
 from inbox_outbox_base.transactions import ending, failed_commit, forked
 from inbox_outbox_base.transactions.connect import drop_read_only, on_connection
 from inbox_outbox_base.transactions.joining import roll_back
-from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.transactions.session import (
     BindArguments,
     bind_of,
@@ -37,7 +36,7 @@ from inbox_outbox_base.transactions.session import (
 )
 from inbox_outbox_base.words.incoming import Verdict
 
-from .accept import accept
+from .accept import Terms, accept
 
 _RECONNECTS = 6
 
@@ -48,20 +47,16 @@ class Transaction:
     def __init__(
         self,
         attempt: Attempt,
-        *,
-        wait: float,
-        policy: Declaration,
+        terms: Terms,
         message_time: datetime | None,
+        *,
         bind_arguments: BindArguments | None = None,
-        memory: Memory | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._attempt = attempt
-        self._wait = wait
-        self._policy = policy
+        self._terms = terms
         self._message_time = message_time
         self._bind_arguments = bind_arguments
-        self._memory = memory
         self._sleep = sleep
         self._process = os.getpid()
         self._is_watched = False
@@ -85,10 +80,8 @@ class Transaction:
                 self.verdict, stored = accept(
                     self.connection,
                     self._attempt,
-                    wait=self._wait,
-                    policy=self._policy,
-                    message_time=self._message_time,
-                    memory=self._memory,
+                    self._terms,
+                    self._message_time,
                     begins=isinstance(self.bind, Engine),
                 )
             except DBAPIError as error:
@@ -147,14 +140,14 @@ class Transaction:
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
             # A session bound to a connection may be inside a transaction that its owner will roll back.
-            if self._memory is not None and isinstance(self.bind, Engine):
-                self._remember(self._memory)
+            if self._terms.memory is not None and isinstance(self.bind, Engine):
+                self._remember(self._terms.memory)
 
     def _remember(self, memory: Memory) -> None:
         """Called after the commit."""
         text = None if self.result is None else encode_result(self.result)
         known = Known(self._attempt.digest, text)
-        memory.remember(place_of(self.connection, self.key), known, self._policy.kept(self.connection))
+        memory.remember(place_of(self.connection, self.key), known, self._terms.policy.kept(self.connection))
 
     def roll_back(self, handle: Connection | Session) -> None:
         """Undo everything, but only in the process that began it."""
@@ -232,7 +225,7 @@ class Transaction:
 
         def look(connection: Connection) -> Stored | None:
             with connection.begin():
-                return database.settled(connection, self._attempt, self._wait)
+                return database.settled(connection, self._attempt, self._terms.wait)
 
         try:
             return retry(

@@ -1,10 +1,9 @@
 """Delivery without a broker: the relay runs the handlers itself."""
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from inbox import Action, AsyncListener, Decision, Delivery, Listener
 from inbox import Outcome as InboxOutcome
@@ -22,10 +21,13 @@ _MOST_FAILING = 100_000
 """How many messages have their failures remembered; beyond that, the oldest failures are forgotten."""
 
 
-class _Delivery(ABC):
+L = TypeVar("L", Listener, AsyncListener)
+
+
+class _Delivery(Generic[L]):
     """Picks the handler of a message, and turns its verdict into an outcome for the relay."""
 
-    _listener: Listener | AsyncListener
+    _listens: type[L]
 
     def __init__(self, handlers: Handlers, *, concurrency: int = 1, max_attempts: int = 16) -> None:
         if not isinstance(handlers, Mapping) or not handlers:
@@ -37,17 +39,17 @@ class _Delivery(ABC):
             topic: getattr(each, "outcome", each) for topic, each in handlers.items()
         }
         self._failures: OrderedDict[str, int] = OrderedDict()
-        self._limits: dict[str, Any] = {
-            "concurrency": outbox_options.count("concurrency", concurrency),
-            "grace": _GRACE,
-            "max_attempts": outbox_options.count("max_attempts", max_attempts),
-            "failures": lambda message: self._failures.get(message.id, 0),
-        }
-        self._listener = self._new_listener()
+        self._concurrency = outbox_options.count("concurrency", concurrency)
+        self._max_attempts = outbox_options.count("max_attempts", max_attempts)
+        self._listener: L = self._new_listener()
 
-    @abstractmethod
-    def _new_listener(self) -> Listener | AsyncListener:
-        """The listener that runs the handlers."""
+    def _new_listener(self) -> L:
+        return self._listens(
+            concurrency=self._concurrency,
+            grace=_GRACE,
+            max_attempts=self._max_attempts,
+            failures=lambda message: self._failures.get(message.id, 0),
+        )
 
     def _answer(self, message: Envelope, decision: Decision) -> Outcome:
         answer = self._verdict(message, decision)
@@ -99,7 +101,7 @@ class _Delivery(ABC):
         return [message for message in batch if message.topic in self._handlers]
 
 
-class DirectDelivery(_Delivery):
+class DirectDelivery(_Delivery[Listener]):
     """A `Publisher` that passes each message to a handler in this process: an outbox and an inbox without a
     broker.
 
@@ -121,10 +123,7 @@ class DirectDelivery(_Delivery):
         InvalidOption: an argument is invalid.
     """
 
-    _listener: Listener
-
-    def _new_listener(self) -> Listener:
-        return Listener(**self._limits)
+    _listens = Listener
 
     def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""
@@ -136,14 +135,11 @@ class DirectDelivery(_Delivery):
         return outcome
 
 
-class AsyncDirectDelivery(_Delivery):
+class AsyncDirectDelivery(_Delivery[AsyncListener]):
     """`DirectDelivery` for an `AsyncRelay`: handlers are decorated by asynchronous inboxes and run as
     tasks."""
 
-    _listener: AsyncListener
-
-    def _new_listener(self) -> AsyncListener:
-        return AsyncListener(**self._limits)
+    _listens = AsyncListener
 
     async def send(self, batch: Sequence[Envelope]) -> Iterable[Outcome]:
         """Run the handlers of a batch; outcome i belongs to message i."""
