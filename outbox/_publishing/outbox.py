@@ -15,8 +15,8 @@ from inbox_outbox_base.transactions import failed_commit
 from inbox_outbox_base.transactions.joining import database_to_join
 from inbox_outbox_base.transactions.session import bind_of, check_no_session, connection_of
 from inbox_outbox_base.words.outgoing import Draft, Message
+from outbox._waking.after_commit import mark
 from outbox._waking.hints import word
-from outbox._waking.wake import mark
 from outbox.schema import tables
 
 from .buckets import known_newest

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from inbox_outbox_base.databases.letter import Letter
 from outbox._relaying.sending.flight import Flight
 from outbox._relaying.sending.lanes import TopicLanes
-from outbox._waking.wake_up import WakeUp
+from outbox._waking.waiting import WakeUp
 
 from .lease import RelayLease
 from .report import Report

@@ -9,9 +9,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from inbox_outbox_base.errors.outbox import OutboxError
 from inbox_outbox_base.errors.secrets import reason
 
-from .retrying import Transactions
 from .rounds import Retired, Rounds
 from .settings import RelaySettings
+from .transactions import Transactions
 
 _log = logging.getLogger("outbox.relay")
 

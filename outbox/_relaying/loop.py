@@ -26,14 +26,14 @@ from outbox._relaying.sending.batch import Choice
 from outbox._relaying.sending.flight import Flight
 from outbox._relaying.sending.lanes import MOST_FLIGHTS, TopicLanes
 from outbox._waking.listen_connector import listen_connector_of
-from outbox._waking.wake_up import WakeUp
+from outbox._waking.waiting import WakeUp
 
 from .flights import Flights
 from .journal import RelayJournal
 from .lease import RelayLease
-from .retrying import TRIES, TROUBLE, Surroundings, Transactions, passes
 from .rounds import Retired, Rounds
 from .settings import AfterDead, RelaySettings
+from .transactions import TRIES, TROUBLE, Surroundings, Transactions, passes
 
 E = TypeVar("E")
 P = TypeVar("P", bound=Publisher | AsyncPublisher)

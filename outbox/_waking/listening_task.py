@@ -11,7 +11,7 @@ from . import in_process
 from .hints import Subscription
 from .listen_connector import ListenConnector
 from .listening_thread import Complaint
-from .wake_up import WakeUp
+from .waiting import WakeUp
 
 if TYPE_CHECKING:  # imported at run time only where it is used: without greenlet the import fails
     from sqlalchemy.ext.asyncio import AsyncEngine

@@ -15,7 +15,7 @@ from . import in_process
 from .hints import Subscription
 from .listen_connector import LATER, ListenConnector, NoNotification
 from .side_connection import SharedConnection
-from .wake_up import WakeUp
+from .waiting import WakeUp
 
 _log = logging.getLogger("outbox.wake")
 

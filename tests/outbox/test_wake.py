@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 
 from inbox.schema import metadata, metadata_for
 from outbox import Outbox
-from outbox._waking import wake
+from outbox._waking import after_commit as wake
 from tests.support import accounts
 from tests.support.database import Database
 from tests.support.published import TOPIC, texts

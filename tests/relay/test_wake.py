@@ -24,7 +24,7 @@ from outbox._waking import listening_thread
 from outbox._waking.listen_connector import ListenConnector
 from outbox._waking.listening_thread import ThreadWakeUp
 from outbox._waking.side_connection import SideConnection
-from outbox._waking.wake_up import BURST
+from outbox._waking.waiting import BURST
 from outbox.schema import tables
 from tests.servers import ASYNC_DRIVERS
 from tests.support.database import Database

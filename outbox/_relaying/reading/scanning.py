@@ -16,11 +16,11 @@ from outbox._relaying.sending.lanes import TopicLane, TopicLanes
 from outbox._relaying.settings import RelaySettings
 
 from .backlog import Backlog, BacklogEntry
+from .choosing import Sifter
 from .crossings import Crossings
 from .frontier import Frontier
 from .payloads import Loader
-from .sifting import Sifter
-from .skipping import Skips
+from .scan_starts import Skips
 
 MOST_KNOWN = 200_000
 """How many messages a relay remembers that it cannot send now; it reads no further until some have left."""

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, delete, event, insert, select
 from inbox_outbox_base.databases.letter import Letter
 from inbox_outbox_base.databases.registry import relaying
 from outbox import Outbox, Relay
-from outbox._relaying.reading import skipping
+from outbox._relaying.reading import scan_starts as skipping
 from outbox._relaying.reading.scanning import Scanner
 from outbox._relaying.report import Report
 from outbox._relaying.sending.lanes import TopicLanes
