@@ -115,10 +115,10 @@ def script(
     Raises: as `migrate`.
     """
     check(dialect, schema)
-    output = io.StringIO()
+    output, style = io.StringIO(), {"paramstyle": "named"}  # others double percent signs
     settings = options(schema) | {"as_sql": True, "literal_binds": True, "output_buffer": output}
     with _ALEMBIC:
-        context = MigrationContext.configure(dialect_name=dialect, opts=settings)
+        context = MigrationContext.configure(dialect_name=dialect, dialect_opts=style, opts=settings)
         with context.begin_transaction(), Operations.context(context) as op:
             upgrade(op, revision, schema=schema, features=features)
     return output.getvalue()

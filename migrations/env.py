@@ -29,8 +29,9 @@ def _url() -> URL:
 def _print() -> None:
     dialect = attributes.get("dialect") or _url().get_backend_name()
     check(dialect, schema)
-    # A script has no parameters, so values are written into its text.
-    context.configure(dialect_name=dialect, literal_binds=True, **settings)
+    # A script has no parameters, so values are written into its text, and percent signs are not doubled.
+    style = {"paramstyle": "named"}
+    context.configure(dialect_name=dialect, dialect_opts=style, literal_binds=True, **settings)
     with context.begin_transaction():
         if schema is not None:
             context.execute(CreateSchema(schema, if_not_exists=True))

@@ -235,7 +235,9 @@ def target_of(settings: WriterSettings, columns: Sequence[Column]) -> Table:
     """The target table with these columns."""
     assert settings.table is not None  # noqa: S101 - checked with the options
     named: list[SqlColumn[Any]] = [SqlColumn(each.name) for each in columns]
-    return Table(settings.table, MetaData(), *named, schema=settings.table_schema)
+    schema = settings.table_schema
+    # SQLAlchemy does not know every keyword of every server.
+    return Table(settings.table, MetaData(), *named, schema=schema, quote=True, quote_schema=True)
 
 
 def _names(columns: Sequence[Column]) -> list[str]:

@@ -24,7 +24,8 @@ from tests.support.script import run_script
 pytestmark = pytest.mark.mysql
 
 MESSAGE = tables().message
-REFUSED = "InvalidOption: schema='app': only PostgreSQL has schemas inside a database"
+SCHEMA = "App 100%"
+REFUSED = f"InvalidOption: schema={SCHEMA!r}: only PostgreSQL has schemas inside a database"
 INBOX_TABLES = set(metadata.tables)
 PARTITION = {"consumer": "billing", "batch": 0, "part": 0, "parts": 1, "fingerprint": bytes(16)}
 PARTITION |= {"rows_read": 1, "rows_new": 1, "rows_duplicate": 0, "rows_repeated": 0, "rows_dropped": 0}
@@ -124,22 +125,22 @@ def test_alembic_in_the_repository_without_a_url(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("in_environment")
 @pytest.mark.parametrize("arguments", [["upgrade", "head"], ["upgrade", "head", "--sql"], ["check"]])
 def test_alembic_in_the_repository_with_a_schema(database: Database, arguments: list[str]) -> None:
-    """On PostgreSQL `alembic -x schema=app` puts the tables in that schema; on other databases it is
-    rejected."""
+    """On PostgreSQL `alembic -x schema=NAME` puts the tables in the schema of that name, whatever it is; on
+    other databases it is rejected."""
     if database.name != "postgresql":
-        done = alembic("-x", "schema=app", *arguments)
+        done = alembic("-x", f"schema={SCHEMA}", *arguments)
         assert done.returncode != 0
         assert done.stderr.splitlines()[-1] == REFUSED
         assert "Traceback" not in done.stderr
         return
     engine = database.engine()
     if arguments == ["check"]:
-        migration.migrate(engine, schema="app")
-    output = succeed("-x", "schema=app", *arguments)
+        migration.migrate(engine, schema=SCHEMA)
+    output = succeed("-x", f"schema={SCHEMA}", *arguments)
     if "--sql" in arguments:
         run_script(database, output)
-    assert set(inspect(engine).get_table_names("app")) == INBOX_TABLES
-    assert revision(engine, "app") == REVISION
+    assert set(inspect(engine).get_table_names(SCHEMA)) == INBOX_TABLES
+    assert revision(engine, SCHEMA) == REVISION
 
 
 def test_in_an_application(database: Database, tmp_path: Path) -> None:

@@ -149,21 +149,21 @@ def test_upsert_sees_each_event_once(migrated: Database, engine: Engine) -> None
     assert price(engine) == [(1, 10)]
 
 
-@pytest.mark.parametrize("inbox", ["rows", "table"])
-def test_columns_that_are_keywords(migrated: Database, engine: Engine, inbox: str) -> None:
-    """Columns may have any name, as may the key and the version of an upsert: `nothing` is a keyword of
-    SQLite that SQLAlchemy does not know."""
+@pytest.mark.parametrize(("inbox", "table"), [("rows", "nothing"), ("table", "Words 100% :a")])
+def test_names_that_need_quotes(migrated: Database, engine: Engine, inbox: str, table: str) -> None:
+    """Tables and columns may have any name, as may the key and the version of an upsert: `nothing` is a
+    keyword of SQLite that SQLAlchemy does not know."""
     names = ("nothing", "order", "a:b (c)")
-    quoted = [engine.dialect.identifier_preparer.quote_identifier(name) for name in names]
+    quote = engine.dialect.identifier_preparer.quote_identifier
+    key, version, other = (quote(name) for name in names)
     with engine.begin() as connection:
-        key, version, other = quoted
         columns = f"{key} varchar(20) PRIMARY KEY, {version} bigint, {other} bigint"
-        connection.exec_driver_sql(f"CREATE TABLE words ({columns})")
+        connection.exec_driver_sql(f"CREATE TABLE {quote(table)} ({columns})")
     options: dict[str, Any] = {"key": ["nothing", "order"], "results": Upsert("nothing", "order")}
     given = pa.record_batch([["a", "a", "b"], [1, 2, 1], [3, 4, 5]], names=list(names))
-    write(migrated, [given], table="words", inbox=inbox, **options)
+    write(migrated, [given], table=table, inbox=inbox, **options)
     with engine.connect() as connection:
-        found = connection.exec_driver_sql("SELECT * FROM words ORDER BY 1").all()
+        found = connection.exec_driver_sql(f"SELECT * FROM {quote(table)} ORDER BY 1").all()
     assert found == [("a", 2, 4), ("b", 1, 5)]
 
 

@@ -59,14 +59,14 @@ def engine(migrated: Database) -> Engine:
     """A database; on PostgreSQL it has a user-defined type."""
     engine = migrated.engine()
     if migrated.name == "postgresql":
-        execute(engine, "CREATE TYPE mood AS ENUM ('happy', 'it''s')")
+        execute(engine, """CREATE TYPE "mood 100%" AS ENUM ('happy', 'it''s')""")
     return engine
 
 
 def execute(engine: Engine, statement: str) -> None:
     """Run one statement."""
     with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
+        connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 @pytest.mark.parametrize("results", [Append(), Upsert("id", "version")], ids=["append", "upsert"])

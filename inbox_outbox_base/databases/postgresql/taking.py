@@ -22,6 +22,7 @@ from inbox_outbox_base.errors import codes
 from inbox_outbox_base.errors.inbox import UnsupportedDatabase
 from inbox_outbox_base.tables.inbox import Tables
 
+from .numbers import name_of
 from .taking_statements import (
     add_at_once,
     add_in_order,
@@ -140,8 +141,7 @@ class PostgreSQLTaking(Taking):
         return deleted, None if until > last else (f"({until},0)", until, last)
 
     def size(self, connection: Connection, tables: Tables) -> int:
-        name = connection.dialect.identifier_preparer.format_table(tables.message)
-        size = func.pg_total_relation_size(cast(name, REGCLASS))
+        size = func.pg_total_relation_size(cast(name_of(tables.message), REGCLASS))
         return int(connection.execute(select(size)).scalar_one())
 
     def risks(self, connection: Connection) -> list[str]:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, Insert, insert
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import ColumnElement, quoted_name
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.sql.visitors import InternalTraversal
 
@@ -134,7 +134,15 @@ class row_type(ColumnElement[int]):  # noqa: N801
 
 @compiles(row_type, "postgresql")
 def _row_type(element: row_type, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"pg_typeof(NULL::{compiler.preparer.format_table(element.table)})::oid::bigint"
+    preparer = compiler.preparer
+    name, schema = preparer.quote(element.table.name), preparer.schema_for_object(element.table)
+    if schema is not None:
+        # Some keywords, such as "none", need no quotes before a table, but before a type they do. SQLAlchemy
+        # marks a name that it takes from a `schema_translate_map`, and quotes it later.
+        if getattr(schema, "quote", None) is None:
+            schema = quoted_name(schema, quote=True)
+        name = f"{preparer.quote_schema(schema)}.{name}"
+    return f"pg_typeof(NULL::{name})::oid::bigint"
 
 
 @cache

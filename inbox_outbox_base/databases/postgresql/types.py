@@ -54,7 +54,10 @@ def column(field: pa.Field, target: PostgreSQLTarget | None) -> Column:
     """
     is_array = arrays.is_list(field.type) and (target is None or target.element is not None)
     found = (_array if is_array else _scalar)(field, target)
-    return found if target is None else replace(found, compared=_compared(found.staged, target))
+    if target is None:
+        return found
+    cast = None if found.cast is None else _escaped(found.cast)
+    return replace(found, cast=cast, compared=_compared(found.staged, target))
 
 
 def _compared(staged: str, target: PostgreSQLTarget) -> str:
@@ -63,7 +66,12 @@ def _compared(staged: str, target: PostgreSQLTarget) -> str:
         staged = target.compared
     if target.collation is None:
         return staged
-    return f"{staged} COLLATE {target.collation}".replace("%", "%%")  # as the driver wants it
+    return _escaped(f"{staged} COLLATE {target.collation}")
+
+
+def _escaped(name: str) -> str:
+    """A name in SQL, as the driver wants it."""
+    return name.replace("%", "%%")
 
 
 def _scalar(field: pa.Field, target: PostgreSQLTarget | None) -> Column:

@@ -28,7 +28,7 @@ def _arrays(kind: pa.DataType, values: list[Any], case: Case) -> Case:
 
     column = case.column("postgresql")
     # psycopg knows no arrays of types that a test has created.
-    expression = {"mood": "{}::text[]"}.get(column or "", case.expression.get("postgresql", "{}"))
+    expression = {'"mood 100%"': "{}::text[]"}.get(column or "", case.expression.get("postgresql", "{}"))
     expression = expression.replace("::float8", "::float8[]")
     return Case(
         kind,

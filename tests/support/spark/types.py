@@ -269,7 +269,7 @@ CASES: dict[str, Case] = {
     "enum": Case(
         pa.string(),
         ["happy", "it's", None],
-        {"postgresql": "mood", "mysql": "enum('happy','it''s')", "mariadb": "enum('happy','it''s')"},
+        {"postgresql": '"mood 100%"', "mysql": "enum('happy','it''s')", "mariadb": "enum('happy','it''s')"},
     ),
     "inet": Case(
         pa.string(), ["2001:db8::1", None], {"postgresql": "inet", "mariadb": "inet6"}, {"any": str}
