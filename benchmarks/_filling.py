@@ -17,7 +17,6 @@ from sqlalchemy import (
     literal,
     null,
     select,
-    text,
 )
 from sqlalchemy.schema import CreateIndex, CreateSchema, DropIndex
 
@@ -110,10 +109,9 @@ def add_load(connection: Connection, tables: schema.Tables, rows: int, committed
 
 def vacuum(engine: Engine, message: Table) -> None:
     """Vacuum and analyse, as autovacuum would do later."""
-    run_alone(engine, f"VACUUM (ANALYZE) {message.fullname}")
+    run_alone(engine, f"VACUUM (ANALYZE) {quoted(message)}")
 
 
-def relation_size(connection: Connection, name: str) -> int:
-    """The size of a table or an index, in bytes."""
-    size = text("SELECT pg_relation_size(CAST(:name AS regclass))")
-    return int(connection.execute(size, {"name": name}).scalar_one())
+def quoted(table: Table) -> str:
+    """A table's name in SQL: SQLAlchemy does not know every keyword."""
+    return ".".join(f'"{part}"' for part in (table.schema, table.name) if part)

@@ -17,7 +17,7 @@ from inbox import Inbox
 
 from ._accepts import BATCH, batches, single
 from ._business import CONSUMER
-from ._filling import add_rows, create, ddl, relation_size, vacuum
+from ._filling import add_rows, create, ddl, quoted, vacuum
 from ._lab import Lab, run_alone
 from ._measure import Grid, Rates, Report, ratios
 
@@ -33,6 +33,7 @@ _TITLES = {
     "time": "B-tree (accepted_at)",
     "consumer_time": "B-tree (consumer, accepted_at)",
 }
+_SIZE = text("SELECT pg_relation_size(format('%I.purging', CAST(:name AS text)))")
 _DAY = timedelta(days=1)
 _DAYS = 7
 _CYCLES = 10
@@ -114,7 +115,7 @@ def _age(lab: Lab, engine: Engine, message: Table, name: str, rows: int, base: d
 
 def _state(engine: Engine, message: Table, name: str, now: datetime) -> _State:
     with engine.connect() as connection:
-        size = 0 if _INDEXES[name] is None else relation_size(connection, f"{name}.purging")
+        size = 0 if _INDEXES[name] is None else connection.execute(_SIZE, {"name": name}).scalar_one()
         due = _find(connection, message, name, now - (_DAYS - 1) * _DAY)
         nothing = _find(connection, message, name, now - (_DAYS + 1) * _DAY)
     return _State(size / 2**20, due, nothing)
@@ -125,7 +126,7 @@ def _find(connection: Connection, message: Table, name: str, horizon: datetime) 
     order = "ORDER BY accepted_at" if name.endswith("time") else ""
     found = text(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT ctid FROM "
-        f"{message.fullname} WHERE consumer = :consumer AND accepted_at < :horizon {order} LIMIT 500"
+        f"{quoted(message)} WHERE consumer = :consumer AND accepted_at < :horizon {order} LIMIT 500"
     )
     if name == "brin":
         connection.execute(text("SET LOCAL enable_seqscan = off"))

@@ -89,8 +89,8 @@ def _fresh(bench: Bench, kind: str, name: str, count: int, firsts: Iterator[int]
     def work() -> dict[str, float]:
         emptied = schema.tables(_EMPTY)
         with bench.engine.begin() as connection:
-            names = (TARGET, emptied.message.fullname, emptied.ledger.fullname)
-            connection.execute(text(f"TRUNCATE {', '.join(names)}"))
+            ours = _filling.quoted(emptied.message), _filling.quoted(emptied.ledger)
+            connection.execute(text(f"TRUNCATE {TARGET}, {', '.join(ours)}"))
         run_alone(bench.engine, "CHECKPOINT")
         seconds, report = bench.write(kind, count, first=next(firsts), inbox_schema=name)
         expect(report.new, count)
