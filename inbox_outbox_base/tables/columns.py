@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, DateTime, Dialect, LargeBinary, Table, Text, TextClause, event, text
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import DDL
-from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
@@ -153,5 +153,17 @@ def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
 def begin_with(table: Table, rows: str) -> None:
     """Insert rows when the table is made; `rows` is the SQL after the table's name in an INSERT."""
     table.info[ROWS] = rows
-    filled = DDL(f"INSERT INTO %(fullname)s {rows}")  # type: ignore[no-untyped-call]
-    event.listen(table, "after_create", filled)
+    event.listen(table, "after_create", _Filling(rows))
+
+
+class _Filling(ExecutableDDLElement):
+    """The INSERT of a table's first rows. `DDL` would double the percent signs of the table's name twice."""
+
+    def __init__(self, rows: str) -> None:
+        self.rows = rows
+
+
+@compiles(_Filling)
+def _filling(element: _Filling, compiler: DDLCompiler, **kw: Any) -> str:
+    table: Any = element.target
+    return f"INSERT INTO {compiler.preparer.format_table(table)} {element.rows}"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 import inbox
 import outbox
 from inbox import Inbox, SqlStore, StatusInbox, Verdict, migration, purge
-from inbox.schema import REVISION
+from inbox.schema import REVISION, tables
 from outbox import Message, Outbox, Relay
 from tests.support.database import Database
 from tests.support.outbox_publishers import Recorder
@@ -64,7 +65,17 @@ def test_everything_works(database: Database, name: str) -> None:
             assert "inbox_message" in migration.lost_rows(connection, "base", schema=schema)
         migration.migrate(engine, "base", schema=schema)
         assert not inspect(engine).get_table_names(schema)
-        if schema is not None:
-            run_script(database, migration.script(engine.dialect.name, schema=schema))
-            with engine.connect() as connection:
-                assert migration.current(connection, schema) == REVISION
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_ways_to_make_the_tables(postgres: Database, name: str) -> None:
+    """`create_all` makes the tables in the schema, and so does the script."""
+    engine = postgres.engine()
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(name))
+    declared, script = tables(name).metadata, migration.script("postgresql", schema=name)
+    for make in partial(declared.create_all, engine), partial(run_script, postgres, script):
+        make()
+        with engine.connect() as connection:
+            assert migration.current(connection, name) == REVISION
+        migration.migrate(engine, "base", schema=name)
