@@ -112,7 +112,7 @@ def many(lab: Lab) -> Report:
 def duplicates(lab: Lab) -> Report:
     """A refused duplicate against a fresh accept: its time, and the dead rows it leaves behind."""
     box = Inbox(CONSUMER)
-    old = [random_key() for _ in range(1000)]
+    old = [random_key() for _ in range(lab.sized(1_000, 1_000, 50))]
     with lab.database("duplicates") as engine:
         schema.metadata.create_all(engine)
         run_alone(engine, "ALTER TABLE inbox_message SET (autovacuum_enabled = off)")
@@ -126,7 +126,7 @@ def duplicates(lab: Lab) -> Report:
             "remembered": _handled(engine, Inbox(CONSUMER, remember=len(old)), old),
         }
         rates = lab.compare("duplicates", variants, turns=2)
-        dead = _dead_rows(engine, again)
+        dead = _dead_rows(engine, again, repeats=len(old))
     slower = [1 / ratio for ratio in ratios(rates, "again", "fresh")]
     rows = figure("dead rows of a refused duplicate", [dead], at_most=0)
     saved = figure("a remembered duplicate / one that is not", ratios(rates, "remembered", "handled"))
@@ -150,9 +150,8 @@ def _handled(engine: Engine, box: Inbox, keys: list[str]) -> Operation:
     return work
 
 
-def _dead_rows(engine: Engine, again: Operation) -> float:
+def _dead_rows(engine: Engine, again: Operation, repeats: int) -> float:
     """Dead rows per duplicate, counted by the server."""
-    repeats = 1000
     before = _count_dead(engine)
     for _ in range(repeats):
         again(0)
@@ -169,8 +168,7 @@ def _count_dead(engine: Engine) -> int:
 
 def size(lab: Lab) -> Report:
     """`accept` in a large table against a small one, with random keys: they touch all of the index."""
-    large = _MILLION if lab.quick else 10 * _MILLION
-    small = 10_000
+    large, small = lab.sized(10 * _MILLION, _MILLION, 2_000), lab.sized(10_000, 10_000, 200)
     with lab.database("size") as engine:
         for name, rows in (("small", small), ("large", large)):
             with lab.step(f"filling a table with {rows:,} rows"):

@@ -6,21 +6,22 @@ from contextlib import closing
 from sqlalchemy import Engine
 
 from . import _business
-from ._brokers_lab import Broker, BrokersLab, Count, Speed, grid, rate_ratios, speeds_of
+from ._brokers_lab import Broker, Count, Speed, grid, messages_of, rate_ratios, speeds_of
 from ._brokers_messages import envelopes, send
 from ._brokers_work import ByHand, done, of_delivery, of_payload
+from ._lab import Lab
 from ._measure import Report, figure
 
 _WORKERS = (1, 4)
 _TARGET = 0.6
 
 
-def consume(lab: BrokersLab, name: str, broker: Broker) -> Report:
+def consume(lab: Lab, name: str, broker: Broker) -> Report:
     """With one message at a time, and with several."""
     report = Report()
     for workers in _WORKERS:
         title = f"{name}, {workers} at a time"
-        with lab.lab.database(f"{name}_{workers}", connections=workers) as engine:
+        with lab.database(f"{name}_{workers}", connections=workers) as engine:
             _business.prepare(engine, 1)
             turns = {
                 "consumer": _turn(lab, engine, broker, workers, _ours),
@@ -40,15 +41,15 @@ def consume(lab: BrokersLab, name: str, broker: Broker) -> Report:
 _Consume = Callable[[Engine, Broker, str, int, Count], None]
 
 
-def _turn(
-    lab: BrokersLab, engine: Engine, broker: Broker, workers: int, consume: _Consume
-) -> Callable[[], Speed]:
+def _turn(lab: Lab, engine: Engine, broker: Broker, workers: int, consume: _Consume) -> Callable[[], Speed]:
+    messages = messages_of(lab)
+
     def turn() -> Speed:
-        topic, count, before = broker.new_topic(workers), Count(lab.messages), done(engine)
-        send(broker.publisher, envelopes(topic, lab.messages))
+        topic, count, before = broker.new_topic(workers), Count(messages), done(engine)
+        send(broker.publisher, envelopes(topic, messages))
         consume(engine, broker, topic, workers, count)
-        if done(engine) - before != lab.messages:
-            raise AssertionError(f"{done(engine) - before} of {lab.messages} messages took effect")
+        if done(engine) - before != messages:
+            raise AssertionError(f"{done(engine) - before} of {messages} messages took effect")
         return count.speed
 
     return turn

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from statistics import median
 
-from ._brokers_lab import BrokersLab
+from ._lab import Lab
 from ._measure import Grid, Report
 
 _ALONE = "inbox, outbox"
@@ -23,19 +23,19 @@ print(json.dumps([time.process_time() * 1_000, int(peak) / 1_024]))
 """
 
 
-def importing(lab: BrokersLab) -> Report:
+def importing(lab: Lab) -> Report:
     """CPU time and memory of new processes that import and end."""
     found: dict[str, list[list[float]]] = {name: [] for name in _IMPORTS}
-    tick = lab.lab.task("imports", lab.rounds + 1)
+    tick = lab.task("imports", lab.rounds + 1)
     for number in range(lab.rounds + 1):
         for name, modules in _IMPORTS.items():
-            measured = _measured(modules)
+            spent = _measured(modules)
             if number > 0:
-                found[name].append(measured)
+                found[name].append(spent)
         tick()
     rows = [
-        [name, *(f"{median(values):,.0f}" for values in zip(*rounds, strict=True))]
-        for name, rounds in found.items()
+        [name, *(f"{median(values):,.0f}" for values in zip(*measured, strict=True))]
+        for name, measured in found.items()
     ]
     return Report(grids=[Grid("import inbox, outbox and an adapter", ["", "CPU, ms", "memory, MiB"], rows)])
 

@@ -2,17 +2,21 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from inbox import Delivery, Outcome
 from outbox import Publisher
+from tests import servers
+from tests.servers import Missing
 
 from ._lab import Lab
-from ._measure import Grid, in_turn, ratios
+from ._measure import Grid, LeftOut, in_turn, ratios
 
+T = TypeVar("T")
 _WARM_UP = 10
 """One in this many messages of a turn comes before the measurement, which opens connections."""
 
@@ -29,16 +33,6 @@ class Speed:
 
 Speeds = Mapping[str, Sequence[Speed]]
 """Each variant's speed in each round."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokersLab:
-    """A database server, and how much to measure."""
-
-    lab: Lab
-    rounds: int
-    messages: int
-    """Messages in a turn."""
 
 
 class Count:
@@ -95,10 +89,31 @@ def speed(messages: int, begun: tuple[float, float], ended: tuple[float, float])
     return Speed(messages / seconds, cpu / messages * 1e6)
 
 
-def speeds_of(lab: BrokersLab, title: str, turns: Mapping[str, Callable[[], Speed]]) -> Speeds:
+@contextmanager
+def started(find: Callable[[], T | Missing]) -> Iterator[T]:
+    """A broker that runs as long as the block.
+
+    Raises:
+        LeftOut: it is not installed.
+    """
+    found = find()
+    if isinstance(found, Missing):
+        raise LeftOut(found.reason)
+    try:
+        yield found
+    finally:
+        servers.stop_brokers()
+
+
+def messages_of(lab: Lab) -> int:
+    """Messages in a turn."""
+    return lab.sized(2_000, 1_000, 20)
+
+
+def speeds_of(lab: Lab, title: str, turns: Mapping[str, Callable[[], Speed]]) -> Speeds:
     """Let the variants take turns, after a round that does not count."""
     speeds: dict[str, list[Speed]] = {name: [] for name in turns}
-    tick = lab.lab.task(title, lab.rounds + 1)
+    tick = lab.task(title, lab.rounds + 1)
     for number in range(lab.rounds + 1):
         for name in in_turn(turns, number):
             gc.collect()

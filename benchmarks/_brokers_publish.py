@@ -11,8 +11,9 @@ from outbox import Envelope
 from outbox.rocketmq import RocketMQPublisher
 from tests.support.brokers.rocketmq_topics import Topics
 
-from ._brokers_lab import BrokersLab, Speed, grid, rate_ratios, speed, speeds_of
+from ._brokers_lab import Speed, grid, messages_of, rate_ratios, speed, speeds_of
 from ._brokers_messages import BATCH, envelopes, send
+from ._lab import Lab
 from ._measure import Report, figure
 
 _KINDS = ("NORMAL", "FIFO")
@@ -21,7 +22,7 @@ _IN_FLIGHT = 100
 """As many as the publisher's."""
 
 
-def publish(lab: BrokersLab, topics: Topics) -> Report:
+def publish(lab: Lab, topics: Topics) -> Report:
     """To both kinds of topics, messages with a key each."""
     report = Report()
     publisher = RocketMQPublisher(f"rocketmq://{topics.address}")
@@ -44,12 +45,12 @@ def publish(lab: BrokersLab, topics: Topics) -> Report:
     return report
 
 
-def _turn(lab: BrokersLab, topic: str, send_all: Callable[[Sequence[Envelope]], None]) -> Callable[[], Speed]:
+def _turn(lab: Lab, topic: str, send_all: Callable[[Sequence[Envelope]], None]) -> Callable[[], Speed]:
     def turn() -> Speed:
-        messages = envelopes(topic, lab.messages)
+        messages = envelopes(topic, messages_of(lab))
         begun = perf_counter(), process_time()
         send_all(messages)
-        return speed(lab.messages, begun, (perf_counter(), process_time()))
+        return speed(len(messages), begun, (perf_counter(), process_time()))
 
     return turn
 

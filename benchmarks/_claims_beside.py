@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 import redis
@@ -12,7 +11,7 @@ from inbox import RedisStore, SqlStore, StatusInbox, Store, schema
 
 from ._business import CONSUMER, new_keys
 from ._lab import Lab
-from ._measure import Operation, Report, figure, ratios
+from ._measure import Operation, Report, figure, ratios, version_of
 from ._redis import running_redis
 
 WORKERS = (1, 8)
@@ -21,10 +20,10 @@ order = Table("order", MetaData(), Column("key", Text, primary_key=True), Column
 
 def beside_powertools(lab: Lab) -> Report:
     """Against the idempotency of AWS Lambda Powertools: an empty handler, records in the same Redis."""
-    report = Report()
+    report, library = Report(), f"Powertools {version_of('aws-lambda-powertools')}"
     with running_redis() as client:
         variants = {"inbox": _claim(RedisStore(client)), "powertools": _powertools(client)}
-        name = f"Powertools {version('aws-lambda-powertools')}, Redis {client.info()['redis_version']}"
+        name = f"{library}, Redis {client.info()['redis_version']}"
         for workers in WORKERS:
             rates = lab.compare(f"Redis, {workers} workers", variants, workers=workers)
             report.figures.append(_figure(name, ratios(rates, "inbox", "powertools"), workers))
@@ -33,7 +32,7 @@ def beside_powertools(lab: Lab) -> Report:
 
 def beside_dbos(lab: Lab) -> Report:
     """Against a DBOS workflow with one transaction: one row of the application's, in the same PostgreSQL."""
-    report = Report()
+    report, name = Report(), f"DBOS {version_of('dbos')}, PostgreSQL"
     with lab.database("dbos", connections=max(WORKERS) * 2) as engine:
         schema.metadata.create_all(engine)
         order.create(engine)
@@ -41,7 +40,6 @@ def beside_dbos(lab: Lab) -> Report:
             variants = {"inbox": _transact(engine), "dbos": with_dbos}
             for workers in WORKERS:
                 rates = lab.compare(f"PostgreSQL, {workers} workers", variants, workers=workers)
-                name = f"DBOS {version('dbos')}, PostgreSQL"
                 report.figures.append(_figure(name, ratios(rates, "inbox", "dbos"), workers))
     return report
 

@@ -61,7 +61,7 @@ class _State:
 
 def indexes(lab: Lab) -> Report:
     """No index, BRIN and B-trees: rate of accepts, size, and cost of finding a batch, at first and later."""
-    rows = 200_000 if lab.quick else 1_000_000
+    rows = lab.sized(1_000_000, 200_000, 2_000)
     base = datetime.now(UTC)
     with lab.database("indexes") as engine:
         copies = {name: _copy(lab, engine, name, rows, base) for name in _INDEXES}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.progress import Progress
 from sqlalchemy import Engine, create_engine, text
@@ -14,8 +15,7 @@ from ._measure import Operation, take_turns
 SETTINGS = {"shared_buffers": "2GB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
 """Usual settings for a server of this size; everything else, above all `fsync`, is PostgreSQL's default."""
 
-_SECONDS = 0.4
-"""How long a variant's turn takes."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,23 @@ class Lab:
 
     server: EmbeddedPostgres
     progress: Progress
-    quick: bool
+    size: str
+    """"full", "quick" or "tiny"."""
+    often: tuple[int, int, int]
+    """The number of rounds, by size."""
+
+    def sized(self, full: T, quick: T, tiny: T) -> T:
+        """What belongs to the size."""
+        return {"full": full, "quick": quick, "tiny": tiny}[self.size]
 
     @property
     def rounds(self) -> int:
         """The number of rounds."""
-        return 9 if self.quick else 25
+        return self.sized(*self.often)
+
+    def pause(self, seconds: float) -> float:
+        """So many seconds, but hardly any where nothing is measured."""
+        return self.sized(seconds, seconds, seconds / 20)
 
     @contextmanager
     def database(self, name: str, *, connections: int = 1) -> Iterator[Engine]:
@@ -47,7 +58,7 @@ class Lab:
         """Each variant's rate in each round; `turns` times as many rounds as usual."""
         rounds = turns * self.rounds
         tick = self.task(title, rounds + 1)
-        return take_turns(variants, workers=workers, rounds=rounds, seconds=_SECONDS, tick=tick)
+        return take_turns(variants, workers=workers, rounds=rounds, seconds=self.pause(0.4), tick=tick)
 
     def task(self, title: str, total: int) -> Callable[[], None]:
         """Show a task; call the returned function when a part of it is done.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
 Operation = Callable[[int], int]
@@ -15,6 +16,22 @@ Operation = Callable[[int], int]
 
 Rates = Mapping[str, Sequence[float]]
 """Each variant's rate in each round; round i of one variant ran next to round i of the others."""
+
+
+class LeftOut(Exception):
+    """A benchmark cannot run here; the text is the reason."""
+
+
+def version_of(package: str) -> str:
+    """The version of a library that is measured beside ours.
+
+    Raises:
+        LeftOut: it is not installed.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise LeftOut(f"{package} is not installed") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +47,6 @@ class Figure:
     target: float | None = None
     at_least: bool = True
     """Whether the target is a lower bound; otherwise it is an upper bound."""
-    note: str = ""
 
     @property
     def holds(self) -> bool | None:
@@ -74,13 +90,12 @@ def figure(
     *,
     at_least: float | None = None,
     at_most: float | None = None,
-    note: str = "",
 ) -> Figure:
     """The median of the rounds' ratios, with quartiles and at most one target."""
     ordered = sorted(ratios)
     low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
     target = at_most if at_least is None else at_least
-    return Figure(name, median(ordered), low, high, target, at_most is None, note)
+    return Figure(name, median(ordered), low, high, target, at_most is None)
 
 
 def ratios(rates: Rates, variant: str, base: str) -> list[float]:

@@ -1,6 +1,7 @@
 """A relay's rate with a real broker, against a bare client that sends the same rows and waits for the same
 answers."""
 
+from contextlib import closing
 from time import perf_counter
 
 from sqlalchemy import Engine, create_engine
@@ -9,12 +10,12 @@ from outbox import Publisher, Relay
 from outbox.kafka import KafkaPublisher
 from outbox.rabbitmq import RabbitPublisher
 from tests import servers
-from tests.servers import Missing
 from tests.support.brokers.kafka_topics import Topics
 from tests.support.brokers.rabbit_queues import Queues
 
+from ._brokers_lab import started
 from ._lab import run_alone
-from ._measure import Grid, Report, figure, ratios
+from ._measure import Report, figure, ratios
 from ._outbox_bare import Bare, BareKafka, BareRabbit
 from ._outbox_lab import OutboxLab, settle
 from ._outbox_relay import grid, rates_of
@@ -26,42 +27,26 @@ _RABBITMQ = {10_000: 0.6, None: 0.6}
 """The targets, by the number of keys."""
 
 
-def brokers(lab: OutboxLab) -> Report:
-    """Kafka and RabbitMQ; one that is not installed is left out."""
-    report, left_out = Report(), []
-    try:
-        kafka, rabbit = servers.find_kafka(), servers.find_rabbit()
-        if isinstance(kafka, Missing):
-            left_out.append(["Kafka", kafka.reason])
-        else:
-            _kafka(lab, kafka.address, report)
-        if isinstance(rabbit, Missing):
-            left_out.append(["RabbitMQ", rabbit.reason])
-        else:
-            _rabbitmq(lab, rabbit.url, report)
-    finally:
-        servers.stop_all()
-    if left_out:
-        report.grids.append(Grid("Brokers that were left out", ["", "reason"], left_out))
+def kafka(lab: OutboxLab) -> Report:
+    """With one key, with many, and with none."""
+    report = Report()
+    with started(servers.find_kafka) as found, Topics(found.address) as topics:
+        topics.make(TOPIC, _PARTITIONS)
+        with closing(KafkaPublisher({"bootstrap.servers": found.address})) as publisher:
+            for keys, target in _KAFKA.items():
+                _compare(lab, "Kafka", publisher, BareKafka(found.address), keys, target, report)
     return report
 
 
-def _kafka(lab: OutboxLab, address: str, report: Report) -> None:
-    publisher, bare = KafkaPublisher({"bootstrap.servers": address}), BareKafka(address)
-    with Topics(address) as topics:
-        topics.make(TOPIC, _PARTITIONS)
-        for keys, target in _KAFKA.items():
-            _compare(lab, "Kafka", publisher, bare, keys, target, report)
-    publisher.close()
-
-
-def _rabbitmq(lab: OutboxLab, url: str, report: Report) -> None:
-    publisher, bare = RabbitPublisher(url), BareRabbit(url)
-    with Queues(url) as queues:
+def rabbitmq(lab: OutboxLab) -> Report:
+    """With many keys, and with none."""
+    report = Report()
+    with started(servers.find_rabbit) as found, Queues(found.url) as queues:
         queues.make(TOPIC)
-        for keys, target in _RABBITMQ.items():
-            _compare(lab, "RabbitMQ", publisher, bare, keys, target, report)
-    publisher.close()
+        with closing(RabbitPublisher(found.url)) as publisher:
+            for keys, target in _RABBITMQ.items():
+                _compare(lab, "RabbitMQ", publisher, BareRabbit(found.url), keys, target, report)
+    return report
 
 
 def _compare(

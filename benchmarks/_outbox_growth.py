@@ -20,10 +20,9 @@ from ._measure import Grid, Report, figure, in_turn, ratios
 from ._outbox_lab import OutboxLab, running, settle
 from ._outbox_rows import ACCEPTED, fill
 
-_FEW = 10_000
 _BURSTS = 5
-_LEAST = 150_000
-"""The smallest number of messages for a turn, including those sent while the relay warms up."""
+_LEAST = 15
+"""Times the few messages: the smallest number for a turn, including those sent while the relay warms up."""
 _CHURN = 10
 """One in this many waiting messages is added and deleted while the other transaction is open."""
 _WARM = 3.0
@@ -36,13 +35,13 @@ _LIMIT = 300
 
 def growth(lab: OutboxLab) -> Report:
     """Throughput with many pending messages and with few, with and without another open transaction."""
-    many = lab.sizes.pending
-    if many < _LEAST:
-        raise ValueError(f"--pending {many}: expected at least {_LEAST}")
+    many, few = lab.sizes.pending, lab.lab.sized(10_000, 10_000, 100)
+    if many < _LEAST * few:
+        raise ValueError(f"--pending {many}: expected at least {_LEAST * few}")
     variants = {
-        "few": (_FEW, False),
+        "few": (few, False),
         "many": (many, False),
-        "few, open": (_FEW, True),
+        "few, open": (few, True),
         "many, open": (many, True),
     }
     with ExitStack() as stack:
@@ -61,17 +60,17 @@ def growth(lab: OutboxLab) -> Report:
         rates: dict[str, list[float]] = {name: [] for name in variants}
         for number in range(rounds):
             for name in in_turn(variants, number):
-                rates[name].append(_turn(engines[name], variants[name][0]))
+                rates[name].append(_turn(engines[name], variants[name][0], few, lab.lab.pause(_WARM)))
             tick()
-    return _report(rates, many)
+    return _report(rates, many, few)
 
 
-def _report(rates: dict[str, list[float]], many: int) -> Report:
+def _report(rates: dict[str, list[float]], many: int, few: int) -> Report:
     what = "time of a message: "
     named = {
-        "many": f"{many:,} pending / {_FEW:,}",
-        "many, open": f"{many:,} pending, other transaction open / {_FEW:,}",
-        "few, open": f"{_FEW:,} pending, other transaction open / {_FEW:,}",
+        "many": f"{many:,} pending / {few:,}",
+        "many, open": f"{many:,} pending, other transaction open / {few:,}",
+        "few, open": f"{few:,} pending, other transaction open / {few:,}",
     }
     figures = [
         figure(what + title, ratios({"few": rates["few"], name: rates[name]}, "few", name), at_most=1.5)
@@ -106,23 +105,23 @@ def _top_up(engine: Engine, pending: int, left: int) -> None:
             fill(connection, pending - left)
 
 
-def _turn(engine: Engine, pending: int) -> float:
+def _turn(engine: Engine, pending: int, few: int, warm: float) -> float:
     """Messages per second of a warm relay; the outbox is as full afterwards as before."""
     run_alone(engine, "CHECKPOINT")
     watched = _Watched()
     added = 0
-    with running(Relay(engine, watched, poll=_SLOWLY)):
-        time.sleep(_WARM)
-        if pending == _FEW:
+    with running(Relay(engine, watched, batch=few // 10, poll=_SLOWLY)):
+        time.sleep(warm)
+        if pending == few:
             rates = []
             for _ in range(_BURSTS):
-                watched.begin(_FEW)
-                _top_up(engine, _FEW, 0)
+                watched.begin(few)
+                _top_up(engine, few, 0)
                 rates.append(watched.rate())
-                added += _FEW
+                added += few
             rate = median(rates)
         else:
-            watched.begin(_BURSTS * _FEW)
+            watched.begin(_BURSTS * few)
             rate = watched.rate()
     _top_up(engine, pending, pending + added - watched.count)
     return rate

@@ -63,7 +63,7 @@ def _measured(lab: OutboxLab) -> Report:
     for number in range(rounds):
         for name in in_turn(_VARIANTS, number):
             with lab.outbox(f"idle_{number}_{len(found[name])}_{[*_VARIANTS].index(name)}") as engine:
-                found[name].append(_transactions(engine, _VARIANTS[name], lab.sizes.seconds))
+                found[name].append(_transactions(engine, _VARIANTS[name], lab))
             tick()
     one, twenty, _, seldom, _ = found.values()
     figures = [
@@ -85,7 +85,7 @@ def _measured(lab: OutboxLab) -> Report:
     )
 
 
-def _transactions(engine: Engine, variant: _Variant, seconds: float) -> float:
+def _transactions(engine: Engine, variant: _Variant, lab: OutboxLab) -> float:
     """Transactions a second, once the relays have settled down."""
     ready, over = _CONTEXT.Event(), _CONTEXT.Event()
     relays = _CONTEXT.Process(target=_relay, args=(engine.url, variant, ready, over))
@@ -93,10 +93,10 @@ def _transactions(engine: Engine, variant: _Variant, seconds: float) -> float:
     try:
         if not ready.wait(_START):
             raise RuntimeError("the relays did not start")
-        time.sleep(_BALANCED)
-        _produce(engine, variant.rate, 1.0)
+        time.sleep(lab.lab.pause(_BALANCED))
+        _produce(engine, variant.rate, lab.lab.pause(1.0))
         before, begun = _counted(engine), time.monotonic()
-        _produce(engine, variant.rate, seconds * variant.turn)
+        _produce(engine, variant.rate, lab.sizes.seconds * variant.turn)
         return (_counted(engine) - before) / (time.monotonic() - begun)
     finally:
         over.set()

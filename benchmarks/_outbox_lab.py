@@ -1,7 +1,6 @@
 """The environment of the outbox benchmarks: sizes, and databases in a known state."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,10 +32,11 @@ class Sizes:
     """The number of rounds; None is each benchmark's default."""
 
 
-_LISTENS = 1.5
-"""Seconds for which a stopped relay may still listen; the database must stay that long."""
-FULL = Sizes(200_000, 20_000, 15, 10_000_000, 5_000_000, 180)
-QUICK = Sizes(20_000, 2_000, 2, 200_000, 20_000, 5)
+SIZES = {
+    "full": Sizes(200_000, 20_000, 15, 10_000_000, 5_000_000, 180),
+    "quick": Sizes(20_000, 2_000, 2, 200_000, 20_000, 5),
+    "tiny": Sizes(2_000, 200, 0.2, 2_000, 500, 0.2, rounds=1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class OutboxLab:
 
     def rounds(self, full: int, quick: int) -> int:
         """The number of rounds with long turns."""
-        return self.sizes.rounds or (quick if self.lab.quick else full)
+        return self.sizes.rounds or self.lab.sized(full, quick, 1)
 
     @contextmanager
     def outbox(self, name: str, *, connections: int = 4) -> Iterator[Engine]:
@@ -56,7 +56,6 @@ class OutboxLab:
         with self.lab.database(name, connections=connections) as engine:
             schema.metadata.create_all(engine)
             yield engine
-            time.sleep(_LISTENS)
 
 
 def settle(engine: Engine) -> None:

@@ -28,9 +28,10 @@ _VARIANTS = ("alone", "beside a slow topic", "beside a rejected topic")
 class _Publisher:
     """Accepts what is sent to the healthy topic; the other one is slow or rejected."""
 
-    def __init__(self, variant: str) -> None:
+    def __init__(self, variant: str, slow: float) -> None:
         self.ages: list[float] = []
         self._is_slow = variant == "beside a slow topic"
+        self._slow = slow
 
     def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         if batch[0].topic == "healthy":
@@ -38,7 +39,7 @@ class _Publisher:
             return [ACCEPTED] * len(batch)
         if not self._is_slow:
             return [Unavailable("there is no leader")] * len(batch)
-        time.sleep(_SLOW)
+        time.sleep(self._slow)
         return [ACCEPTED] * len(batch)
 
 
@@ -50,7 +51,7 @@ def lanes(lab: OutboxLab) -> Report:
     for number in range(rounds):
         for variant in in_turn(_VARIANTS, number):
             with lab.outbox(f"lanes_{number}_{_VARIANTS.index(variant)}") as engine:
-                found[variant].append(_latency(engine, variant, lab.sizes.seconds))
+                found[variant].append(_latency(engine, variant, lab))
             tick()
     alone = found["alone"]
     figures = []
@@ -68,7 +69,7 @@ def lanes(lab: OutboxLab) -> Report:
     return Report(figures, [Grid("Milliseconds from publish to send, healthy topic", columns, rows)])
 
 
-def _latency(engine: Engine, variant: str, seconds: float) -> tuple[float, float]:
+def _latency(engine: Engine, variant: str, lab: OutboxLab) -> tuple[float, float]:
     """Median and 99th percentile in milliseconds."""
     numbers = count()
     if variant != "alone":
@@ -81,11 +82,11 @@ def _latency(engine: Engine, variant: str, seconds: float) -> tuple[float, float
         with engine.begin() as connection:
             Outbox().publish(connection, "healthy", payload, f"order-{next(numbers)}")
 
-    publisher = _Publisher(variant)
+    publisher = _Publisher(variant, lab.lab.pause(_SLOW))
     with running(Relay(engine, publisher)):
-        pace(_RATE, _RATE, publish)  # connections are opened, and statements prepared
+        pace(_RATE, round(lab.lab.pause(_RATE)), publish)  # connections are opened, and statements prepared
         publisher.ages.clear()
-        pace(_RATE, round(_RATE * seconds), publish)
-        time.sleep(1.0)
+        pace(_RATE, round(_RATE * lab.sizes.seconds), publish)
+        time.sleep(lab.lab.pause(1.0))
     milliseconds = [1_000 * each for each in publisher.ages]
     return median(milliseconds), quantiles(milliseconds, n=100)[98]

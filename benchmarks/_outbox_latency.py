@@ -13,7 +13,7 @@ from sqlalchemy import URL
 
 from ._measure import Grid, Report, figure, in_turn
 from ._outbox_lab import OutboxLab
-from ._outbox_libraries import LIBRARIES, OURS, databases, left_alone, titled
+from ._outbox_libraries import OURS, databases, left_alone, libraries, titled
 from ._outbox_peer import Peer
 
 _PER_SECOND = 500
@@ -29,13 +29,14 @@ _CONTEXT = multiprocessing.get_context("spawn")
 def latency(lab: OutboxLab) -> Report:
     """Median and 99th percentile in milliseconds, beside other libraries in their usual configuration."""
     rounds = lab.rounds(5, 1)
-    tick = lab.lab.task(f"latency at {_PER_SECOND} messages/s", rounds * len(LIBRARIES))
-    turns: dict[str, list[_Turn]] = {name: [] for name in LIBRARIES}
-    with databases(lab, "latency") as engines:
+    compared, left_out = libraries()
+    tick = lab.lab.task(f"latency at {_PER_SECOND} messages/s", rounds * len(compared))
+    turns: dict[str, list[_Turn]] = {name: [] for name in compared}
+    with databases(lab, "latency", compared) as engines:
         for number in range(rounds):
-            for name in in_turn(LIBRARIES, number):
+            for name in in_turn(compared, number):
                 left_alone(engines[name])
-                turns[name].append(_Turn(LIBRARIES[name], engines[name].url, lab.sizes.seconds))
+                turns[name].append(_Turn(compared[name], engines[name].url, lab))
                 tick()
     ours = turns[OURS]
     figures = [
@@ -44,14 +45,15 @@ def latency(lab: OutboxLab) -> Report:
     ]
     columns = ["", "median", "99th percentile", "published a second"]
     rows = [_row(name, found) for name, found in turns.items()]
-    return Report(figures, [Grid("Milliseconds from publish to handler", columns, rows)])
+    return Report(figures, [Grid("Milliseconds from publish to handler", columns, rows), *left_out])
 
 
 class _Turn:
     """A turn of a producer and a consumer; the latencies are infinite if the consumer fell behind."""
 
-    def __init__(self, library: type[Peer], url: URL, seconds: float) -> None:
-        messages = round(seconds * _PER_SECOND) + _FIRST
+    def __init__(self, library: type[Peer], url: URL, lab: OutboxLab) -> None:
+        seconds, self._first = lab.sizes.seconds, round(lab.lab.pause(_FIRST))
+        messages = round(seconds * _PER_SECOND) + self._first
         ages: Any = _CONTEXT.Queue()
         reached: Any = _CONTEXT.Queue()
         ready = _CONTEXT.Event()
@@ -63,7 +65,7 @@ class _Turn:
         try:
             if not ready.wait(_START):
                 raise RuntimeError(f"{library.__name__}: the consumer did not start")
-            consumer.join(_LISTENING)
+            consumer.join(lab.lab.pause(_LISTENING))
             producer.start()
             self.rate: float = reached.get(timeout=_START + _BEHIND * seconds)
             self._found = self._ages(ages, _START + _BEHIND * seconds)
@@ -80,7 +82,7 @@ class _Turn:
             if self._consumer.exitcode is not None:
                 raise RuntimeError("the consumer has failed") from None
             return [float("inf")] * 2
-        return found[_FIRST:]
+        return found[self._first :]
 
     @property
     def median(self) -> float:

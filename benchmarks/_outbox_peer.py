@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-import uvloop
 from sqlalchemy import URL
 
 T = TypeVar("T")
@@ -45,6 +44,8 @@ def driver_url(url: URL) -> str:
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run on uvloop, the fastest loop for all of them, after collecting the garbage of others."""
+    import uvloop  # which pgqueuer brings along
+
     gc.collect()
     result: T = uvloop.run(work)
     return result

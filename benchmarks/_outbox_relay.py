@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from ._measure import Grid, Rates, Report, figure, in_turn, ratios
 from ._outbox_lab import OutboxLab, settle
-from ._outbox_libraries import LIBRARIES, OURS, databases, left_alone, titled
+from ._outbox_libraries import OURS, databases, left_alone, libraries, titled
 from ._outbox_ours import Ours
 from ._outbox_peer import Peer, driver_url
 from ._outbox_rows import fill
@@ -44,20 +44,22 @@ def bare(lab: OutboxLab) -> Report:
 def peers(lab: OutboxLab) -> Report:
     """Beside other libraries, each on its own database and loaded in its own way."""
     messages = lab.sizes.beside
-    with databases(lab, "beside") as engines:
-        libraries = {name: made(engines[name].url) for name, made in LIBRARIES.items()}
+    compared, left_out = libraries()
+    with databases(lab, "beside", compared) as engines:
+        made = {name: library(engines[name].url) for name, library in compared.items()}
 
         def prepare(name: str) -> None:
-            libraries[name].load(messages)
+            made[name].load(messages)
             left_alone(engines[name])
 
-        turns = {name: _consuming(library, messages) for name, library in libraries.items()}
+        turns = {name: _consuming(library, messages) for name, library in made.items()}
         rates = rates_of(lab, f"beside others, {messages:,} messages", turns, prepare, messages, (5, 2))
     figures = [
         figure(f"relay / {titled(name)}", ratios(rates, OURS, name), at_least=aim)
         for name, aim in _AIMS.items()
+        if name in compared
     ]
-    return Report(figures, [grid(f"messages/s without a broker, {messages:,} messages", rates)])
+    return Report(figures, [grid(f"messages/s without a broker, {messages:,} messages", rates), *left_out])
 
 
 def _consuming(library: Peer, messages: int) -> Callable[[], float]:

@@ -33,7 +33,7 @@ def start(lab: OutboxLab) -> Report:
             if name == _OPEN:
                 stack.enter_context(_snapshot(engine))
             with lab.lab.step(f"relaying {relayed:,} messages: {name}"):
-                _relay_all(engine, relayed)
+                _relay_all(engine, relayed, lab.lab.pause(_WARM))
                 settle(engine)
         engines[_FORGOTTEN] = engines[_OPEN]
         rounds = lab.rounds(9, 3)
@@ -58,14 +58,14 @@ def _snapshot(engine: Engine) -> Iterator[None]:
         yield
 
 
-def _relay_all(engine: Engine, messages: int) -> None:
+def _relay_all(engine: Engine, messages: int, warm: float) -> None:
     with engine.begin() as connection:
         fill(connection, messages)
     publisher = Counting()
     with running(Relay(engine, publisher)):
         while publisher.count < messages:
             time.sleep(0.1)
-        time.sleep(_WARM)
+        time.sleep(warm)
 
 
 def _first(engine: Engine, *, forget: bool) -> float:

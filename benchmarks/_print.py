@@ -8,17 +8,16 @@ from rich.table import Table
 from ._measure import Figure, Grid, Report
 
 
-def show(console: Console, reports: Sequence[Report], title: str) -> None:
+def show(console: Console, report: Report) -> None:
     """Print all figures in one table, then the grids."""
-    console.print(_figures_table([figure for report in reports for figure in report.figures], title))
-    for report in reports:
-        for grid in report.grids:
-            console.print(_grid_table(grid))
+    if report.figures:
+        console.print(_figures_table(report.figures))
+    for grid in report.grids:
+        console.print(_grid_table(grid))
 
 
-def _figures_table(figures: Sequence[Figure], title: str) -> Table:
-    table = Table(title=title)
-    table.add_column("what")
+def _figures_table(figures: Sequence[Figure]) -> Table:
+    table = Table("what")
     for column in ("ratio", "quartiles", "target"):
         table.add_column(column, justify="right")
     table.add_column("verdict")

@@ -19,10 +19,10 @@ from ._filling import add_load, add_rows, create, vacuum
 from ._lab import Lab, run_alone
 from ._measure import Grid, Report, figure
 
-_PER_SECOND = 200
-"""Accepts per second."""
 _SECONDS = 2.5
 """How long accepts are timed without a purge, and then during one."""
+_PER_SECOND = 200
+"""Accepts per second."""
 _QUIET = 8
 """How often accepts are timed before a purge of all rows."""
 _SCHEMA = "purged"
@@ -31,31 +31,32 @@ _RETENTION = timedelta(days=1)
 
 def latency(lab: Lab) -> Report:
     """The 99th percentile of `accept` during a purge and without one, at a steady rate."""
-    rows, windows = (1_000_000, 8) if lab.quick else (3_000_000, 24)
+    rows, windows = lab.sized((3_000_000, 24), (1_000_000, 8), (2_000, 1))
+    seconds = lab.pause(_SECONDS)
     quiet: list[list[float]] = []
     busy: list[list[float]] = []
     with lab.database("purge", connections=2) as engine:
         with lab.step(f"filling a table with {rows:,} old rows"):
             message = _fill_with_old(engine, rows)
         tick = lab.task("accept beside a purge", windows)
-        _latencies(engine)
+        _latencies(engine, seconds)
         for _ in range(windows):
-            quiet.append(_latencies(engine))
-            with _purging(engine):
-                busy.append(_latencies(engine))
+            quiet.append(_latencies(engine, seconds))
+            with _purging(engine, budget=seconds):
+                busy.append(_latencies(engine, seconds))
             vacuum(engine, message)
             tick()
         purged = rows - _old_rows(engine)
     pairs = list(zip(quiet, busy, strict=True))
     slower = [_p99(during) / _p99(without) for without, during in pairs]
     middle = [median(during) / median(without) for without, during in pairs]
-    during = f"of accept during a purge ({purged / windows / _SECONDS:,.0f} rows/s)"
+    during = f"of accept during a purge ({purged / windows / seconds:,.0f} rows/s)"
     return Report([figure(f"p99 {during}", slower, at_most=2), figure(f"median {during}", middle)])
 
 
 def bulk(lab: Lab) -> Report:
     """A whole purge of a load's rows against one of as many single messages, and `accept` beside both."""
-    rows = 1_000_000 if lab.quick else 10_000_000
+    rows = lab.sized(10_000_000, 1_000_000, 2_000)
     seconds, without, during = zip(*(_whole(lab, rows, is_bulk) for is_bulk in (False, True)), strict=True)
     (single, load), slower = seconds, [busy / quiet for busy, quiet in zip(during, without, strict=True)]
     title = f"purge of {rows:,} rows"
@@ -82,13 +83,14 @@ def _whole(lab: Lab, rows: int, is_bulk: bool) -> tuple[float, float, float]:
     with lab.database(f"purge_{name}", connections=2) as engine:
         with lab.step(f"filling a table with {rows:,} old rows: {name}"):
             _fill_with_old(engine, rows, is_bulk=is_bulk)
-        _latencies(engine)
-        quiet = [each for _ in range(_QUIET) for each in _latencies(engine)]
+        seconds = lab.pause(_SECONDS)
+        _latencies(engine, seconds)
+        quiet = [each for _ in range(_QUIET) for each in _latencies(engine, seconds)]
         busy: list[float] = []
         with lab.step(f"purging them: {name}"), _purging(engine, budget=None) as process:
             began = time.perf_counter()
-            while process.is_alive():
-                busy += _latencies(engine, seconds=_SECONDS / 10)
+            while process.is_alive() or not busy:
+                busy += _latencies(engine, seconds / 10)
             took = time.perf_counter() - began
         if left := _old_rows(engine):
             raise AssertionError(f"{left} rows are left")
@@ -108,7 +110,7 @@ def _fill_with_old(engine: Engine, rows: int, *, is_bulk: bool = False) -> Table
     return message
 
 
-def _latencies(engine: Engine, seconds: float = _SECONDS) -> list[float]:
+def _latencies(engine: Engine, seconds: float) -> list[float]:
     """Seconds for each accept, until committed; one that waited for a stalled one counts from when it was
     due."""
     box = Inbox(CONSUMER, retention=_RETENTION, schema=_SCHEMA)
@@ -131,7 +133,7 @@ def _p99(latencies: list[float]) -> float:
 
 
 @contextmanager
-def _purging(engine: Engine, budget: float | None = _SECONDS) -> Iterator[SpawnProcess]:
+def _purging(engine: Engine, budget: float | None) -> Iterator[SpawnProcess]:
     """A purge in another process; the block ends with it."""
     context = multiprocessing.get_context("spawn")
     started = context.Event()

@@ -9,17 +9,15 @@ import redis
 
 from examples.embedded_postgres import ServerProcess, free_port, private_folder
 
+from ._measure import LeftOut
+
 
 @contextmanager
 def running_redis() -> Iterator["redis.Redis"]:
-    """A client of a Redis that runs as long as the block.
-
-    Raises:
-        FileNotFoundError: redis-server is not installed.
-    """
+    """A client of a Redis that runs as long as the block."""
     program = shutil.which("redis-server")
     if program is None:
-        raise FileNotFoundError("redis-server is not installed")
+        raise LeftOut("redis-server is not installed")
     folder, port = private_folder("redis-", None), free_port()
     client = redis.Redis(port=port)
     command = [program, "--port", str(port), "--dir", str(folder), "--appendonly", "yes"]

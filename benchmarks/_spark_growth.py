@@ -66,7 +66,7 @@ def inbox_size(lab: SparkLab) -> Report:
             for kind in KINDS
             for name in (_EMPTY, _LARGE)
         }
-        seconds = lab.compare("time against inbox size", jobs, rounds=3)
+        seconds = lab.compare("time against inbox size", jobs, rounds=lab.lab.sized(3, 3, 1))
     report = Report()
     title = f"time for {lab.rows:,} fresh rows against inbox size"
     lines = []

@@ -44,11 +44,6 @@ class SparkLab:
         """Whether the driver for Spark's own JDBC writer is available."""
         return self.session.conf.get("spark.jars.packages", "") != ""
 
-    @property
-    def rounds(self) -> int:
-        """The number of rounds."""
-        return 3 if self.lab.quick else 5
-
     @contextmanager
     def bench(self, name: str) -> Iterator["Bench"]:
         """A database with the inbox's tables and a table for results."""
@@ -65,7 +60,7 @@ class SparkLab:
         self, title: str, jobs: Mapping[str, Job], rounds: int | None = None
     ) -> dict[str, list[float]]:
         """For each part that the jobs time, its seconds in each round, which are printed as they come."""
-        rounds = rounds or self.rounds
+        rounds = rounds or self.lab.rounds
         tick = self.lab.task(title, rounds * len(jobs))
         found: dict[str, list[float]] = {}
         for number in range(rounds):
@@ -137,7 +132,7 @@ def expect(found: int, expected: int) -> None:
 
 
 @contextmanager
-def spark_session(console: Console, has_unix_sockets: bool = False) -> Iterator[SparkSession]:
+def spark_session(console: Console, has_unix_sockets: bool) -> Iterator[SparkSession]:
     """A session, with the JDBC driver if it can be fetched."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # The JVM reads it before there is a session.

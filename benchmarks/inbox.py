@@ -1,16 +1,17 @@
 """The cost of the inbox, as ratios of variants that ran side by side.
 
-    python -m benchmarks.inbox [--quick] [--only NAME] [--png docs/benchmarks-inbox.png]
+    python -m benchmarks.inbox [--quick | --tiny] [--only NAME] [--png docs/benchmarks-inbox.png]
 
-Runs on a private PostgreSQL with fsync on. The exit code is 1 when a target is missed.
+Runs on a private PostgreSQL with fsync on. The exit code is 1 if a benchmark fails or a target is missed.
 """
 
 import sys
 from collections.abc import Sequence
 
 from . import _accepts, _command, _indexes, _purging, _transactions
+from ._lab import Lab
 
-BENCHMARKS: _command.Benchmarks = {
+BENCHMARKS: _command.Benchmarks[Lab] = {
     "transaction": _transactions.rate,
     "cpu": _transactions.cpu,
     "many": _accepts.many,
@@ -23,8 +24,8 @@ BENCHMARKS: _command.Benchmarks = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chosen benchmarks, print and draw the results; return 1 if a target is missed."""
-    return _command.run(BENCHMARKS, "Cost of the inbox", __doc__.splitlines()[0], arguments)
+    """Run the chosen benchmarks, print and draw the results; return 1 if one fails or misses a target."""
+    return _command.run("inbox", __doc__, "Cost of the inbox", BENCHMARKS, arguments)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,25 @@
 """The cost of the outbox and its relay, as ratios of variants that ran side by side.
 
-    python -m benchmarks.outbox [--quick] [--only NAME] [--outage] [--png docs/benchmarks-outbox.png]
-                                [--json FILE] [--rounds N] [--relayed N] [--beside N] [--seconds S]
+    python -m benchmarks.outbox [--quick | --tiny] [--only NAME] [--outage] [--png docs/benchmarks-outbox.png]
+                                [--rounds N] [--relayed N] [--beside N] [--seconds S]
                                 [--pending N] [--outage-pending N] [--outage-seconds S]
 
 Runs on a private PostgreSQL with fsync on. Three libraries that do similar work are measured beside it; the
-dependency group `benchmarks-outbox` has them. The exit code is 1 if a target is missed.
+dependency group `benchmarks-outbox` has them. The exit code is 1 if a benchmark fails or a target is missed.
 """
 
 import argparse
 import dataclasses
 import gc
-import json
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
-from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 from examples.embedded_postgres import EmbeddedPostgres
 
 from . import (
-    _chart,
+    _command,
     _outbox_brokers,
     _outbox_growth,
     _outbox_idle,
@@ -34,13 +30,11 @@ from . import (
     _outbox_relay,
     _outbox_share,
     _outbox_start,
-    _print,
 )
 from ._lab import SETTINGS, Lab
-from ._measure import Report
-from ._outbox_lab import FULL, QUICK, OutboxLab, Sizes
+from ._outbox_lab import SIZES, OutboxLab, Sizes
 
-BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
+BENCHMARKS: _command.Benchmarks[OutboxLab] = {
     "bare": _outbox_relay.bare,
     "peers": _outbox_relay.peers,
     "latency": _outbox_latency.latency,
@@ -51,50 +45,32 @@ BENCHMARKS: dict[str, Callable[[OutboxLab], Report]] = {
     "lanes": _outbox_lanes.lanes,
     "share": _outbox_share.share,
     "idle": _outbox_idle.idle,
-    "brokers": _outbox_brokers.brokers,
+    "kafka": _outbox_brokers.kafka,
+    "rabbitmq": _outbox_brokers.rabbitmq,
     "outage": _outbox_outage.outage,
 }
-_UNASKED = [name for name in BENCHMARKS if name != "outage"]
 _BESIDE = ("sqlalchemy", "psycopg", "asyncpg", "uvloop", "pgqueuer", "procrastinate", "faststream-outbox")
 # There are more rows than in the other benchmarks; no checkpoint should interrupt a measurement.
 _SETTINGS = SETTINGS | {"max_wal_size": "16GB"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chosen benchmarks, print, draw and save the results; return 1 if a target is missed."""
+    """Run the chosen benchmarks, print, draw and write the results; return 1 if one fails or misses a
+    target."""
     options = _options(arguments)
-    sizes = _sizes(options)
-    console = Console()
-    names = options.only or (_UNASKED + ["outage"] * options.outage)
     gc.collect()
     gc.freeze()  # as `inbox-outbox outbox relay` does; in this process more is loaded than in a relay's
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    shown = _command.progress()
     with EmbeddedPostgres(_SETTINGS) as server:
-        with Progress(*columns, console=console, auto_refresh=False) as progress:
-            lab = OutboxLab(Lab(server, progress, options.quick), sizes)
-            reports = {name: BENCHMARKS[name](lab) for name in names}
-        versions = {"postgresql": server.version} | {name: version(name) for name in _BESIDE}
-    subtitle = f"PostgreSQL {server.version}, fsync on, medians of rounds that took turns"
-    _print.show(console, [*reports.values()], subtitle)
-    console.print(", ".join(f"{name} {number}" for name, number in versions.items()))
-    figures = [figure for report in reports.values() for figure in report.figures]
-    if options.png is not None:
-        _chart.draw(figures, options.png, subtitle, title="Cost of the outbox")
-    if options.json is not None:
-        found = {name: dataclasses.asdict(report) for name, report in reports.items()}
-        written = {"versions": versions, "sizes": dataclasses.asdict(sizes), "reports": found}
-        options.json.write_text(json.dumps(written, indent=2) + "\n")
-    return int(any(figure.holds is False for figure in figures))
+        lab = OutboxLab(Lab(server, shown, options.size, often=(25, 9, 1)), _sizes(options))
+        subtitle = f"PostgreSQL {server.version}, fsync on, medians of rounds that took turns"
+        shown.console.print(", ".join(_versions()), highlight=False)
+        return _command.measure(options, BENCHMARKS, lab, shown, "Cost of the outbox", subtitle)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    description = __doc__.splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.outbox", description=description)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and small sizes")
-    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="one benchmark; may repeat")
+    parser = _command.parser("outbox", __doc__, BENCHMARKS)
     parser.add_argument("--outage", action="store_true", help="also the broker that is away for long")
-    parser.add_argument("--png", type=Path, help="where to draw the ratios")
-    parser.add_argument("--json", type=Path, help="where to write all that was found")
     described = {
         "rounds": (int, "how often variants take turns, where a turn is long"),
         "relayed": (int, "messages in a turn of the relay and the bare loop"),
@@ -105,23 +81,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "outage-seconds": (float, "how long it is away"),
     }
     for name, (kind, what) in described.items():
-        full = getattr(FULL, _field(name))
-        quick = getattr(QUICK, _field(name))
+        full, quick = (getattr(SIZES[size], name.replace("-", "_")) for size in ("full", "quick"))
         known = "" if full is None else f" ({full:,}; --quick: {quick:,})"
         parser.add_argument(f"--{name}", type=kind, help=what + known)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.only = options.only or [name for name in BENCHMARKS if name != "outage" or options.outage]
+    return options
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
     """The sizes given on the command line, with the usual ones for the rest."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Sizes)}
     wanted = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(QUICK if options.quick else FULL, **wanted)
+    return dataclasses.replace(SIZES[options.size], **wanted)
 
 
-def _field(name: str) -> str:
-    """The field of `Sizes` that an option sets."""
-    return name.replace("-", "_")
+def _versions() -> Iterator[str]:
+    """What is installed of the libraries that count here."""
+    for name in _BESIDE:
+        with suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
 
 
 if __name__ == "__main__":
