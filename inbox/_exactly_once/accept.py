@@ -26,8 +26,8 @@ _LARGEST_STATEMENT = 5_000
 """The most keys in one statement: databases limit a statement's parameters."""
 
 _HALVING = 5.0
-"""After the wait, seconds to find out which keys of a batch are in flight. Then all keys that are left count
-as in flight, which is always safe. (MySQL waits a whole second for each of them.)"""
+"""Seconds, after the wait, to find out which keys of a batch are in flight. Then all keys that are left count
+as in flight, which is always safe. (MySQL waits a whole second for each key.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Messages:
 
 
 def new_attempt(tables: Tables, consumer: str, key: Key, payload: Any) -> Attempt:
-    """A checked attempt at taking one message, with a claim id of its own."""
+    """A checked attempt at taking one message, with its own claim id."""
     # A random claim: after a lost COMMIT, it tells this attempt's row from all others.
     return Attempt(tables, consumer, encode_key(key), os.urandom(16), digest(payload))
 
@@ -74,7 +74,7 @@ def accept(
     begins: bool = False,
 ) -> tuple[Verdict, Stored | None]:
     """Take one message in the transaction on this connection; for a duplicate, also return the stored row.
-    `begins` says that the transaction begins with it. Call this inside `OWN`."""
+    `begins` says that the transaction begins with this message. Call this function inside `OWN`."""
     database = database_to_join(connection)
     memory, policy = terms.memory, terms.policy
     if memory is not None and (known := memory.recall(place_of(connection, attempt.key))) is not None:
@@ -88,7 +88,7 @@ def accept(
         taken = database.take(connection, attempt, terms.wait)
     except DBAPIError as error:
         raise_clearer(connection, attempt.tables.message, error)
-    # Only after the take: a read before it would fix what the transaction can see.
+    # After the take, because an earlier read would fix what the transaction can see.
     if policy.known(connection) is None:
         _agree(connection, policy, attempt, {attempt.key} if taken is True else ())
     if taken is True:
@@ -107,19 +107,19 @@ def _learn(
     *,
     begins: bool,
 ) -> None:
-    """Remember a committed row. In a transaction that begins with this message, every row it sees is
-    committed."""
+    """Remember the row if it is committed. A transaction that begins with this message sees only committed
+    rows."""
     place = place_of(connection, attempt.key)
     transaction = connection.get_transaction()
     if begins or (
-        # The row of a load has no claim by which it is recognized.
+        # A row written by a load has no claim to recognize it by.
         transaction is not None and stored.claim is not None and memory.see(place, stored.claim, transaction)
     ):
         memory.remember(place, Known(stored.digest, stored.result), policy.kept(connection))
 
 
 def _judge(attempt: Attempt, stored: Stored) -> tuple[Verdict, Stored | None]:
-    """A mismatching payload does not get the first one's result."""
+    """The verdict on a stored key; a message with another payload does not get the stored result."""
     if is_mismatch(attempt.digest, stored.digest):
         return Verdict.MISMATCH, None
     return Verdict.DUPLICATE, stored
@@ -142,7 +142,7 @@ def _agree(
 def _is_too_old(
     database: Taking, connection: Connection, policy: Declaration, message_time: datetime
 ) -> bool:
-    """By the database's clock, which is asked only if the worker's clock comes near the limit."""
+    """By the database's clock; the database is asked only if the worker's clock is near the limit."""
     retention = policy.retention(connection)
     if retention.surely_covers(message_time):
         return False
@@ -184,8 +184,8 @@ def _too_old(
     policy: Declaration,
     times: Sequence[datetime | None] | None,
 ) -> set[int]:
-    """Which messages are too old, by the database's clock; it is asked once, if the worker's clock comes near
-    the limit."""
+    """The indexes of messages that are too old by the database's clock; the database is asked once, if the
+    worker's clock is near the limit."""
     if times is None:
         return set()
     retention = policy.retention(connection)
@@ -203,7 +203,7 @@ def _too_old(
 def _take_parts(
     database: Taking, connection: Connection, batch: KeyBatch, deadline: float
 ) -> tuple[set[str], dict[str, KeyRow]]:
-    """The keys that are ours now, and those taken before."""
+    """The keys that this call took, and the rows of keys taken before."""
     taken: set[str] = set()
     known: dict[str, KeyRow] = {}
     for start in range(0, len(batch.keys), _LARGEST_STATEMENT):
@@ -215,12 +215,12 @@ def _take_parts(
 
 
 def _take_all(database: Taking, connection: Connection, batch: KeyBatch, deadline: float) -> set[str]:
-    """The keys that are ours now. When the wait runs out, halve the batch until only the keys in flight are
-    left out: only these few cost extra statements."""
+    """The keys that this call took. When the wait runs out, halve the batch until only the keys in flight are
+    missing: only these few cost extra statements."""
     taken = database.take_many(connection, batch, max(0.0, deadline - time.monotonic()))
     if taken is not None:
         return taken
-    # Where one writer locks the whole file, half of the batch would have to wait just as long.
+    # If one writer locks the whole file, half a batch waits as long as all of it.
     if len(batch.keys) == 1 or not database.locks_rows or time.monotonic() > deadline + _HALVING:
         return set()
     half = len(batch.keys) // 2

@@ -34,7 +34,7 @@ from .taken import Taken, take
 from .transaction import Transaction
 from .work import Work, handle_of
 
-if TYPE_CHECKING:  # at run time imported at first use: without greenlet the import fails
+if TYPE_CHECKING:  # at run time imported at first use, because the import needs greenlet
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
         AsyncEngine,
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class AsyncInbox(Consumer, Listens[AsyncListener]):
-    """`Inbox` with the same verbs, awaited: effects inside the caller's transaction take effect exactly once
+    """`Inbox` with awaited methods: effects inside the caller's transaction take effect exactly once
     per business key, for as long as the inbox row is kept.
 
     Arguments, guarantees and errors are those of `Inbox`. Needs the extra `asyncio`.
@@ -90,8 +90,8 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
     ) -> Taken:
         """In the caller's transaction on `connection`, take the message with this key.
 
-        As `Inbox.take`, but the result is written right before the COMMIT. If that fails, the transaction is
-        rolled back and the commit raises the error. A COMMIT sent as SQL text stores no result.
+        As `Inbox.take`, but the result is written right before the COMMIT. If this write fails, the
+        transaction is rolled back and the commit raises the error. A COMMIT as SQL text stores no result.
         """
         attempt, time = self._attempt(key, payload), checked_time(message_time)
         from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -229,7 +229,7 @@ class AsyncInbox(Consumer, Listens[AsyncListener]):
     async def _on(
         self, given: AsyncHandle, bind_arguments: BindArguments | None, work: Callable[[Connection], T]
     ) -> T:
-        """Call `work` on the connection that the row goes to."""
+        """Call `work` with the connection that writes the inbox row."""
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
         def on_session(session: Session) -> T:

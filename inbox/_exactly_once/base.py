@@ -97,7 +97,7 @@ class Consumer:
         if self._memory is None:
             return None
         engine = getattr(source, "sync_engine", source)
-        # Only an engine tells, without a connection, which database it leads to.
+        # Only an engine tells without a connection which database it uses.
         if not isinstance(engine, Engine):
             return None
         stored_key = encode_key(key(message))
@@ -112,7 +112,7 @@ class Consumer:
         return outcome
 
     def _check_taken(self, transaction: Transaction) -> None:
-        """Raise unless the message was taken, now or before, or the caller wants to see verdicts."""
+        """Raise if the message was taken neither now nor before, unless the caller wants verdicts."""
         if transaction.verdict is not Verdict.NEW and self.on_refusal == "raise":
             raise_refusal(transaction.verdict, self.consumer, transaction.key)
 
@@ -139,7 +139,7 @@ class Consumer:
         for option, given in (("keys", keys), ("payloads", payloads), ("message_times", times)):
             if isinstance(given, str | bytes | bytearray | Mapping):  # iterable, but not a sequence of keys
                 kind = type(given).__name__
-                raise InvalidOption(f"{option}={kind}: expected a sequence with one for each message")
+                raise InvalidOption(f"{option}={kind}: expected a sequence with one item for each message")
             if option != "keys" and given is not None and len(given) != len(keys):
                 raise InvalidOption(f"{option}: {len(given)} for {len(keys)} keys, expected one for each")
         return Messages(

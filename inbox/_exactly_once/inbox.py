@@ -54,8 +54,8 @@ class Inbox(Consumer, Listens[Listener]):
             before you acknowledge the message.
         on_event: a function, or several, called with each `Event` of `transaction` and `handler`: `TAKEN`,
             `DUPLICATE`, `MISMATCH`, `IN_FLIGHT`, `TOO_OLD`, `RETRIED`, `COMMIT_RESOLVED`. It is never called
-            inside a transaction; what it raises is logged and ignored. `accept`, `accept_many` and `take` run
-            in your own transaction and send no events.
+            inside a transaction; its errors are logged and ignored. `accept`, `accept_many` and `take` run in
+            your own transaction and send no events.
         remember: how many committed messages this object remembers, with their results: it answers their
             duplicates without asking the database. `accept_many` always asks the database.
 
@@ -86,11 +86,11 @@ class Inbox(Consumer, Listens[Listener]):
             key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
-            message_time: when the message was made; older than the retention is `TOO_OLD`.
+            message_time: when the message was made; a message older than the retention is `TOO_OLD`.
             bind_arguments: for a Session with several binds, the arguments for its `get_bind`, as for
-                `Session.execute`; None selects the bind by which it writes to the inbox's table. If the
+                `Session.execute`; None selects the bind that the session uses for the inbox's table. If the
                 session writes to another database as well, its commit raises `UnusableConnection` before
-                anything is committed, unless it has `twophase=True`.
+                anything is committed, unless the session has `twophase=True`.
 
         Raises:
             InvalidKey: the key breaks the rules.
@@ -118,7 +118,7 @@ class Inbox(Consumer, Listens[Listener]):
 
         You can set `Taken.result` of a new message: it is written on `connection` immediately, and stored if
         and only if the caller commits. A duplicate has the stored result. Arguments and errors are those of
-        `accept`; it answers with a verdict, and never commits, rolls back or aborts.
+        `accept`. Like `accept`, it answers with a verdict, and never commits, rolls back or aborts.
         """
         attempt = self._attempt(key, payload)
         given = connection() if isinstance(connection, scoped_session) else connection
@@ -140,13 +140,13 @@ class Inbox(Consumer, Listens[Listener]):
 
         Keys are inserted in byte order, so that batches which share keys cannot deadlock. A key repeated in
         the batch is `NEW` the first time and then `DUPLICATE`, or `MISMATCH` if its payload differs. `wait`
-        bounds each wait for another transaction; after it, keys in flight are `IN_FLIGHT` and the others have
-        their verdicts. Raises as `accept` does.
+        limits each wait for another transaction; keys still in flight after it are `IN_FLIGHT`, and the
+        others have their verdicts. Raises as `accept` does.
 
         Args:
             connection: as for `accept`.
             keys: any number of keys.
-            payloads: payload i belongs to key i; None has none.
+            payloads: payload i belongs to key i; None means that there are none.
             message_times: time i belongs to key i.
             bind_arguments: as for `accept`.
         """
@@ -171,14 +171,14 @@ class Inbox(Consumer, Listens[Listener]):
         during COMMIT, the database is asked whether it committed; if so, the block ends normally.
 
         Args:
-            source: an Engine (then `work.connection`); a sessionmaker or a scoped_session (then also
-                `work.session`); or a function without arguments that returns one of these, for a source made
-                later; it is called for each message. A scoped_session must not be in a transaction.
+            source: an Engine (use `work.connection`); a sessionmaker or a scoped_session (use also
+                `work.session`); or a function without arguments that returns one of these: it is called for
+                each message, so the source can be made later. A scoped_session must not be in a transaction.
             key, payload, message_time, bind_arguments: as for `accept`.
 
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch` or `MessageTooOld`; the block does not run. With
-                `on_refusal="return"` it runs, and `work.verdict` has the verdict.
+                `on_refusal="return"` the block runs, and `work.verdict` has the verdict.
             TransactionAborted: the block swallowed a database error; nothing was written.
             TransactionEnded: the block committed or rolled back the transaction.
             UnusableConnection: the session has written to two databases; nothing was committed on either.
@@ -220,7 +220,7 @@ class Inbox(Consumer, Listens[Listener]):
         `MessageInFlight` is not retried here, because this call has waited for the other transaction already.
 
         Args:
-            source: as for `transaction`; anything that cannot be a source is refused here.
+            source: as for `transaction`; an invalid source is refused immediately.
             key, payload, message_time: functions of the message.
             bind_arguments: as for `accept`.
             attempts: how often one message is tried.
@@ -283,7 +283,7 @@ class Inbox(Consumer, Listens[Listener]):
         )
 
     def _on(self, given: Handle, bind_arguments: BindArguments | None) -> Connection:
-        """The connection that the row goes to."""
+        """The connection that writes the inbox row."""
         if isinstance(given, scoped_session):
             given = given()
         if isinstance(given, Session):
@@ -294,6 +294,6 @@ class Inbox(Consumer, Listens[Listener]):
             failed_commit.watch(given)
             return given
         raise InvalidOption(
-            f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; for "
-            "an Engine there is transaction(), for asynchronous connections AsyncInbox"
+            f"connection={type(given).__name__}: expected a Connection, a Session or a scoped_session; "
+            "with an Engine use transaction(), with asynchronous connections AsyncInbox"
         )

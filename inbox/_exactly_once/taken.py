@@ -1,7 +1,7 @@
 """A message taken in the caller's transaction, and its result.
 
-A result set on a Connection or a Session is written immediately, so an error is raised at that line, and
-COMMIT has nothing left to do that could fail. Asynchronous code cannot wait for the database in an
+With a Connection or a Session, setting the result writes it immediately. So an error is raised at that line,
+and the COMMIT has nothing left to do that could fail. Asynchronous code cannot wait for the database in an
 assignment: there the result is written when the transaction commits, right before the COMMIT.
 """
 
@@ -35,16 +35,15 @@ class _Setting:
     savepoint: int
     """The number of the innermost savepoint that was open; 0 if there was none."""
     nested: frozenset[SessionTransaction]
-    """The nested transactions that the session had begun by then: it may not have sent their SAVEPOINT
-    yet."""
+    """The session's nested transactions at that time; it may not have sent their SAVEPOINTs yet."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Value:
-    """A result, and its earlier values outside the savepoints in which it was set."""
+    """A result, and the earlier values that it gets back when savepoints are rolled back."""
 
     history: list[_Setting]
-    """The innermost comes last."""
+    """The value of the innermost savepoint comes last."""
 
     @property
     def text(self) -> str | None:
@@ -59,7 +58,7 @@ class _Value:
         self.history = list(filter(is_kept, self.history))
 
 
-# Weak keys: a connection that is dropped without an end takes its results along.
+# Weak keys: a connection that is dropped before its transaction ends takes its results along.
 _waiting: WeakKeyDictionary[Connection, dict[bytes, tuple[Attempt, _Value]]] = WeakKeyDictionary()
 """Results to write when their connection commits, by claim."""
 
@@ -88,11 +87,11 @@ class Taken:
 
     @property
     def result(self) -> Any:
-        """A JSON value: what you set, or for a duplicate what its first run set.
+        """A JSON value: what you set; for a duplicate, what the first run set.
 
         It is stored if and only if the transaction commits, and reads back as a duplicate will see it: a
-        tuple becomes a list. To change it, set it again. Rolling back a savepoint restores the result from
-        before it.
+        tuple becomes a list. To change it, set it again. Rolling back a savepoint restores the
+        result from before the savepoint.
 
         Raises, when it is set:
             InvalidResult: not JSON, or more than a million bytes of JSON.
@@ -118,8 +117,8 @@ def take(
     session: Session | None = None,
     at_commit: bool = False,
 ) -> Taken:
-    """Take one message in the transaction on this connection (the session's, if there is one). Its result is
-    written when it is set, or `at_commit`."""
+    """Take one message in the transaction on this connection (the session's connection, if there is one).
+    Its result is written when it is set, or `at_commit`."""
     with OWN:
         verdict, stored = accept(connection, attempt, terms, message_time)
     transaction = connection.get_transaction()
@@ -147,8 +146,7 @@ def take(
 
 
 def _result(connection: Connection, stored: Stored) -> str | None:
-    """The stored result, unless the message was taken in this same transaction and its result is still to be
-    written."""
+    """The result of a duplicate: as stored, or as this same transaction is going to store it."""
     waiting = _waiting.get(connection, {})
     if stored.claim is None or stored.claim not in waiting:
         return stored.result
@@ -190,7 +188,7 @@ def _store(connection: Connection, attempt: Attempt, text: str | None) -> int:
 def _keep(connection: Connection, attempt: Attempt, value: _Value) -> None:
     if connection not in _waiting:
         _waiting[connection] = {}
-        # A prepared transaction accepts no more writes; one that is not prepared has only its COMMIT.
+        # Before PREPARE, because a prepared transaction accepts no writes; without it, before COMMIT.
         for moment in ("commit", "prepare_twophase", "commit_twophase"):
             event.listen(connection, moment, _write_waiting)
         for moment in ("rollback", "rollback_twophase"):
@@ -200,7 +198,7 @@ def _keep(connection: Connection, attempt: Attempt, value: _Value) -> None:
 
 
 def _write_waiting(connection: Connection, *_: object) -> None:
-    """Results of messages taken in a savepoint that was rolled back are dropped with them."""
+    """A message whose savepoint was rolled back has no row any more, so its result is dropped."""
     waiting = _waiting[connection]
     while waiting:
         claim, (attempt, value) = next(iter(waiting.items()))

@@ -1,6 +1,6 @@
 """One transaction that holds an inbox row and the body's writes: both commit or neither does.
 
-Written once, synchronously; `AsyncInbox` runs it inside SQLAlchemy's `run_sync`.
+The code is synchronous; `AsyncInbox` runs it inside SQLAlchemy's `run_sync`.
 """
 
 import json
@@ -109,13 +109,13 @@ class Transaction:
         return handle
 
     def commit(self) -> None:
-        """Commit what the body did, or raise because it did not commit.
+        """Commit the body's writes, or raise if they did not commit.
 
         Raises:
             TransactionAborted: the transaction cannot commit; it was rolled back.
             TransactionEnded: the body ended the transaction.
             UnusableConnection: the session has written to two databases, which do not commit together.
-            CommitLost: the connection broke during COMMIT, and it did not happen.
+            CommitLost: the connection broke during COMMIT, which did not happen.
             InvalidResult: the result is not JSON, or too large.
         """
         # The parent still uses this connection: a COMMIT from the child would end the parent's transaction.
@@ -139,7 +139,7 @@ class Transaction:
             self._events.append(EventKind.COMMIT_RESOLVED)
         if self.verdict is Verdict.NEW:
             self._events.append(EventKind.TAKEN)
-            # A session bound to a connection may be inside a transaction that its owner will roll back.
+            # A session on the caller's connection may be in a transaction that the caller rolls back later.
             if self._terms.memory is not None and isinstance(self.bind, Engine):
                 self._remember(self._terms.memory)
 
@@ -150,7 +150,7 @@ class Transaction:
         memory.remember(place_of(self.connection, self.key), known, self._terms.policy.kept(self.connection))
 
     def roll_back(self, handle: Connection | Session) -> None:
-        """Undo everything, but only in the process that began it."""
+        """Roll back, but only in the process that began the transaction."""
         self.leave()
         if forked.is_in(self._process):
             if self.verdict is Verdict.NEW:
@@ -178,7 +178,7 @@ class Transaction:
                 "the body committed or rolled back: the inbox row and the writes after that are not in one "
                 "transaction"
             )
-        # SQLAlchemy has rolled it back itself, after an error in a flush or a lost connection.
+        # SQLAlchemy itself has rolled back, after an error in a flush or a lost connection.
         if not self._transaction.is_active or self.connection.invalidated:
             raise TransactionAborted("the body swallowed an error that had ended the transaction")
         if self.verdict is Verdict.NEW and database_of(self.connection).is_ended(self.connection):
@@ -201,7 +201,7 @@ class Transaction:
         attempt = self._attempt
         parameters = attempt.where() | {"claim_": attempt.claim, "result_": encode_result(self.result)}
         with OWN:
-            # With the claim: a row that the body has deleted and taken again is not this attempt's.
+            # The claim is compared: the body may have deleted this attempt's row and taken the key again.
             updated = self.connection.execute(taking_statements.store_result(attempt.tables), parameters)
         if updated.rowcount != 1:
             raise TransactionAborted("the inbox row is gone from the transaction: nothing was written")
@@ -211,7 +211,7 @@ class Transaction:
         if self.verdict is not Verdict.NEW:
             # A duplicate wrote no row that could prove the COMMIT.
             raise CommitLost("the connection broke during COMMIT") from error
-        # On a new connection: the answer to the COMMIT was lost together with the old one.
+        # On a new connection: the answer to the COMMIT was lost with the old connection.
         stored = self._look(self.connection.engine)
         if stored is None or stored.claim != self._attempt.claim:
             raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
@@ -220,7 +220,7 @@ class Transaction:
         database = database_of(self.connection)
         given = self.connection.get_execution_options().get("schema_translate_map")
         options = {"schema_translate_map": given} if given else {}  # a session may have its own
-        # At a higher level, the look would not see a COMMIT that it has waited for.
+        # At a higher isolation level, the look would not see a COMMIT that it has waited for.
         engine = engine.execution_options(isolation_level=database.own_isolation, **options)
 
         def look(connection: Connection) -> Stored | None:

@@ -28,7 +28,7 @@ class Work(Generic[C, S]):
 
     @property
     def session(self) -> S:
-        """The ORM session that holds the transaction, when it was begun with a sessionmaker."""
+        """The transaction's ORM session, if it was begun with a sessionmaker or a scoped_session."""
         if self._session is None:
             raise AttributeError("work.session: the transaction was begun on an engine; use work.connection")
         return self._session
@@ -45,7 +45,7 @@ class Work(Generic[C, S]):
 
     @property
     def result(self) -> Any:
-        """A JSON value: what you set, or for a duplicate what its first run set.
+        """A JSON value: what you set; for a duplicate, what the first run set.
 
         It reads back as a duplicate will see it: a tuple becomes a list.
 
