@@ -1,1 +1,1 @@
-"""Listeners: messages run at the same time, those of one key in order."""
+"""Listeners: messages run at the same time, but messages with the same key run in order."""

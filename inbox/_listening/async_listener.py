@@ -30,9 +30,9 @@ class AsyncListener(ListenerBase):
         """Run a batch, and return one decision for each message, in the batch's order.
 
         An exception of the handler becomes a decision, and is logged. After `stop` the running messages have
-        `grace` seconds. One that takes longer is cancelled, which releases its claim or rolls back its
-        transaction, and is redelivered. If it does not end within five more seconds, it is left behind. When
-        `decide` itself is cancelled, it cancels its running messages in the same way.
+        `grace` seconds. A message that takes longer is redelivered; its handler is cancelled, which releases
+        the claim or rolls back the transaction. If the handler does not end within five more seconds, it is
+        left behind. When `decide` itself is cancelled, it cancels its running messages in the same way.
 
         Args:
             messages: any objects that the handler accepts.
@@ -66,11 +66,11 @@ class AsyncListener(ListenerBase):
                 batch.give_back(STOPPING)
             if batch.is_decided:
                 return
-            # No wake is lost: other threads set it by a callback of this loop, which runs only while this
-            # waits.
+            # No wake is lost: other threads set the event through this loop, which runs their callbacks only
+            # during the wait below.
             woken.clear()
             try:
-                async with asyncio.timeout(self._patience()):
+                async with asyncio.timeout(self._grace_left()):
                     await woken.wait()
             except TimeoutError:
                 await self._cancel(batch)
@@ -111,12 +111,12 @@ class AsyncListener(ListenerBase):
         try:
             await self._dead_letter(job.message, decision)
         except Exception as failure:  # noqa: BLE001 - becomes the message's decision
-            return self._not_put_away(job, decision, failure)
-        return self._put_away(decision)
+            return self._dead_letter_failed(job, decision, failure)
+        return self._dead_letter_stored(decision)
 
     async def _run(self, job: MessageJob) -> Outcome:
         try:
-            if (prepare := job.batch.taken_preparation()) is not None:
+            if (prepare := job.batch.take_preparation()) is not None:
                 await run(prepare)
             given = job.batch.handler(job.message)
             outcome = await given if inspect.isawaitable(given) else None

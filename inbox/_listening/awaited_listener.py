@@ -15,12 +15,12 @@ M = TypeVar("M")
 class AwaitedListener(InThreads):
     """`Listener` for code in an event loop; it belongs to that loop.
 
-    With `AsyncListener` and a handler in a thread, a thread that has ended a message would have to wait for
-    the loop before it gets the next one.
+    With `AsyncListener` and a handler in a thread, that thread would have to wait for the loop before it gets
+    the next message.
     """
 
     async def decide(self, messages: Iterable[M], handler: Callable[[M], Outcome]) -> Decisions:
-        """See `Listener.decide`. When it is cancelled, running messages go on without it."""
+        """See `Listener.decide`. When the call is cancelled, its running messages go on."""
         woken, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> None:
@@ -32,10 +32,10 @@ class AwaitedListener(InThreads):
         try:
             self._add(batch)
             while not self._is_decided(batch):
-                # No wake is lost: it comes as a callback of this loop, which runs only while this waits.
+                # No wake is lost: this loop runs the callbacks that set the event only during the wait below.
                 woken.clear()
                 try:
-                    async with asyncio.timeout(self._patience()):
+                    async with asyncio.timeout(self._grace_left()):
                         await woken.wait()
                 except TimeoutError:
                     self._leave_behind(batch)

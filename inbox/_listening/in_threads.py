@@ -1,4 +1,4 @@
-"""Messages that run in threads; how their decisions are awaited differs."""
+"""What the listeners whose messages run in threads share; they differ in how they wait for decisions."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from .outcome import Action, Decision, Outcome
 
 
 class InThreads(ListenerBase):
-    """Begins a batch, and ends what is left of it.
+    """Begins a batch; after a stop, ends what is left of it.
 
-    A thread that has ended a message begins the next one itself.
+    A thread that has ended a message begins the next message itself.
     """
 
     def _add(self, batch: JobBatch) -> None:
-        """Begin the batch, as far as there is room."""
+        """Begin as many of the batch's messages as may run now; the others follow."""
         with self._lanes.lock:
             for job in batch.jobs:
                 self._lanes.add(job)
@@ -27,7 +27,7 @@ class InThreads(ListenerBase):
         self._begin(jobs)
 
     def _is_decided(self, batch: JobBatch) -> bool:
-        """Whether every message has its decision; once stopped, those that have not begun are given back."""
+        """Whether every message has its decision. After a stop, first give back those that have not begun."""
         if self.stopped:
             self._give_back(batch, STOPPING)
         return batch.is_decided
@@ -72,12 +72,12 @@ class InThreads(ListenerBase):
         try:
             self._dead_letter(job.message, decision)
         except Exception as failure:  # noqa: BLE001 - becomes the message's decision
-            return self._not_put_away(job, decision, failure)
-        return self._put_away(decision)
+            return self._dead_letter_failed(job, decision, failure)
+        return self._dead_letter_stored(decision)
 
     def _run(self, job: MessageJob) -> Outcome:
         try:
-            if (prepare := job.batch.taken_preparation()) is not None:
+            if (prepare := job.batch.take_preparation()) is not None:
                 prepare()
             outcome = job.batch.handler(job.message)
         except Exception as error:  # noqa: BLE001 - becomes the message's decision

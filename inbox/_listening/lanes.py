@@ -1,4 +1,4 @@
-"""Which messages can run now, and the decisions about them; it starts no thread or task itself."""
+"""Which messages can run now, and the decisions about them; nothing here starts a thread or a task."""
 
 import asyncio
 import heapq
@@ -23,14 +23,14 @@ class MessageJob:
     index: int
     message: Any
     key: Hashable | None = None
-    """Jobs with the same key never run at the same time; None waits for nothing."""
+    """Jobs with the same key never run at the same time; a job without a key (None) waits for no other."""
     error: Exception | None = None
     """Why the message has no usable key."""
     context: Context = field(default_factory=copy_context)
     """The context variables of the caller that brought the batch; the handler sees them as well."""
     has_begun: bool = False
     task: asyncio.Task[Decision] | None = None
-    """The task that runs it, if it runs in a task."""
+    """The task that runs the message, if a task does."""
     decision: Decision | None = None
 
 
@@ -47,7 +47,7 @@ class JobBatch:
     ) -> None:
         self.handler = handler
         self.wake = wake
-        """Let the call look again."""
+        """Wakes the call, which then looks again."""
         self.preparation: Callable[[], None] | None = None
         """Runs in the first message, before its handler: a database that hangs there does not block a
         stop."""
@@ -57,7 +57,7 @@ class JobBatch:
         self._in_order = in_order
         self._undecided = len(self.jobs)
 
-    def taken_preparation(self) -> Callable[[], None] | None:
+    def take_preparation(self) -> Callable[[], None] | None:
         """The preparation, if nobody has begun it."""
         preparation, self.preparation = self.preparation, None
         return preparation
@@ -73,10 +73,10 @@ class JobBatch:
         return Decisions(job.decision for job in self.jobs if job.decision is not None)
 
     def record(self, job: MessageJob, decision: Decision) -> bool:
-        """Decide a message; False if it was already decided, which stays.
+        """Decide a message. Return False if it was decided already: then that decision stays.
 
-        In order, an unacknowledged message gives back those behind it that have not begun, to be redelivered
-        no earlier than itself.
+        With "in_order", an unacknowledged message gives back the later messages that have not begun; they are
+        redelivered no earlier than it.
         """
         if job.decision is not None:
             return False
@@ -101,16 +101,16 @@ class JobBatch:
         return (job for job in self.jobs if job.has_begun and job.decision is None)
 
     def interrupt(self, error: BaseException) -> None:
-        """An error came up that no message is to blame for: begin nothing more, and let the call raise it."""
+        """No message is to blame for this error: begin nothing more, and let the call raise the error."""
         self.interruption = error
         self.give_back("interrupted")
 
 
 class KeyLanes:
-    """Starts jobs in the order in which they came: at most `limit` at the same time, and one of each key.
+    """Starts jobs in the order of their arrival: at most `limit` at the same time, and one of each key.
 
     A job that waits for its key blocks no other key. Threads that share the lanes hold `lock` while they use
-    them, or a batch whose jobs are in them.
+    the lanes, or a batch that has jobs in them.
     """
 
     def __init__(self, limit: int) -> None:
@@ -129,7 +129,7 @@ class KeyLanes:
         elif job.key in self._behind:
             self._behind[job.key].append(place)
         else:
-            # The first of its key: the empty queue marks the key as busy for those that follow.
+            # The first job of its key: the empty queue marks the key as busy for later jobs.
             self._behind[job.key] = deque()
             heapq.heappush(self._ready, place)
 
@@ -155,7 +155,7 @@ class KeyLanes:
         if key is None:
             return
         if self._behind[key]:
-            # It keeps its number, so it goes before ready jobs that came later.
+            # The job keeps its number, so it goes before ready jobs that came later.
             heapq.heappush(self._ready, self._behind[key].popleft())
         else:
             del self._behind[key]

@@ -20,23 +20,23 @@ class Listener(InThreads):
     the messages acknowledges them. Threads can share one listener.
 
     Args:
-        order: "each" decides each message separately; "in_order" gives back the messages behind an
-            unacknowledged one, unless they have begun.
+        order: "each" decides each message separately; with "in_order", an unacknowledged message gives back
+            the messages behind it, unless they have begun.
         concurrency: how many messages run at the same time, in all calls together.
-        key: a function of the message: no two messages with the same key run at the same time, in all calls
-            together, and those of one call run in order. None, or a key that is None: only the inbox prevents
-            that.
-        attempt: a function of the message: the broker's count of its deliveries, from 1, for the backoff.
+        key: a function of the message. In all calls together, messages with the same key never run at the
+            same time; those of one call run in order. None, or a key that is None: only the
+            inbox prevents concurrent runs.
+        attempt: a function of the message: how often the broker has delivered it, from 1; for the backoff.
         failures: a function of the message: how often it has failed before. `Outcome.is_failure` says whether
             to count a decision.
         max_attempts: a message becomes a dead letter when it has failed this often; needs `failures`. None:
             never.
         backoff: the delay of a failed message, unless its inbox knows a better one.
         grace: the time for running messages to finish after `stop`, in seconds or as `timedelta`.
-        too_old: what to do with a message that is older than the inbox's retention, so that nobody can know
-            whether it was taken: "dead_letter", or "ack", which drops it.
-        dead_letter: a function of a message and its decision that stores the message. When it returns, the
-            decision is to acknowledge; when it raises, to redeliver. A message may be stored twice.
+        too_old: what to do with a message older than the inbox's retention, because nobody can know whether
+            it was taken: "dead_letter", or "ack", which drops it.
+        dead_letter: a function of a message and its decision that stores the message. If it returns, the
+            message is acknowledged; if it raises, redelivered. A message may be stored twice.
 
     Raises:
         InvalidOption: an argument cannot be used.
@@ -46,8 +46,8 @@ class Listener(InThreads):
         """Run a batch, and return one decision for each message, in the batch's order.
 
         An exception of the handler becomes a decision, and is logged. After `stop` the running messages have
-        `grace` seconds. One that takes longer is redelivered, and its thread is left behind until the process
-        ends; at the next delivery the inbox knows what that thread did.
+        `grace` seconds. A message that takes longer is redelivered, and its thread is left behind until the
+        process ends; at the next delivery the inbox knows what that thread did.
 
         Args:
             messages: any objects that the handler accepts.
@@ -66,11 +66,11 @@ class Listener(InThreads):
         try:
             self._add(batch)
             while not self._is_decided(batch):
-                if not woken.wait(self._patience()):
+                if not woken.wait(self._grace_left()):
                     self._leave_behind(batch)
         finally:
             self._wakes.discard(batch.wake)
-            self._give_back(batch, "interrupted")  # Ctrl-C can end the wait: then nothing of it begins later
+            self._give_back(batch, "interrupted")  # Ctrl-C can end the wait: begin no more of it
         if batch.interruption is not None:
             raise batch.interruption
         return batch.decisions

@@ -26,11 +26,11 @@ Order = Literal["each", "in_order"]
 STOPPING = "the listener is stopping"
 
 _log = logging.getLogger("inbox.listener")
-_FOR_GOOD = (Verdict.DEAD, Verdict.HALTED, Verdict.MISMATCH)
+_FINAL = (Verdict.DEAD, Verdict.HALTED, Verdict.MISMATCH)
 
 
 class ListenerBase:
-    """The checked options, the meaning of outcomes for a broker, and the graceful stop."""
+    """Checks the options, decides from outcomes what to tell a broker, and stops gracefully."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ListenerBase:
         Returns immediately. You can call it from any thread and from a signal handler; further calls change
         nothing.
         """
-        # Takes no lock: a signal handler may interrupt the main thread while it holds one.
+        # Without a lock: a signal handler may interrupt the main thread while that thread holds it.
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         # A copy: other threads may begin and end calls meanwhile.
@@ -99,7 +99,7 @@ class ListenerBase:
         are restored.
 
         Raises:
-            ValueError: not called in the main thread; only that one can handle signals.
+            ValueError: not called in the main thread; only the main thread can handle signals.
         """
         return stopping(self.stop, *also)
 
@@ -113,7 +113,7 @@ class ListenerBase:
     def _batch(
         self, messages: Iterable[Any], handler: Callable[[Any], Any], wake: Callable[[], Any]
     ) -> JobBatch:
-        """If a handler has an `outcome`, that is called: its errors come with a verdict and a delay."""
+        """If a handler has an `outcome`, the batch calls that: its errors come with a verdict and a delay."""
         run = getattr(handler, "outcome", handler)
         if not callable(run):
             raise InvalidOption(f"handler={handler!r}: expected a function of a message")
@@ -123,7 +123,7 @@ class ListenerBase:
             job.context.run(is_stopping.set, self._is_stopping)
             try:
                 job.key = self._key and self._key(job.message)
-                # Keys are looked up in a dictionary: one that cannot be costs only its own message.
+                # The lanes need hashable keys; any other key fails only its own message.
                 hash(job.key)
             except Exception as error:  # noqa: BLE001 - becomes the message's decision
                 job.key, job.error = None, error
@@ -143,7 +143,7 @@ class ListenerBase:
         if job.batch.is_decided:
             job.batch.wake()
 
-    def _patience(self) -> float | None:
+    def _grace_left(self) -> float | None:
         """Seconds left for running messages; None: no limit."""
         if self._stopped_at is None:
             return None
@@ -151,22 +151,22 @@ class ListenerBase:
 
     def _judge(self, job: MessageJob, outcome: Outcome) -> Decision:
         """The decision for an outcome."""
-        outcome = self._bounded(job, outcome)
+        outcome = self._unless_failed_too_often(job, outcome)
         action, delay, reason = self._action(outcome), 0.0, str(outcome.verdict)
         if outcome.error is not None:
             cause = stored(outcome.error)
             reason = cause if outcome.verdict is Verdict.NEW else f"{reason}: {cause}"
         if action is Action.RETRY:
-            delay = self._pause(job) if outcome.retry_after is None else outcome.retry_after
+            delay = self._retry_delay(job) if outcome.retry_after is None else outcome.retry_after
         if outcome.error is not None or action is Action.DEAD_LETTER:
             _tell(job, action, reason, outcome.error)
         return Decision(action, delay, outcome, reason)
 
-    def _bounded(self, job: MessageJob, outcome: Outcome) -> Outcome:
-        """The outcome, or that the message is dead because it has failed too often."""
+    def _unless_failed_too_often(self, job: MessageJob, outcome: Outcome) -> Outcome:
+        """The outcome; `DEAD` if the message has failed too often."""
         if self._max_attempts is None or not outcome.is_failure:
             return outcome
-        # The count that came with the message lacks this failure.
+        # The message's count does not include this failure yet.
         failures = 1 + self._count(job, "failures", self._failures, 0)
         if failures < self._max_attempts or outcome.error is None:
             return outcome
@@ -175,7 +175,7 @@ class ListenerBase:
         return caught(given_up)
 
     def _action(self, outcome: Outcome) -> Action:
-        # Somebody else has the message now, and may still fail.
+        # Another handler has the message now, and may still fail.
         if isinstance(outcome.error, LeaseLost):
             return Action.RETRY
         # An inbox that sets `retry_after` counts the attempts itself.
@@ -184,13 +184,13 @@ class ListenerBase:
             and isinstance(outcome.error, InvalidOption | InvalidResult)
             and not is_own(outcome.error)
         )
-        if outcome.verdict in _FOR_GOOD or is_hopeless:
+        if outcome.verdict in _FINAL or is_hopeless:
             return Action.DEAD_LETTER
         if outcome.error is not None or outcome.verdict is Verdict.IN_FLIGHT:
             return Action.RETRY
         return self.too_old if outcome.verdict is Verdict.TOO_OLD else Action.ACK
 
-    def _pause(self, job: MessageJob) -> float:
+    def _retry_delay(self, job: MessageJob) -> float:
         return self.backoff.delay(self._count(job, "attempt", self._attempt, 1))
 
     def _count(
@@ -202,21 +202,21 @@ class ListenerBase:
             _log.exception("key %r: %s= raised an error, using %d", job.key, option, default)
             return default
 
-    def _put_away(self, decision: Decision) -> Decision:
+    def _dead_letter_stored(self, decision: Decision) -> Decision:
         """The decision after `dead_letter` has stored the message."""
         return replace(decision, action=Action.ACK, reason=f"stored as a dead letter: {decision.reason}")
 
-    def _not_put_away(self, job: MessageJob, decision: Decision, failure: Exception) -> Decision:
+    def _dead_letter_failed(self, job: MessageJob, decision: Decision, failure: Exception) -> Decision:
         reason = f"dead_letter= failed ({stored(failure)}) on: {decision.reason}"
         _tell(job, Action.RETRY, reason, failure)
-        return replace(decision, action=Action.RETRY, delay=self._pause(job), reason=reason)
+        return replace(decision, action=Action.RETRY, delay=self._retry_delay(job), reason=reason)
 
     def _unfinished(self, job: MessageJob) -> Decision:
         """The decision for a message whose handler did not finish."""
-        is_late = self._patience() == 0
+        is_late = self._grace_left() == 0
         reason = f"still running {self.grace:g} s after the stop" if is_late else "cancelled"
         _tell(job, Action.RETRY, reason)
-        return Decision(Action.RETRY, self._pause(job), reason=reason)
+        return Decision(Action.RETRY, self._retry_delay(job), reason=reason)
 
 
 def _tell(job: MessageJob, action: Action, reason: str, error: Exception | None = None) -> None:

@@ -31,7 +31,7 @@ class Listens(Generic[L]):
         too_old: TooOld = "dead_letter",
         dead_letter: Callable[[Any, Decision], Any] | None = None,
     ) -> L:
-        """Make a listener, which runs batches of messages and says what to tell the broker; options as for
+        """Make a listener, which runs batches of messages and decides what to tell the broker; options as for
         `Listener`. In status-table mode the default backoff is the inbox's own."""
         return self._listener(
             order=order,

@@ -11,7 +11,7 @@ from .outcome import TooOld
 
 
 class ListenerOptions(TypedDict, total=False):
-    """Those that all consumers share; see `Listener`."""
+    """The options that all consumers share; see `Listener`."""
 
     concurrency: int
     key: Callable[[Any], Hashable | None] | None
@@ -21,7 +21,7 @@ class ListenerOptions(TypedDict, total=False):
 
 
 BY_KEY: ListenerOptions = {"key": attrgetter("key")}
-"""By default, the messages of one key run in order."""
+"""By default, messages with the same key run in order."""
 
 
 def check_names(given: ListenerOptions) -> None:

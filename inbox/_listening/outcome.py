@@ -19,17 +19,17 @@ class Outcome:
     result: Any = None
     """The body's return value: from this run for `NEW`, the stored value for `DUPLICATE`."""
     retry_after: float | None = None
-    """Seconds after which to deliver the message again, if the inbox can tell."""
+    """Seconds after which to deliver the message again; None if the inbox does not know."""
     error: Exception | None = None
-    """The body's exception, if it is not raised itself."""
+    """The body's exception, if it was returned here instead of being raised."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether this counts against the message: its handler's body raised, and no inbox has counted it.
+        """Whether this is a failure of the message: the handler's body raised, and no inbox has counted it.
 
         Errors of the inbox's own statements never count: no connection, no tables, a full or read-only
-        server, a time limit, a lost lease. Nor does a deadlock or a lost connection in the body. A constraint
-        that is violated only at COMMIT counts: the body deferred it."""
+        server, a time limit, a lost lease. Nor does a deadlock or a lost connection in the body. A violation
+        of a deferred constraint counts, although only the COMMIT raises it: the body caused it."""
         return (
             self.error is not None
             and self.verdict is Verdict.NEW

@@ -1,4 +1,4 @@
-"""Threads that are used again: starting one costs more than many a call."""
+"""Threads that are used again, because starting a thread can cost more than the call."""
 
 import asyncio
 import os
@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Work = Callable[[], Callable[[], object]]
-"""Does something, and returns the function that tells the result; neither raises an error."""
+"""Does the work, and returns a function that reports the result; neither function raises."""
 
 _IDLE = 5.0
 """Seconds after which an idle thread ends."""
 
 _idle: list[SimpleQueue[Work]] = []
-"""What the idle threads wait for. No lock guards it, because its methods are atomic."""
+"""The queues at which idle threads wait. No lock guards the list, because its methods are atomic."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # a fork does not have these threads
 
 
 def begin(work: Work) -> None:
-    """Run it in an idle thread, or in a new one; they are daemons, so that the process can end first."""
+    """Run the work in an idle or a new thread, a daemon: the process may end before it."""
     try:
         queue = _idle.pop()
     except IndexError:
@@ -38,7 +38,7 @@ def begin(work: Work) -> None:
 def _run(queue: SimpleQueue[Work]) -> None:
     while (work := _next(queue)) is not None:
         tell = work()
-        # Idle before the result is known: who waits for that finds this thread.
+        # Idle before the result is reported: whoever waits for the result then finds this thread.
         _idle.append(queue)
         tell()
         del work, tell  # while the thread is idle, nothing of the call stays in memory
@@ -52,7 +52,7 @@ def _next(queue: SimpleQueue[Work]) -> Work | None:
     try:
         _idle.remove(queue)
     except ValueError:
-        return queue.get()  # given at the last moment
+        return queue.get()  # `begin` took the queue at the last moment
     return None
 
 
@@ -77,7 +77,7 @@ def _answered(answer: asyncio.Future[T], function: Callable[[], T]) -> Callable[
     try:
         return partial(_tell, answer, answer.set_result, function())
     except StopIteration as error:
-        failure = RuntimeError("the function raised StopIteration")  # which no future accepts
+        failure = RuntimeError("the function raised StopIteration")  # a future accepts no StopIteration
         failure.__cause__ = error
         return partial(_tell, answer, answer.set_exception, failure)
     except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
