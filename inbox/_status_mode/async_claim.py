@@ -19,7 +19,7 @@ from .claim_base import ClaimBase, Undo
 from .hold import OnUnknown
 from .transact import sql_store, transact
 
-if TYPE_CHECKING:  # at run time imported at first use: without greenlet the import fails
+if TYPE_CHECKING:  # at run time imported at first use, because the import needs greenlet
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
         AsyncEngine,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # at run time imported at first use: without greenlet the imp
 class AsyncClaim(ClaimBase):
     """`Claim` for asynchronous code: one message in status-table mode. Run it if and only if `is_new`.
 
-    A cancellation never interrupts a store call: it is raised after the call, so that a finished step is
+    A cancellation never interrupts a store call. It is raised after the call, so that a finished step is
     recorded as finished.
     """
 
@@ -48,7 +48,7 @@ class AsyncClaim(ClaimBase):
     async def step(
         self, name: str, body: Callable[[], Any], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
     ) -> Any:
-        """Run a step, or return what it returned when an earlier attempt finished it.
+        """Run a step; if an earlier attempt finished it, return its recorded result.
 
         Arguments, guarantees and errors are those of `Claim.step`; `body` and `undo` may be asynchronous
         functions, or synchronous ones that do not block.
@@ -63,7 +63,7 @@ class AsyncClaim(ClaimBase):
         source: AsyncSource | None = None,
         undo: Undo | None = None,
     ) -> Any:
-        """A step whose writes commit together with the record that it has happened: exactly once.
+        """A step whose writes and record commit in one transaction, so that it happens exactly once.
 
         Guarantees and errors are those of `Claim.transact`.
 
@@ -71,8 +71,8 @@ class AsyncClaim(ClaimBase):
             name, undo: as for `step`.
             body: gets the AsyncConnection (or, from an async_sessionmaker, the AsyncSession) on which a
                 transaction has begun; it must neither commit nor roll back.
-            source: an AsyncEngine, async_sessionmaker or async_scoped_session of the database that the store
-                is in, or a function that returns one; None is the store's own engine.
+            source: an AsyncEngine, async_sessionmaker or async_scoped_session of the store's database, or a
+                function that returns one; None is the store's own engine.
         """
         from sqlalchemy.ext.asyncio import AsyncEngine
 

@@ -1,4 +1,4 @@
-"""Renew leases while tasks run: those of all claims of an event loop, by its timers."""
+"""Renew the leases of all claims of an event loop while their tasks run, by the loop's timers."""
 
 import asyncio
 from typing import Any
@@ -27,11 +27,11 @@ class LoopHeartbeats:
 
     @property
     def is_here(self) -> bool:
-        """Whether its loop is the running one."""
+        """Whether its event loop is running now."""
         return self._loop is asyncio.get_running_loop()
 
     def add(self, heartbeat: "Heartbeat", hold: MessageLease) -> None:
-        """Begin to renew, if there is anything to renew."""
+        """Begin to renew a claim that needs it."""
         if self._schedule.is_needed and hold.is_protected and hold.is_running:
             self._schedule.add(hold, heartbeat.cancel)
             if self._timer is None:
@@ -54,7 +54,7 @@ class LoopHeartbeats:
         due = self._schedule.due()
         if due and len(self._rounds) < ROUNDS:
             task = self._loop.create_task(greenlet_spawn(self._schedule.renew, due))
-            # The loop itself refers to tasks only weakly: without this one it could be collected half-way.
+            # The loop refers to tasks only weakly: without this reference Python could delete a running task.
             self._rounds.add(task)
             task.add_done_callback(self._rounds.discard)
         self._timer = None
@@ -69,7 +69,7 @@ class Heartbeat:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - code that awaits runs in a task
         self._handler: asyncio.Task[Any] = task
-        # The task may already be cancelled when the block begins: only later cancellations may be ours.
+        # The task may have been cancelled before the block begins: only later cancellations can be ours.
         self._cancelled_before = task.cancelling()
         self._has_cancelled = self._is_over = False
         self._hold = hold
@@ -93,7 +93,7 @@ class Heartbeat:
         if not self._has_cancelled:
             return False
         is_on_its_way = not isinstance(raised, asyncio.CancelledError) and await self._await_cancellation()
-        # As in `asyncio.timeout`: if somebody else has cancelled the task as well, that goes on.
+        # As in `asyncio.timeout`: a cancellation by somebody else must continue.
         is_only_ours = self._handler.uncancel() <= self._cancelled_before
         if is_on_its_way and not is_only_ours:  # the other cancellation must still be raised
             self._handler.cancel()
@@ -101,11 +101,11 @@ class Heartbeat:
         return is_only_ours and isinstance(raised, asyncio.CancelledError)
 
     async def leave(self) -> None:
-        """Called when the end is recorded."""
+        """Called when the end of the handler is recorded."""
         await self._beats.leave()
 
     async def _await_cancellation(self) -> bool:
-        """Let a cancellation arrive that the block has not seen; return whether there was one."""
+        """Let our cancellation arrive if the block has not seen it; return whether it arrived."""
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:

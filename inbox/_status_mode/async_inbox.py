@@ -28,7 +28,7 @@ _log = logging.getLogger("inbox.claims")
 
 
 class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
-    """`StatusInbox` with the same verbs, awaited: takes each message once without a transaction around its
+    """`StatusInbox` with awaited methods: takes each message once without a transaction around its
     handler, which may call other services.
 
     Arguments, guarantees and errors are those of `StatusInbox`; the store is a `SqlStore` on an AsyncEngine
@@ -72,7 +72,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         *,
         raises: bool = False,
     ) -> AsyncIterator[AsyncClaim]:
-        """The same for every verdict; if it `raises`, refusals are raised as `on_refusal` says."""
+        """Run the block for every verdict; but if `raises`, raise refusals as `on_refusal` says."""
         stored_key, given = await begin(self._claim, key, payload, message_id, message_time)
         claim = AsyncClaim(stored_key, self.store, given)
         if not isinstance(given, Hold):
@@ -84,7 +84,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         heartbeat = Heartbeat(self._heartbeats, given)
         try:
             yield claim
-        except GeneratorExit:  # the task was discarded: nothing can wait for the store any more
+        except GeneratorExit:  # the task was discarded: it can no longer wait for the store
             heartbeat.abandon()
             raise
         except BaseException as raised:
@@ -113,7 +113,7 @@ class AsyncStatusInbox(StatusConsumer, Listens[AsyncListener]):
         message_id: Callable[[Any], str] | None = None,
         message_time: Callable[[Any], datetime] | None = None,
     ) -> Callable[[Callable[[AsyncClaim, M], Awaitable[Any]]], Callable[[M], Awaitable[Outcome]]]:
-        """Decorate `async body(claim, message)`: it runs as `claim` does, once unless it fails.
+        """Decorate `async body(claim, message)`: it runs in `claim`, once unless it fails.
 
         As for `StatusInbox.handler`, the decorated function has an `outcome(message)`, to be awaited.
         """

@@ -98,14 +98,13 @@ class StatusConsumer:
 
     @staticmethod
     def _call(work: Callable[[], Any]) -> Any:
-        """A synchronous call cannot be interrupted, so it is just made."""
+        """Synchronous calls cannot be cancelled, so call directly."""
         return work()
 
     def _claim(
         self, key: Key | None, payload: Any, message_id: str | None, message_time: datetime | None
     ) -> tuple[str, Hold | Outcome]:
-        """Claim a message, or learn why not; synchronously, whatever the store is. Returns the stored key as
-        well."""
+        """Claim a message, or return why not, with the stored key. Synchronous for every kind of store."""
         stored_key = self._stored_key(key, message_id)
         known = None if self._memory is None or stored_key is None else self._memory.recall(stored_key)
         if stored_key is not None and known is not None:
@@ -131,12 +130,12 @@ class StatusConsumer:
         return self._refused(self._refusal(answer), request.key, answer)
 
     def _check_taken(self, claim: ClaimBase) -> None:
-        """Raise unless the message was taken, now or before, or the caller wants to see verdicts."""
+        """Raise if the message was taken neither now nor before, unless the caller wants verdicts."""
         if self.on_refusal == "raise":
             raise_refusal(claim.verdict, self.consumer, claim.key, claim.retry_after)
 
     def _stored_key(self, key: Key | None, message_id: str | None) -> str | None:
-        """The key to claim; None runs the message without one."""
+        """The key to claim; None means that the message runs without a claim."""
         if key is not None:
             return encode_key(key)
         if self.missing_key == "message_id":
@@ -152,7 +151,7 @@ class StatusConsumer:
             consumer=self.consumer,
             key=key,
             claim=os.urandom(16),
-            # If it is too long, the end is kept, which has the process id.
+            # Of a name that is too long, keep the end: it has the process id.
             owner=f"{self._host}:{os.getpid()}"[-255:],
             lease=self.lease,
             max_attempts=self.max_attempts,
@@ -176,7 +175,7 @@ class StatusConsumer:
         )
 
     def _schedule(self) -> Schedule:
-        """For the heartbeats of one process or event loop."""
+        """A schedule for the heartbeats of one process or event loop."""
         keep = self.lease + self._kept
         return Schedule(self.store, self.lease, keep, renews=self.heartbeat, max_runtime=self.max_runtime)
 
@@ -189,7 +188,7 @@ class StatusConsumer:
         if answer.verdict is Verdict.DUPLICATE:
             known = Known(record.digest, record.result)
             if self._memory is not None:
-                # Not remembered for longer than the record itself is kept.
+                # Remember it no longer than the record itself is kept.
                 age = answer.now - record.updated_at
                 self._memory.remember(record.key, known, (self.retention.duration - age).total_seconds())
             return known.outcome(None)
@@ -211,7 +210,7 @@ class StatusConsumer:
         return refusal
 
     def _is_too_old(self, message_time: datetime, key: str) -> bool:
-        """By the store's clock, which is asked only if the worker's clock comes near the limit."""
+        """By the store's clock; the store is asked only if the worker's clock is near the limit."""
         made = options.aware("message_time", message_time)
         with OWN:
             kept = self.retention if self._policy is None else self.store.retention(self._policy)
@@ -222,7 +221,7 @@ class StatusConsumer:
 
 
 def _as_bytes(payload: Any) -> bytes | None:
-    """A payload as a dead letter keeps it.
+    """The payload, in the form that a dead letter keeps.
 
     Raises:
         InvalidOption: it is too large to be kept, or not JSON.

@@ -23,7 +23,7 @@ class Claim(ClaimBase):
         """Renew the lease immediately.
 
         Raises:
-            LeaseLost: the claim is not ours any more.
+            LeaseLost: the claim is lost.
             StoreUnreachable: the store does not answer.
         """
         self._held.renew()
@@ -31,17 +31,17 @@ class Claim(ClaimBase):
     def step(
         self, name: str, body: Callable[[], Any], *, undo: Undo | None = None, on_unknown: OnUnknown = "retry"
     ) -> Any:
-        """Run a step, or return what it returned when an earlier attempt finished it.
+        """Run a step; if an earlier attempt finished it, return its recorded result.
 
         A finished step is not called again as long as the record is kept. A step that began and has no
-        recorded end (the process died, or the step raised) may or may not have happened. It runs again, and
-        `step_key` gives the same idempotency key to pass downstream; or the message is halted.
+        recorded end (the process died, or the step raised) may or may not have happened. With "retry" it runs
+        again, with the same idempotency key (`step_key`) to pass downstream; with "halt" the message halts.
 
         Args:
             name: 1 to 255 characters, unique in an attempt.
             body: returns a JSON value; every attempt gets it as JSON reads it back.
-            undo: called with that value if the handler gives up for good, and again if it is not known to
-                have ended.
+            undo: called with that value if the handler gives up for good, and called again if the end of the
+                first call was not recorded.
             on_unknown: "retry" (one write per step) or "halt" (two).
 
         Raises:
@@ -54,7 +54,7 @@ class Claim(ClaimBase):
     def transact(
         self, name: str, body: Callable[[Any], Any], *, source: Source | None = None, undo: Undo | None = None
     ) -> Any:
-        """A step whose writes commit together with the record that it has happened: exactly once.
+        """A step whose writes and record commit in one transaction, so that it happens exactly once.
 
         While the transaction is open, nobody takes the message over, even after the lease; the commit renews
         the lease.
@@ -63,8 +63,8 @@ class Claim(ClaimBase):
             name, undo: as for `step`.
             body: gets the Connection (or, from a sessionmaker, the Session) on which a transaction has begun;
                 it must neither commit nor roll back.
-            source: an Engine, sessionmaker or scoped_session of the database that the store is in, or a
-                function that returns one; None is the store's own engine.
+            source: an Engine, sessionmaker or scoped_session of the store's database, or a function that
+                returns one; None is the store's own engine.
 
         Raises:
             TransactionAborted: the body swallowed a database error; nothing was written.

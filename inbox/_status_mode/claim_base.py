@@ -33,8 +33,8 @@ class ClaimBase:
         self._hold = given if isinstance(given, Hold) else None
         refusal = None if isinstance(given, Hold) else given
         self.verdict: Verdict = Verdict.NEW if refusal is None else refusal.verdict
-        """What the inbox says; only `NEW` means "run it". After a block that failed for good it is `DEAD` or
-        `HALTED`."""
+        """What the inbox says; only `NEW` means "run the message". After a block that failed for good, it is
+        `DEAD` or `HALTED`."""
         self.retry_after = refusal.retry_after if refusal else None
         """For `IN_FLIGHT` and after a failure: seconds after which to deliver the message again."""
         self._result: Any = refusal.result if refusal else None
@@ -51,24 +51,24 @@ class ClaimBase:
 
     @property
     def token(self) -> int:
-        """The fencing token: it grows with every claim of a key, so a service that you pass it to can refuse
-        an older one. After the record was purged it starts from the store's clock again, so it is still
-        larger unless that clock went back. 0 without a claim."""
+        """The fencing token; 0 without a claim. It grows with every claim of a key, so a service that gets
+        the token can refuse older ones. After the record was purged, tokens start from the store's clock
+        again, so they still grow unless that clock went back."""
         return self._hold.held.token if self._hold else 0
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1; 0 if the message is not to be run."""
+        """The number of this attempt, from 1; 0 if the message must not run."""
         return self._hold.attempt if self._hold else 0
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ran out, so that somebody else may have the message: stop."""
+        """Whether the lease has ended. If so, stop: somebody else may have the message."""
         return self._hold is not None and self._hold.lost
 
     @property
     def result(self) -> Any:
-        """A JSON value: what you set, or for a duplicate what its first run set.
+        """A JSON value: what you set; for a duplicate, what the first run set.
 
         It reads back as a duplicate will see it: a tuple becomes a list.
 
@@ -89,12 +89,12 @@ class ClaimBase:
         self._result, self._text = None, text
 
     def step_key(self, name: str) -> str:
-        """The idempotency key of a step, 32 characters. It is the same in every attempt, and differs for
-        every other step, message and consumer. It changes once the step was undone and an operator lets the
-        message run again."""
+        """The idempotency key of a step, 32 characters. It is the same in every attempt, and no other step,
+        message or consumer has it. After an undo of the step it changes if an operator lets the message run
+        again."""
         held, run = self._held.held, self._held.steps.run(name)
         parts = (held.consumer, held.key, name, *([str(run)] if run > 1 else []))
-        # With the lengths of its parts, so that two different steps never give the same text.
+        # With the length of each part, so that two different steps never give the same text.
         text = "".join(f"{len(part.encode())}:{part}" for part in parts)
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -105,7 +105,7 @@ class ClaimBase:
         return self._hold
 
     def _step(self, name: str, body: Callable[[], Any], undo: Undo | None, on_unknown: OnUnknown) -> Any:
-        """Run a step, unless it is finished; its result."""
+        """Run a step, unless it is finished; return its result."""
         hold = self._held
         with hold.running(name):
             if hold.begin_step(name, on_unknown, has_undo=undo is not None):
@@ -120,18 +120,18 @@ class ClaimBase:
         return self._finished(name, undo)
 
     def _finished(self, name: str, undo: Undo | None) -> Any:
-        """The result of a finished step; note whether it now has something to undo."""
+        """The result of a finished step; remember its undo."""
         if undo is not None:
             self._undos[name] = undo
         return self._held.steps.result(name)
 
     def _end(self, error: BaseException | None, delay: Callable[[int], float]) -> None:
-        """As `end_claim` describes."""
+        """See `end_claim`."""
         hold = self._held
         if error is None:
             hold.check_process()
         elif not hold.is_here:
-            # A fork of the block has raised: only the process that has the claim writes how it ended.
+            # The block has raised in a fork: only the process that has the claim records the end.
             return
         if error is None and hold.steps.is_undoing:  # once an undo has run, the handler can no longer succeed
             error, self.result = GivingUp(), None
@@ -161,15 +161,15 @@ class ClaimBase:
                 if isinstance(error, GivingUp):
                     raise
                 return  # a later delivery retries the undo
-            # One by one: after a crash only the steps that are left are undone again.
+            # Recorded one by one: after a crash, only the remaining steps are undone.
             hold.undone(name)
         self._failed(error)
 
     def _let_go(self, error: BaseException) -> bool:
-        """Let go of the message if the handler did not fail: it is somebody else's, or is given back because
-        it was interrupted or its store did not answer. Return whether that is so."""
+        """Let go of the message if the handler did not fail: somebody else has the message, the handler was
+        interrupted, or the store did not answer. Return whether one of these is so."""
         hold = self._held
-        # The handler may also pass on the LeaseLost of another message, which is a failure of this one.
+        # The LeaseLost may also be another message's: then it is a failure of this handler.
         if isinstance(error, LeaseLost) and hold.lost:
             hold.lose()
             return True
@@ -177,7 +177,7 @@ class ClaimBase:
         if is_own(error):
             hold.release(error)
             return True
-        if isinstance(error, Exception | GivingUp) or not is_interruption(error) or hold.is_tired:
+        if isinstance(error, Exception | GivingUp) or not is_interruption(error) or hold.counts_interruptions:
             return False
         hold.release(error, is_interrupted=True)
         return True
@@ -206,7 +206,7 @@ class ClaimBase:
         hold.fail(error, for_good=for_good)
 
     def _settle(self, delay: Callable[[int], float]) -> None:
-        """Set what the caller sees once the block is over."""
+        """Set the verdict and the delay that the caller sees after the block."""
         status = self._held.status
         self.verdict = _VERDICTS.get(status, self.verdict)
         if status is Status.FAILED:
@@ -214,19 +214,19 @@ class ClaimBase:
 
 
 def end_claim(claim: ClaimBase, error: BaseException | None, delay: Callable[[int], float]) -> None:
-    """Record how the handler ended: with this error, or well if it is None; if it gives up for good, first
-    undo its finished steps. `delay` says how long to wait after an attempt.
+    """Record how the handler ended: with this error, or with success if it is None. If the handler gives up
+    for good, first undo its finished steps. `delay` gives the seconds to wait after an attempt.
 
-    A function and no method of the claim, which handlers get: none may end its own claim.
+    A function and no method of the claim, so that handlers, which get the claim, cannot end it.
 
-    Raises: what an undo raised, unless the handler has its own error.
+    Raises: the error of an undo, unless the handler has its own error.
     """
     claim._end(error, delay)  # noqa: SLF001 - of this module
 
 
 def outcome_of(claim: ClaimBase | None, error: Exception | None = None) -> Outcome:
-    """The outcome of a message whose handler has ended, with this error unless it is None; without a claim it
-    never began."""
+    """The outcome after the handler, with its error if there is one; without a claim the handler never
+    began."""
     if claim is None:
         return Outcome(Verdict.NEW, error=error)
     return Outcome(claim.verdict, claim.result if error is None else None, claim.retry_after, error)

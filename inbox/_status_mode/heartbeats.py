@@ -1,4 +1,4 @@
-"""Renew leases while handlers run: all due claims in one round, and one thread for all claims of an inbox."""
+"""Renew leases while handlers run: one round for all due claims, one thread for all claims of an inbox."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from .stores import Store
 _log = logging.getLogger("inbox.heartbeats")
 
 ROUNDS = 3
-"""The most rounds under way at the same time: one that hangs does not delay the next."""
+"""The most rounds at the same time: a round that hangs does not delay the next."""
 
 _SHORTEST_CALL, _LONGEST_CALL = 1.0, 10.0
 """Seconds after which an unanswered round is given up."""
@@ -25,8 +25,8 @@ class _Entry:
     """One claim.
 
     Attributes:
-        when: when to renew it, by the monotonic clock.
-        is_unanswered: whether its last round got no answer, or an error.
+        when: when to renew the claim, by the monotonic clock.
+        is_unanswered: whether the last round of the claim got no answer, or an error.
     """
 
     when: float
@@ -35,11 +35,11 @@ class _Entry:
 
 
 class Schedule:
-    """When each claim is to be renewed, and what the renewal says; for threads and tasks.
+    """When to renew each claim, and what the store answers; for threads and tasks.
 
     A claim is due once a third of its lease has passed. All due claims are one round, in which each claim has
-    its own answer. A claim whose record is locked is retried soon, and so is every claim of a round that gets
-    no answer, while its lease lasts.
+    its own answer. While its lease lasts, a claim is retried soon if its record is locked, or if its round
+    gets no answer.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class Schedule:
         self._renews = renews
         self.is_needed = renews or max_runtime is not None
         """Whether claims need any attention while they are held."""
-        # A claim is due after a third of its lease: a look that comes late still leaves time for several
-        # rounds.
+        # A claim is due after a third of its lease, so even a late look leaves time for several rounds.
         self.pause = min(lease, max_runtime or lease) / 12
         """Seconds between two looks."""
         self._entries: dict[MessageLease, _Entry] = {}
@@ -64,7 +63,7 @@ class Schedule:
         return len(self._entries)
 
     def add(self, hold: MessageLease, on_lost: Callable[[], object]) -> None:
-        """Begin to renew a claim. When it is lost, `on_lost` is called in the thread that finds out."""
+        """Begin to renew a claim. If it is lost, the thread that notices calls `on_lost`."""
         when = time.monotonic() + self._lease / 3 if self._renews else math.inf
         with self._lock:
             self._entries[hold] = _Entry(when, on_lost)
@@ -75,7 +74,7 @@ class Schedule:
             self._entries.pop(hold, None)
 
     def drop_lost(self) -> None:
-        """Give up the claims whose time is over: nobody could renew them."""
+        """Give up the claims whose time is over and that could not be renewed."""
         now = time.monotonic()
         with self._lock:
             lost = [hold for hold, entry in self._entries.items() if self._is_lost(hold, entry, now)]
@@ -83,23 +82,23 @@ class Schedule:
             self._lose(hold)
 
     def _is_lost(self, hold: MessageLease, entry: _Entry, now: float) -> bool:
-        # After a pause of the whole process, ask first: a lease may be over and yet not taken over.
+        # After a pause of the whole process, ask first: the lease may have ended without another claim.
         return hold.is_overdue or (entry.is_unanswered and entry.when <= now and hold.left < 0)
 
     def due(self) -> list[MessageLease]:
-        """The claims to renew now. Those that get no answer are due again before their leases end."""
+        """The claims to renew now. Claims that get no answer are due again before their leases end."""
         now = time.monotonic()
         with self._lock:
             found = [hold for hold, entry in self._entries.items() if entry.when <= now]
             for hold in found:
                 entry = self._entries[hold]
-                # Until its answer comes. A locked record is not asked about: nobody can take it over.
+                # Until the answer comes. A locked record is left out: nobody can take the message over.
                 entry.is_unanswered = not hold.is_locked
                 entry.when = now + min(max(hold.left, self._lease / 12), self.patience)
         return [hold for hold in found if not hold.is_locked]
 
     def renew(self, holds: list[MessageLease]) -> None:
-        """Renew them, and note the store's answer for each."""
+        """Renew these claims, and note the store's answer for each."""
         claims = {hold.held: hold for hold in holds}
         sent = time.monotonic()
         try:
@@ -116,7 +115,7 @@ class Schedule:
                 self._lose(hold)
             return
         hold.renewed(sent + left)
-        # A locked record is not renewed: the store then answers what is left of the old lease.
+        # For a locked record, which it does not renew, the store answers what is left of the old lease.
         is_renewed = left > self._lease * 2 / 3
         with self._lock:
             entry = self._entries.get(hold)
@@ -134,7 +133,7 @@ class Schedule:
 
     def _lose(self, hold: MessageLease) -> None:
         with self._lock:
-            # The one thread that takes the entry out reports the loss, so it is reported once.
+            # Only the thread that removes the entry reports the loss, so the loss is reported once.
             entry = self._entries.pop(hold, None)
         if entry is not None:
             hold.lose()
@@ -142,15 +141,15 @@ class Schedule:
 
 
 class Heartbeats:
-    """Renews claims from threads: one that looks for due claims, and one for each round.
+    """Renews claims from threads: one thread looks for due claims, and each round has a thread.
 
     A message handled in less than a third of its lease costs only a place in a dictionary. The thread ends
-    after a whole lease without any claim.
+    when there was no claim for a whole lease.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.pid = os.getpid()
-        """The process that owns the claims: after a fork the child renews none of its parent's."""
+        """The process that owns the claims; after a fork, the child renews none of its parent's claims."""
         self.is_needed = schedule.is_needed
         self._schedule = schedule
         self._lock = threading.Lock()
@@ -162,7 +161,7 @@ class Heartbeats:
         with self._lock:
             self._schedule.add(hold, _nothing)
             if self._thread is None or not self._thread.is_alive():
-                # A daemon: a claim that is never ended must not keep the process from ending.
+                # A daemon: a claim that never ends must not keep the process alive.
                 self._thread = threading.Thread(target=self._run, name="inbox heartbeats", daemon=True)
                 self._thread.start()
 
@@ -177,7 +176,7 @@ class Heartbeats:
             idle = 0 if len(self._schedule) else idle + 1
             if idle > 12:
                 with self._lock:
-                    # A claim may have come meanwhile, and `add` starts no thread beside a living one.
+                    # A claim may have come meanwhile, and `add` starts no second thread.
                     if not len(self._schedule):
                         self._thread = None
                         return
@@ -207,4 +206,4 @@ class Heartbeats:
 
 
 def _nothing() -> None:
-    """A synchronous handler checks for itself whether its claim is lost."""
+    """Nothing to do: a synchronous handler checks for itself whether its claim is lost."""

@@ -1,6 +1,6 @@
-"""One message while this process handles it: all writes about it, synchronously.
+"""One message while this process handles it: all writes about the message, synchronously.
 
-`Claim` and `AsyncClaim` are its two faces.
+Handlers use it through `Claim` or `AsyncClaim`.
 """
 
 import time
@@ -23,7 +23,7 @@ from .stores import UNDO_ATTEMPTS, USED_UP, Change, ClaimAnswer, Request, Status
 OnUnknown = Literal["retry", "halt"]
 
 INTERRUPTIONS = 16
-"""How many interruptions give a message back without counting the attempt."""
+"""How often an interrupted message is given back without counting the attempt."""
 
 _FAILURE_EVENTS = {
     Status.FAILED: EventKind.FAILED,
@@ -33,14 +33,14 @@ _FAILURE_EVENTS = {
 
 
 class GivingUp(BaseException):
-    """No way forward is left: raised inside a handler that runs again only to undo its finished steps.
+    """The message can no longer succeed: raised in a handler that runs only to undo its finished steps.
 
     It is not an Exception, so that a handler which catches Exception does not stop it.
     """
 
 
 class Hold(MessageLease):
-    """A claimed message: its steps, and its end."""
+    """A claimed message: records its steps and its end."""
 
     def __init__(
         self,
@@ -58,19 +58,19 @@ class Hold(MessageLease):
         self._answer = answer
         self._memory = memory
         self._is_unsure = False
-        """Whether the last write about steps got no answer, so that the record may lack it."""
+        """Whether the last write about steps got no answer, so that the record may not have it."""
         self._running: str | None = None
         self._used: set[str] = set()
         self.steps = Steps(None if answer.is_first else answer.record.steps)
         self.status = Status.CONSUMING
-        # Attempts beyond the last one, and those after an undo, can only undo: they begin no new step.
+        # Attempts beyond `max_attempts` and attempts after an undo can only undo: they begin no new step.
         self.giving_up = self.attempt > request.max_attempts or self.steps.is_undoing
         self.emit(EventKind.CLAIMED if store else EventKind.UNPROTECTED)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Around a step: no other step begins meanwhile, inside it or beside it, because each overwrites the
-        record of all steps."""
+        """Around a step. Meanwhile no other step begins, inside or beside it, because each step overwrites
+        the record of all steps."""
         if self._running is not None:
             raise InvalidOption(
                 f"step={name!r}: step {self._running!r} is still running; run one after the other"
@@ -84,7 +84,7 @@ class Hold(MessageLease):
     def begin_step(self, name: str, on_unknown: OnUnknown, *, has_undo: bool = False) -> bool:
         """Whether to run the step; if not, its result is `steps.result(name)`."""
         options.one_of("on_unknown", on_unknown, ("retry", "halt"))
-        # Steps are found by name: a second one of the same name would get the first one's result.
+        # Steps are found by name: a second step of the same name would get the first step's result.
         if checked_name(name) in self._used:
             raise InvalidOption(f"step={name!r}: this attempt already has a step of this name")
         self._used.add(name)
@@ -94,23 +94,23 @@ class Hold(MessageLease):
             return False
         if self.giving_up:
             raise GivingUp
-        # Recorded before the step runs: afterwards a crash would hide that it may have happened.
+        # Recorded before the step runs: else a crash would hide that the step may have happened.
         if on_unknown == "halt":
             self._save(self.steps.begun(name, has_undo=has_undo), f"step {name!r}", begins=True)
         return True
 
     def end_step(self, name: str, result: Any, *, has_undo: bool, seconds: float) -> None:
-        """Record a finished step: its result, as every later attempt will get it.
+        """Record a finished step with its result, which every later attempt gets.
 
         Raises:
-            LeaseLost: the claim is somebody else's; nothing was recorded.
+            LeaseLost: somebody else has the message; nothing was recorded.
             InvalidResult: the result is not JSON, or too large.
         """
         self._save(self.steps.done(name, result, has_undo=has_undo), f"the end of step {name!r}")
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
 
     def abandon_step(self, name: str, error: BaseException) -> None:
-        """A step raised. If it must not be repeated, its outcome is unknown, unless it raised
+        """A step raised. The outcome of a step that must not be repeated is unknown, unless it raised
         `StepNotDone`."""
         if self.steps.state(name) != "begun":
             return
@@ -120,8 +120,7 @@ class Hold(MessageLease):
             self.emit(EventKind.STEP_UNKNOWN, step=name, error=describe(error))
 
     def adopt(self, name: str, steps: Steps, *, sent: float, seconds: float) -> None:
-        """A transaction has committed a step and renewed the lease, with a statement sent at the time
-        `sent`."""
+        """A transaction has committed a step and renewed the lease; `sent` is when the renewal was sent."""
         self.steps = steps
         self._until = sent + self.lease
         self.emit(EventKind.STEP_DONE, step=name, seconds=seconds)
@@ -135,7 +134,7 @@ class Hold(MessageLease):
         change = Change(status=Status.CONSUMED, finished=1, result=text, forget_after=self._request.retention)
         self._end(change, "completing")
         if self._memory is not None and self._store is not None:
-            # Only now that the store has the end may memory answer a duplicate.
+            # Memory may answer duplicates only after the store has recorded the end.
             known = Known(self._answer.record.digest, text)
             self._memory.remember(self.held.key, known, self._request.retention)
         self.emit(EventKind.COMPLETED)
@@ -148,7 +147,7 @@ class Hold(MessageLease):
         """
         text = describe(error)
         status = Status.DEAD if for_good else Status.FAILED
-        # Whatever the handler raised: only an operator can find out whether that step has happened.
+        # Whatever the handler raised, only an operator can find out whether the pending step has happened.
         if self.steps.pending is not None:
             status = Status.HALTED
             text = f"the outcome of step {self.steps.pending!r} is unknown: {text}"
@@ -156,12 +155,12 @@ class Hold(MessageLease):
         self.emit(_FAILURE_EVENTS[status], error=text, step=self.steps.pending)
 
     @property
-    def is_tired(self) -> bool:
+    def counts_interruptions(self) -> bool:
         """Whether the message was interrupted so often that an interruption now counts as a failure."""
         return self._answer.record.interruptions >= INTERRUPTIONS
 
     def release(self, interruption: BaseException, *, is_interrupted: bool = False) -> None:
-        """Give the message back unfinished, without counting the attempt; `is_interrupted` counts an
+        """Give the message back unfinished, without counting the attempt. If `is_interrupted`, count an
         interruption.
 
         Raises:
@@ -181,16 +180,16 @@ class Hold(MessageLease):
         self.emit(EventKind.RELEASED)
 
     def leave(self) -> None:
-        """The handler is over; tell monitoring if its end was not recorded."""
+        """The block is over; tell monitoring if its end was not recorded."""
         if self.status is Status.CONSUMING and self.is_here:
             self.emit(EventKind.ABANDONED)
 
     def gives_up_on(self, error: BaseException) -> bool:
-        """Whether this error ends the message."""
+        """Whether no attempt may follow after this error."""
         return self.giving_up or isinstance(error, GiveUp) or self.attempt >= self._request.max_attempts
 
     def may_retry_undo(self) -> bool:
-        """Whether another attempt can retry an undo that failed in this one."""
+        """Whether another attempt can retry an undo that failed in this attempt."""
         return self.attempt < self._request.max_attempts + UNDO_ATTEMPTS
 
     def undone(self, name: str) -> None:
@@ -207,24 +206,23 @@ class Hold(MessageLease):
             finished=1,
             error=text,
             history=remember(self._answer.record, text, at),
-            # A redelivery brings the payload again; only a message that is given up needs it in its record.
+            # A redelivery brings the payload again, so only the record of a message given up needs it.
             payload=self._request.payload if is_over else None,
             forget_after=self._request.dead_retention if is_over else self._request.retention,
         )
 
     def _save(self, steps: Steps, what: str, *, begins: bool = False) -> None:
-        """Write the progress of the steps. If there is no answer, a step that was to begin counts as not
-        begun and any other change as made; the claim's end writes it once more."""
+        """Write the progress of the steps. If no answer comes, a step about to begin counts as not begun, and
+        any other change counts as made; the claim's end writes the steps again."""
         was_pending = self.steps.pending is not None or self._is_unsure
         change = Change(
             steps=steps.text(),
             undos=steps.undos,
-            # None unless it can differ from what is stored: most steps may be repeated, and are never
-            # pending.
+            # None if the stored value is surely right: most steps may be repeated, and are never pending.
             pending_step=(steps.pending or "") if begins or was_pending else None,
             forget_after=self._kept_alive(),
         )
-        # If the answer is lost, a step about to begin does not run, but one that ended stays ended.
+        # If the answer is lost, a step about to begin does not run, but a finished step stays finished.
         if not begins:
             self.steps = steps
         self._is_unsure = True
@@ -233,7 +231,7 @@ class Hold(MessageLease):
         self.steps = steps
 
     def _end(self, change: Change, what: str) -> None:
-        # Before the write: a heartbeat that finds the record ended must not report a lost claim.
+        # Before the write: a heartbeat that finds the message ended must not report a lost claim.
         self._ended = True
         # The last write about steps may be missing, so repeat it with the end.
         if self._is_unsure:
@@ -245,5 +243,5 @@ class Hold(MessageLease):
 
 
 def describe(error: BaseException) -> str:
-    """An error as it is stored."""
+    """The text of an error, as it is stored."""
     return USED_UP if isinstance(error, GivingUp) else events.stored(error)

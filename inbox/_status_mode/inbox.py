@@ -35,19 +35,19 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         store: a `SqlStore` or a `RedisStore`; its clock decides, never a worker's.
         lease: how long a claim holds without a heartbeat, in seconds or as `timedelta`; after that another
             worker can take the message over.
-        max_attempts: attempts until the message is dead, including those that never ended.
+        max_attempts: attempts until the message is dead, including attempts that never ended.
         heartbeat: whether to renew the lease while the handler runs.
-        max_runtime: how long a handler may run, in seconds or as `timedelta`; then its claim is lost, and
-            after the lease another worker can take the message over. None: no limit.
-        backoff: how long to wait before a message comes again.
+        max_runtime: how long a handler may run, in seconds or as `timedelta`. After that its claim is lost,
+            and when the lease ends another worker can take the message over. None: no limit.
+        backoff: how long to wait before a message is delivered again.
         retention: how long records are kept (`Retention`, seconds or `timedelta`). A database stores it; None
             uses the stored value, or 7 days if there is none.
         dead_retention: how long records of dead and halted messages are kept; None uses the stored value, or
             30 days.
         keep_payload: whether a dead or halted message keeps its payload.
-        missing_key: what to do without a key: "refuse" with an error, take the "message_id", or "run"
-            without protection.
-        unreachable: what to do when the store does not answer: "raise", or "run" without protection.
+        missing_key: what to do with a message without a key: "refuse" raises an error, "message_id" takes
+            the message id as the key, and "run" runs the message without protection.
+        unreachable: what to do when the store does not answer: "raise" an error, or "run" without protection.
         on_event: a function, or several, called with each `Event`.
         on_refusal: what `claim` and `handler` do with a message that was taken neither now nor before:
             "raise" the `NotTaken` error of its verdict, or "return" the verdict. With "return", check it
@@ -87,8 +87,8 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
             key: text of 1 to 512 bytes of UTF-8 without NUL, a whole number, a UUID, or a tuple of these.
             payload: bytes, text or a JSON value, such as a tuple of the fields that matter. A digest of it is
                 kept, and the same key with another payload is a `MISMATCH`.
-            message_id: the broker's; used by `missing_key="message_id"`.
-            message_time: when the message was made; older than the retention is `TOO_OLD`.
+            message_id: the broker's message id, for `missing_key="message_id"`.
+            message_time: when the message was made; a message older than the retention is `TOO_OLD`.
 
         Raises:
             NotTaken: `MessageInFlight`, `PayloadMismatch`, `MessageTooOld`, `MessageDead` or `MessageHalted`;
@@ -112,7 +112,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         *,
         raises: bool = False,
     ) -> Iterator[Claim]:
-        """The same for every verdict; if it `raises`, refusals are raised as `on_refusal` says."""
+        """Run the block for every verdict; but if `raises`, raise refusals as `on_refusal` says."""
         stored_key, given = self._claim(key, payload, message_id, message_time)
         claim = Claim(stored_key, self.store, given)
         if not isinstance(given, Hold):
@@ -132,7 +132,7 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         else:
             end_claim(claim, None, self.backoff.delay)
         finally:
-            if given.is_here:  # a fork may have copied their lock while it was held
+            if given.is_here:  # a fork may have copied their lock while a thread held it
                 heartbeats.remove(given)
             given.leave()
         if raises:
@@ -146,12 +146,12 @@ class StatusInbox(StatusConsumer, Listens[Listener]):
         message_id: Callable[[Any], str] | None = None,
         message_time: Callable[[Any], datetime] | None = None,
     ) -> Callable[[Callable[[Claim, M], Any]], Callable[[M], Outcome]]:
-        """Decorate `body(claim, message)`: it runs as `claim` does, once unless it fails.
+        """Decorate `body(claim, message)`: it runs in `claim`, once unless it fails.
 
         The body's return value (JSON) is stored and is the `Outcome.result` of every duplicate. Its
         exceptions propagate unchanged. When the decorated function returns, acknowledge the message; it
-        raises what `claim` raises. Its `outcome(message)` puts errors of the body into `Outcome.error` and
-        refusals into `Outcome.verdict` instead; a `Listener` calls that.
+        raises what `claim` raises. A `Listener` calls its `outcome(message)` instead, which puts errors of
+        the body into `Outcome.error` and refusals into `Outcome.verdict`.
 
         Args:
             key, payload, message_id, message_time: functions of the message.

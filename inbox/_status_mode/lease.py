@@ -18,8 +18,8 @@ Caller = Callable[[Callable[[], Any]], Any]
 
 
 class MessageLease:
-    """A message that is this process's until its lease ends. If `store` is None the message runs without
-    protection: nothing is written."""
+    """A message that belongs to this process until its lease ends. If `store` is None, the message runs
+    without protection, and nothing is written."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class MessageLease:
         self._ended = self._lost = False
         self._overdue_at = math.inf if max_runtime is None else sent + max_runtime
         self.is_locked = False
-        """Whether a transaction of ours locks the record against everybody else."""
-        # From before the call, so that the lease never ends earlier in the store than here.
+        """Whether a transaction of this claim locks the record against everybody else."""
+        # Counted from before the call, so that the lease never ends earlier in the store than here.
         self._until = sent + request.lease
         self.held = HeldRecord(request.consumer, request.key, answer.token)
         self.attempt = 1 if answer.is_first else answer.record.attempts_started
@@ -55,29 +55,29 @@ class MessageLease:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that has the claim, and not a fork of it."""
+        """Whether this is the process that made the claim; False in a fork of it."""
         return self._process == os.getpid()
 
     @property
     def left(self) -> float:
-        """Seconds left of the lease, by the worker's own clock; infinite where the lease cannot end."""
+        """Seconds left of the lease, by the worker's own clock; infinite if the lease cannot end."""
         if self._ended or self.is_locked or self._store is None:
             return math.inf
         return self._until - time.monotonic()
 
     @property
     def is_running(self) -> bool:
-        """Whether the handler runs and, as far as anybody knows, still has the claim."""
+        """Whether the handler runs and is not known to have lost the claim."""
         return not self._ended and not self._lost
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the handler has run longer than it is allowed to."""
+        """Whether the handler has run longer than `max_runtime`."""
         return self._store is not None and not self._ended and time.monotonic() > self._overdue_at
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else may have the claim by now, or we must give it up."""
+        """Whether somebody else may have the claim by now, or this process must give it up."""
         return self._lost or self.left < 0 or self.is_overdue or not self.is_here
 
     @property
@@ -107,39 +107,39 @@ class MessageLease:
         """Renew the lease.
 
         Raises:
-            LeaseLost: the message is not ours any more.
+            LeaseLost: the claim is lost.
         """
         if self.is_overdue:
             self._refuse()
-        # Nobody can take a locked record over, and this write would wait for our own transaction.
+        # Nobody can take over a locked record, and this write would wait for our own transaction.
         if not self.is_locked:
             self._write(Change(forget_after=self._kept_alive()), "a heartbeat")
 
     def renewed(self, until: float) -> None:
-        """A heartbeat has renewed the lease, or found how long it holds."""
+        """A heartbeat has renewed the lease, or has learned when it ends."""
         # Several rounds may be under way: a late answer must not shorten the lease.
         self._until = max(self._until, until)
 
     def lose(self) -> None:
-        """The claim is not ours any more."""
+        """The claim is lost."""
         if not self._lost:
             self._lost = True
             self.emit(EventKind.LOST, error=self.loss)
 
     def check(self) -> None:
-        """Raise unless the claim is certainly ours.
+        """Raise unless this process certainly has the claim.
 
         Raises:
-            LeaseLost: it is not.
+            LeaseLost: the claim is lost.
         """
         if self._lost or self.is_overdue:
             self._refuse()
         self.check_process()
-        if self.lost:  # by the worker's own clock; only the store can tell
+        if self.lost:  # by the worker's own clock; the store knows better
             self.renew()
 
     def check_process(self) -> None:
-        """Raise in a fork of the process that has the claim: it writes nothing about the message.
+        """Raise in a fork of the process that has the claim: a fork writes nothing about the message.
 
         Raises:
             LeaseLost: this is a fork.
@@ -152,9 +152,9 @@ class MessageLease:
         raise LeaseLost(f"key={self.held.key!r}: {self.loss}")
 
     def _write(self, change: Change, what: str) -> None:
-        """Write while the handler runs. This renews the lease, unless the handler has run too long."""
+        """Write while the handler runs. The write renews the lease, unless the handler has run too long."""
         sent = time.monotonic()
-        # No new lease for an overdue handler: after the old one somebody else can take over.
+        # An overdue handler gets no new lease: after the old lease, somebody else can take the message over.
         if self.is_overdue:
             self._fenced(change, what)
             return

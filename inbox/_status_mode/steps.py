@@ -20,12 +20,12 @@ class Steps:
         self._steps: dict[str, dict[str, Any]] = json.loads(text) if text else {}
 
     def state(self, name: str) -> State | None:
-        """How far a step is; None if nothing is recorded."""
+        """The recorded state of a step; None if nothing is recorded."""
         step = self._steps.get(name)
         return None if step is None else step["state"]
 
     def result(self, name: str) -> Any:
-        """What a finished step returned."""
+        """The result of a finished step."""
         return self._steps[name].get("result")
 
     @property
@@ -40,11 +40,11 @@ class Steps:
 
     @property
     def is_undoing(self) -> bool:
-        """Whether something has been undone already, so that there is no way forward."""
+        """Whether a step has been undone, so that the message can no longer succeed."""
         return bool(self._steps) and any(step["state"] == "undone" for step in self._steps.values())
 
     def to_undo(self) -> Iterator[str]:
-        """Finished steps that have something to undo, the last one first."""
+        """Finished steps that have something to undo, the last step first."""
         for name, step in reversed(self._steps.items()):
             if step["state"] == "done" and step.get("undo"):
                 yield name
@@ -54,39 +54,39 @@ class Steps:
         return bool(self._steps[name].get("undo"))
 
     def run(self, name: str) -> int:
-        """Which run of a step is the current one, from 1. A new run begins when a message runs again after
-        its step was undone."""
+        """The number of a step's current run, from 1. A new run begins when the message runs again after the
+        step was undone."""
         return int(self._steps.get(name, {}).get("run", 1))
 
     def begun(self, name: str, *, has_undo: bool = False) -> "Steps":
-        """With the begin of a step that must not be repeated."""
+        """A copy that records the start of a step that must not be repeated."""
         return self._with(name, {"state": "begun"} | ({"undo": True} if has_undo else {}))
 
     def done(self, name: str, result: Any, *, has_undo: bool) -> "Steps":
-        """With a step finished.
+        """A copy that records a finished step.
 
         Raises:
-            InvalidResult: its result is not JSON, or it or all results together are too large.
+            InvalidResult: the result is not JSON, or it is too large, or all results together are.
         """
         try:
-            # As JSON reads it back, so that this attempt gets the same value as every later one.
+            # As JSON reads it back, so that this attempt gets the same value as every later attempt.
             step: dict[str, Any] = {"state": "done", "result": json.loads(encode_result(result))}
         except InvalidResult as error:
             raise InvalidResult(f"step={name!r}: {error}") from None
         return self._with(name, step | ({"undo": True} if has_undo else {}))
 
     def undone(self, name: str) -> "Steps":
-        """With a step undone."""
+        """A copy that records that a step was undone."""
         return self._with(name, self._steps[name] | {"state": "undone"})
 
     def without(self, name: str) -> "Steps":
-        """As if this run of a step had never begun."""
+        """A copy in which this run of a step never began."""
         others = {key: step for key, step in self._steps.items() if key != name}
         run = self.run(name)
         return self._of(others | {name: _anew(run)} if run > 1 else others)
 
     def anew(self) -> "Steps":
-        """With everything that was undone to be run once more."""
+        """A copy in which the steps that were undone run once more."""
         return self._of(
             {
                 name: _anew(self.run(name) + 1) if step["state"] == "undone" else step
@@ -95,7 +95,7 @@ class Steps:
         )
 
     def text(self) -> str:
-        """As it is stored.
+        """The steps as they are stored.
 
         Raises:
             InvalidResult: the results together are too large.
@@ -111,7 +111,7 @@ class Steps:
         return text
 
     def _with(self, name: str, step: dict[str, Any]) -> "Steps":
-        """Keeps the number of the step's run; a step that runs again moves to the end."""
+        """A copy with this step; it keeps the number of its run. A step that runs again moves to the end."""
         others = {key: each for key, each in self._steps.items() if key != name or each["state"] != "anew"}
         run = self.run(name)
         return self._of(others | {name: step | ({"run": run} if run > 1 else {})})
@@ -128,7 +128,7 @@ def _anew(run: int) -> dict[str, Any]:
 
 
 def checked_name(name: str) -> str:
-    """A step's name.
+    """The name, checked.
 
     Raises:
         InvalidOption: not 1 to 255 characters of UTF-8 without NUL.

@@ -1,4 +1,4 @@
-"""A step that commits together with the record that it has happened."""
+"""A step that commits in one transaction with its record."""
 
 import os
 import time
@@ -36,8 +36,8 @@ from .stores import SqlStore, Store
 class StepTransaction:
     """Begin, record and commit around a step's body; synchronous, for any handle.
 
-    The record's row is locked from the first statement on. So nobody takes the message over while the
-    transaction is open, and a claim lost earlier is detected before anything is written.
+    The first statement locks the record's row. So nobody takes the message over while the transaction is
+    open, and a claim that was lost earlier is detected before anything is written.
     """
 
     def __init__(self, hold: Hold, store: SqlStore | None, name: str, *, has_undo: bool) -> None:
@@ -55,7 +55,7 @@ class StepTransaction:
         """Begin a transaction, and lock the claim in it.
 
         Raises:
-            LeaseLost: the message is somebody else's.
+            LeaseLost: somebody else has the message.
             UnusableConnection: the connection is in AUTOCOMMIT mode.
         """
         self._handle = handle
@@ -99,7 +99,7 @@ class StepTransaction:
         if isinstance(self._handle, Session):
             self._handle.flush()
         self._record()
-        # The last moment to stop a handler that has run too long: after the COMMIT its step has happened.
+        # The last moment to stop a handler that has run too long: after the COMMIT, the step has happened.
         self._hold.check()
         self.leave()  # SQLAlchemy sends statements of its own for a two-phase COMMIT
         try:
@@ -120,7 +120,7 @@ class StepTransaction:
         self._hold.adopt(self._name, self._steps, sent=self._sent, seconds=seconds)
 
     def roll_back(self) -> None:
-        """Undo everything, but only in the process that began it."""
+        """Roll back, but only in the process that began the transaction."""
         self.leave()
         if forked.is_in(self._process):
             if self._hold.is_locked:
@@ -159,8 +159,8 @@ class StepTransaction:
             )
 
     def _write_steps(self) -> bool:
-        """Write the step to the record; return False if the transaction has been undone since it began."""
-        # Before the statement, so that the lease never ends earlier in the store than here.
+        """Write the step to the record; return False if the transaction was rolled back meanwhile."""
+        # Taken before the statement, so that the lease never ends earlier in the store than here.
         self._sent = time.monotonic()
         steps = self._steps.text()
         with OWN, self._bounded():
@@ -174,12 +174,12 @@ class StepTransaction:
             )
 
     def _resolve(self, error: Exception) -> None:
-        """Finish normally if the COMMIT did happen: then the record has the witness."""
+        """Finish normally if the COMMIT did happen: the witness in the record proves it."""
         held = self._hold.held
         try:
             record = self._store.find(held.consumer, held.key) if self._store else None
         except StoreUnreachable:
-            self._hold.lose()  # nobody knows what is recorded, so it must not be overwritten
+            self._hold.lose()  # nobody knows what is recorded, so nothing may overwrite it
             raise
         if record is None or record.claim != self._witness:
             raise CommitLost("the connection broke during COMMIT, and nothing was written") from error
@@ -220,7 +220,7 @@ def sql_store(store: Store) -> SqlStore:
     """The store of a step in a transaction.
 
     Raises:
-        InvalidOption: the store is not in a database that could commit with the step.
+        InvalidOption: the store is not in a database, so it cannot commit with the step.
     """
     if not isinstance(store, SqlStore):
         raise InvalidOption(f"transact: {type(store).__name__} is not in the database; use step")

@@ -1,7 +1,7 @@
-"""A limit on how long a database call takes, whatever it waits for.
+"""A limit on how long a database call takes, for whatever reason.
 
 Drivers wait without limit for a server that hangs, or behind a network that drops packets. The statements
-themselves limit waits for rows; this limits everything else.
+themselves limit waits for rows; this module limits everything else.
 """
 
 import logging
@@ -21,14 +21,14 @@ from inbox_outbox_base.errors.inbox import StoreUnreachable
 _log = logging.getLogger("inbox.stores")
 
 _LOOKS = 1.0
-"""Seconds between two looks for calls that take too long, and the time the server has to end one."""
+"""Seconds between two looks for calls that take too long; the server has as long to end such a call."""
 
 _IDLE = 60.0
 """Seconds without a call after which the thread ends."""
 
 
 class Call:
-    """Around a call on a connection; the connection is cut when the time is over.
+    """Around a call on a connection, which is cut when the time is over.
 
     Raises:
         StoreUnreachable: the connection was cut, and is invalidated.
@@ -43,7 +43,7 @@ class Call:
         self.deadline = time.monotonic() + seconds
         self.has_ended = False
         self.taken: threading.Event | None = None
-        """Set once the watchdog has its own copy of the socket; None if nobody cuts the call."""
+        """Set once the watchdog has its own copy of the socket; None while nobody cuts the call."""
 
     def __enter__(self) -> None:
         self._watchdog.begin(self)
@@ -60,7 +60,7 @@ class Call:
         # The driver's socket must stay open until the watchdog has its copy.
         self.taken.wait()
         self.has_ended = True
-        # The next statement could read a late answer to this one.
+        # The next statement could read a late answer to this statement.
         self._connection.invalidate()
         if isinstance(error, Exception):
             raise StoreUnreachable("the database did not answer in time") from error
@@ -69,8 +69,8 @@ class Call:
 class Watchdog:
     """Cuts connections whose call takes too long: one thread for all calls of a store.
 
-    It takes no locks, which would cost every call: the side that removes a call from the dictionary, in
-    one operation, decides whether it has ended or is cut.
+    It takes no lock, because a lock would slow every call down. The dictionary removes a call in one
+    operation: if the call itself removes it, it has ended; if the watchdog removes it, it is cut.
     """
 
     def __init__(self, database: Taking) -> None:
@@ -81,7 +81,7 @@ class Watchdog:
 
     def begin(self, call: Call) -> None:
         """From now on the call may be cut."""
-        if self._pid != os.getpid():  # a fork: it has neither the thread nor the calls of other threads
+        if self._pid != os.getpid():  # a fork has neither the thread nor the calls of other threads
             self._pid, self._thread, self._calls = os.getpid(), None, {}
         self._calls[call] = None
         if self._thread is None:
@@ -89,7 +89,7 @@ class Watchdog:
             self._thread.start()
 
     def end(self, call: Call) -> bool:
-        """Remove the call; False if the watchdog already has."""
+        """Remove the call; return False if the watchdog has removed it already."""
         return self._calls.pop(call, self) is None
 
     def _run(self) -> None:
@@ -101,7 +101,7 @@ class Watchdog:
                 last = now
             elif now > last + _IDLE:
                 self._thread = None
-                if not self._calls:  # otherwise a call came that still saw this thread
+                if not self._calls:  # else a call has come that relies on this thread
                     return
             for call in list(self._calls):
                 if call.deadline < now:
@@ -118,9 +118,9 @@ class Watchdog:
         except Exception:  # noqa: BLE001 - the connection has just ended anyway
             _log.debug("a connection that did not answer has ended", exc_info=True)
         else:
-            # In a thread, so that a server that does not answer does not delay cutting other calls.
+            # In a thread: a server that does not answer must not delay the cutting of other calls.
             cut = threading.Thread(target=self._cut, args=(call, driver, own), daemon=True)
-            with suppress(RuntimeError):  # no thread can be started: the driver alone decides
+            with suppress(RuntimeError):  # no thread can be started: nobody cuts the call
                 cut.start()
         finally:
             call.taken.set()

@@ -11,7 +11,7 @@ from inbox_outbox_base.transactions.policy import Declaration
 from inbox_outbox_base.words.incoming import Status, Verdict
 
 UNDO_ATTEMPTS = 3
-"""Extra attempts after the last one, if finished steps are still to be undone."""
+"""Extra attempts after `max_attempts`, if finished steps must still be undone."""
 
 NEVER_ENDED = "the attempt did not end within its lease"
 USED_UP = "its attempts are used up"
@@ -22,16 +22,16 @@ LONGEST_HISTORY = 20
 """The most attempts in the history; the oldest are dropped first."""
 
 
-@dataclass(slots=True, kw_only=True)  # one for every message, and frozen costs three times as much
+@dataclass(slots=True, kw_only=True)  # made for every message, and frozen costs three times as much
 class Request:
     """One attempt to claim one message.
 
     Attributes:
-        claim: 16 random bytes by which an attempt recognises its own row after a lost answer.
+        claim: 16 random bytes; an attempt recognises its own row by them after a lost answer.
         lease: seconds.
-        payload: kept in a dead letter; None keeps nothing.
+        payload: what a dead letter keeps; None keeps nothing.
         retention, dead_retention: seconds; for stores that expire records.
-        policy: the inbox's; for stores that are purged. None is not compared.
+        policy: the inbox's policy, for stores that are purged; None compares nothing.
     """
 
     consumer: str
@@ -52,7 +52,7 @@ class Record:
     """The record of one message; times are the store's.
 
     Attributes:
-        steps: a JSON object, by the steps' names in the order in which they began.
+        steps: a JSON object: the steps by name, in the order in which they began.
         history: a JSON array of the attempts that did not succeed, and of operators' decisions.
         pending_step: the step that began, must not be repeated, and has no recorded end.
         undos: how many finished steps have something to undo.
@@ -87,7 +87,7 @@ class ClaimAnswer:
     Attributes:
         verdict: the answer.
         now: the store's clock.
-        token: of the record.
+        token: the record's token.
     """
 
     __slots__ = ("_record", "_request", "now", "token", "verdict")
@@ -101,8 +101,8 @@ class ClaimAnswer:
 
     @classmethod
     def first(cls, request: Request, token: int, now: datetime) -> "ClaimAnswer":
-        """The answer to the first claim of a message. Its record is made only on demand: it is rarely needed,
-        and costs more than the rest."""
+        """The answer to the first claim of a message. Its record is made only on demand, because it is rarely
+        needed and costs more than the rest."""
         answer = cls.__new__(cls)
         answer.verdict, answer.now, answer.token = Verdict.NEW, now, token
         answer._record, answer._request = None, request  # noqa: SLF001 - its own
@@ -115,7 +115,7 @@ class ClaimAnswer:
 
     @property
     def record(self) -> Record:
-        """As it stands after the claim."""
+        """The record as it is after the claim."""
         if self._record is None:
             assert self._request is not None  # noqa: S101 - one of them is there
             self._record = new_record(self._request, self.token, self.now)
@@ -123,14 +123,14 @@ class ClaimAnswer:
 
     @property
     def lease_left(self) -> timedelta:
-        """How long the current holder's lease still lasts."""
+        """How much time the current holder's lease has left."""
         until = self.record.lease_until
         return timedelta() if until is None else max(timedelta(), until - self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRecord:
-    """Repeated in every write of a claim: nobody else ever has this token for this key."""
+    """What every write of a claim repeats: nobody else ever has this token for this key."""
 
     consumer: str
     key: str
@@ -145,8 +145,8 @@ class Change:
         token: a new token; writes with the old one are rejected.
         lease: seconds from now, by the store's clock.
         finished: how many attempts to add to the finished ones.
-        started: how many to add to (or take from) the started ones.
-        pending_step: a name, or the empty text for none.
+        started: how many attempts to add to the started ones (or, if negative, to take away).
+        pending_step: a name; the empty text means that there is none.
         forget_after: seconds; for stores that expire records.
     """
 
@@ -166,8 +166,8 @@ class Change:
     forget_after: float
 
     def fields(self) -> dict[str, Any]:
-        """The columns to write and their values; None empties a column. Lease and attempts are left out,
-        because a store computes them."""
+        """The columns to write and their values; None empties a column. Lease and attempts are not among
+        them, because a store computes them."""
         names = ("token", "result", "error", "payload", "steps", "history", "undos", "interruptions")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.status is not None:
@@ -179,10 +179,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a claim can do with a record.
+    """What a claim may do with a record.
 
     Attributes:
-        verdict: the answer; `NEW` means take it over.
+        verdict: the answer; `NEW` means: take the message over.
         bury: the status to write first, because this claim found that it applies.
     """
 
@@ -192,17 +192,17 @@ class Judgement:
 
 def judge(record: Record, now: datetime, request: Request) -> Judgement:
     """The rules for taking over an existing record, the same for every store."""
-    # Before anything else: what became of another payload says nothing about this one.
+    # First: the fate of another payload says nothing about this payload.
     if is_mismatch(request.digest, record.digest):
         return Judgement(Verdict.MISMATCH)
     if record.status in _SETTLED:
         return Judgement(_SETTLED[record.status])
     if record.lease_until is not None and record.lease_until > now:
         return Judgement(Verdict.IN_FLIGHT)
-    # The holder vanished inside a step that must not be repeated.
+    # The holder disappeared during a step that must not be repeated.
     if record.pending_step is not None:
         return Judgement(Verdict.HALTED, bury=Status.HALTED)
-    # Attempts beyond the last one can only undo finished steps.
+    # Attempts beyond `max_attempts` can only undo finished steps.
     extra = UNDO_ATTEMPTS if record.undos else 0
     if record.attempts_started >= request.max_attempts + extra:
         return Judgement(Verdict.DEAD, bury=Status.DEAD)
@@ -236,16 +236,16 @@ def new_record(request: Request, token: int, now: datetime) -> Record:
 
 
 def is_ours(record: Record, request: Request) -> bool:
-    """Whether this same claim took the message: just now, or earlier with its answer lost."""
+    """Whether this same claim has taken the message: just now, or earlier, if that answer was lost."""
     return record.claim == request.claim and record.status is Status.CONSUMING
 
 
 def successor(record: Record, now: datetime, request: Request, judgement: Judgement) -> dict[str, Any]:
-    """The fields of a record that a claim takes over or buries, and that nobody holds. Both get a new token,
-    so that a former holder does not take the record for its own."""
+    """The fields to write when a claim takes over or buries a record that nobody holds. The record gets a new
+    token in both cases, so that a former holder does not mistake the record for its own."""
     # Tokens must grow even if the clock has gone back.
     token, history = max(record.token + 1, first_token(now)), record.history
-    # Its holder recorded no end, so this attempt is not in the history yet.
+    # The holder recorded no end, so its attempt is not in the history yet.
     if record.status is Status.CONSUMING:
         history = remember(record, NEVER_ENDED)
     if judgement.bury is not None:
@@ -263,8 +263,8 @@ def successor(record: Record, now: datetime, request: Request, judgement: Judgem
 
 
 def first_token(now: datetime) -> int:
-    """A key's first token: microseconds since 1970 by the store's clock. A later one is larger by at least
-    one; after the record was purged it is the clock again."""
+    """A key's first token: microseconds since 1970 by the store's clock. Each later token is larger by at
+    least one; after the record was purged, the next token is the clock again."""
     return (now - EPOCH) // timedelta(microseconds=1)
 
 
@@ -273,8 +273,8 @@ def remember(record: Record, error: str, at: datetime | None = None, *, by: str 
 
     Args:
         error: how the attempt ended, or what was done.
-        at: when, by the store's clock; None means when the lease ran out.
-        by: the operator; None is the attempt's owner.
+        at: when, by the store's clock; None means the end of the lease.
+        by: the operator; None means the attempt's owner.
     """
     ended = at or record.lease_until
     entry = {

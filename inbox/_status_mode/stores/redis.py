@@ -1,4 +1,4 @@
-"""Records of status-table mode in Redis: one hash a message, changed only by scripts."""
+"""Records of status-table mode in Redis: one hash for each message, changed only by scripts."""
 
 import inspect
 import re
@@ -26,17 +26,17 @@ T = TypeVar("T")
 _HELD = (Status.CONSUMING,)
 _CODES = "OOM|NOREPLICAS|MISCONF|BUSY|LOADING|MASTERDOWN|READONLY|CLUSTERDOWN|TRYAGAIN"
 _NOT_NOW = re.compile(rf"^(?:ERR Error running script .*? -|-)?({_CODES}) ")
-"""Answers of a server that is full or degraded begin with one of these words of its protocol. Before Redis 7,
-a server that meets such an error inside a script puts its own words first."""
+"""The answers of a server that is full or degraded begin with one of these codes of Redis' protocol. Before
+Redis 7, a server puts its own words first if the error comes up inside a script."""
 
 
 class RedisStore(Store):
     """Records in Redis 6 or newer, or a Redis Cluster; extra `redis`.
 
-    A message is one key, and every claim and write is one script on it, so decisions are as atomic as in a
-    database; the time is Redis' TIME. Records expire after the inbox's retention. What Redis loses is lost:
-    it needs ``appendonly yes`` and ``maxmemory-policy noeviction``, and a failover to a replica that lacks
-    the last writes can let a second handler run.
+    A message is one key, and every claim and write is one script on that key, so decisions are as atomic as
+    in a database; the time is Redis' TIME. Records expire after the inbox's retention. The store cannot
+    restore what Redis loses: use ``appendonly yes`` and ``maxmemory-policy noeviction``. A failover to a
+    replica that lacks the last writes can let a second handler run.
 
     Args:
         client: of redis-py, synchronous or (for `AsyncStatusInbox`) asynchronous, without `decode_responses`
@@ -111,9 +111,9 @@ class RedisStore(Store):
             yield held, lease if renewed else None
 
     def _renewed(self, claims: Sequence[HeldRecord], change: Change) -> Sequence[Any]:
-        """In one round trip: for each claim whether it was renewed, or that Redis has forgotten the
-        script."""
-        # Without MULTI, which would hold up all other clients for the whole round.
+        """In one round trip, renew the claims; for each, return whether it was renewed, or the error that
+        Redis has forgotten the script."""
+        # Without MULTI, which would delay all other clients for the whole round.
         pipeline = self._client.pipeline(transaction=False)
         for held in claims:
             arguments = hashes.write_arguments(
@@ -174,7 +174,7 @@ class RedisStore(Store):
         return ClaimAnswer(verdict=judgement.verdict, record=found, now=now)
 
     def _add_or_look(self, name: bytes, request: Request) -> tuple[datetime, Record | int]:
-        """The store's clock, and either the record that was there or the token of the new one."""
+        """The store's clock, and either the existing record or the new record's token."""
         given = () if request.digest is None else (request.digest,)
         lease, keep = (
             hashes.microseconds(request.lease),
@@ -205,7 +205,7 @@ class RedisStore(Store):
         return bool(self._run(redis_scripts.WRITE, self._name(held.consumer, held.key), *arguments))
 
     def _run(self, script: RedisScript, name: bytes, *arguments: Any) -> Any:
-        try:  # normally this call is all
+        try:  # normally the only call
             result = self._client.execute_command("EVALSHA", script.sha, 1, name, *arguments)
             return self._called(result) if self.is_async else result
         except self._errors:
@@ -235,7 +235,7 @@ class RedisStore(Store):
     def _called(self, result: Any) -> Any:
         if not self.is_async:
             return result
-        from sqlalchemy.util import await_only  # without greenlet the import fails
+        from sqlalchemy.util import await_only  # the import needs greenlet
 
         return await_only(result)
 

@@ -11,7 +11,7 @@ from .records import EPOCH, HeldRecord, Record
 
 _NUMBERS = ("token", "attempts_started", "attempts_finished", "undos", "interruptions")
 _AT_FIRST = {"attempts_finished": 0, "undos": 0, "interruptions": 0}
-"""Values that need not be stored of a message that has no others."""
+"""The values of fields that are not stored yet."""
 
 _TIMES = ("lease_until", "created_at", "updated_at")
 _BYTES = ("claim", "digest", "payload")
@@ -57,7 +57,7 @@ def escaped(text: str) -> str:
 
 
 def judged(record: Record) -> str:
-    """What a record was judged by, besides token and status: fields that its holder may have changed
+    """The fields that a judgement is based on, besides token and status; the holder may have changed them
     since."""
     return f"{record.undos},{record.pending_step or ''}"
 
@@ -74,7 +74,7 @@ def microseconds(seconds: float) -> bytes:
 
 @lru_cache
 def milliseconds(seconds: float) -> bytes:
-    """At least one: Redis takes 0 for "delete it"."""
+    """At least one, because with 0 Redis deletes the record."""
     return b"%d" % max(1, round(seconds * 1_000))
 
 

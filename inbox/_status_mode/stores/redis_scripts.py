@@ -16,7 +16,7 @@ def _script(text: str) -> RedisScript:
     return RedisScript(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-# Lua writes large numbers with 14 digits; `whole` keeps all 16 of a time in microseconds.
+# Lua writes large numbers with 14 digits; `whole` keeps all 16 digits of a time in microseconds.
 _CLOCK = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -27,12 +27,12 @@ _STAMP = """
 local time = redis.call('TIME')
 local stamp = string.format('%d%06d', time[1], time[2])
 """
-"""The clock as it is stored, where it is only compared: texts of one length compare as numbers do."""
+"""The clock as stored text, for scripts that only compare it: texts of one length compare as numbers do."""
 
 ADD_OR_LOOK = _script(
     _STAMP
     + """
--- ARGV: lease in microseconds, milliseconds to keep the record, claim, owner and digest of a new one
+-- ARGV: lease in microseconds, milliseconds to keep the record, and of a new record claim, owner, digest
 local found = redis.call('HGETALL', KEYS[1])
 if #found > 0 then return {stamp, found} end
 redis.call('HSET', KEYS[1], 'status', 'consuming', 'token', stamp,
@@ -54,8 +54,8 @@ return {whole(now), redis.call('HGETALL', KEYS[1])}
 COMPLETE = _script(
     _STAMP
     + """
--- The most frequent write, in as few commands as there can be. ARGV: token, milliseconds to keep the record
--- if its lease is over, result
+-- The most frequent write, so it uses as few commands as possible. ARGV: token, milliseconds to keep the
+-- record if its lease is over, result
 local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'attempts_finished', 'lease_until')
 if record[1] ~= ARGV[1] or record[2] ~= 'consuming' then return 0 end
 if record[4] < stamp then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -74,9 +74,9 @@ return 1
 WRITE = _script(
     _CLOCK
     + """
--- ARGV: token, statuses, by what the record was judged if nobody may hold it, lease in microseconds or
--- nothing, milliseconds to keep the record, to add to attempts started, to attempts finished, whether the
--- status changes, number of fields to remove, these, fields and values to write
+-- ARGV: token, statuses, the judged fields (if nobody may hold the record) or nothing, lease in microseconds
+-- or nothing, milliseconds to keep the record, number to add to attempts started, to attempts finished,
+-- whether the status changes, number of fields to remove, their names, fields and values to write
 local record = redis.call('HMGET', KEYS[1], 'token', 'status', 'lease_until', 'undos', 'pending_step')
 if record[1] ~= ARGV[1] or not string.find(ARGV[2], ',' .. record[2] .. ',', 1, true) then return 0 end
 if ARGV[3] ~= '' then

@@ -1,4 +1,4 @@
-"""Records of status-table mode in a table: every write repeats, in one statement, what it is based on."""
+"""Records of status-table mode in a table: each write is one statement that checks what it is based on."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -59,11 +59,11 @@ class SqlStore(Store):
     runs, and the time is the database's clock. Transient errors are retried for about a second.
 
     Args:
-        engine: where the tables are; an AsyncEngine for `AsyncStatusInbox`.
+        engine: the database of the tables; an AsyncEngine for `AsyncStatusInbox`.
         schema: the PostgreSQL schema of the tables; None is the connection's own.
 
     Raises:
-        InvalidOption: not an engine, or one whose threads all share one connection.
+        InvalidOption: not an engine, or all threads share its one connection.
         UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
     """
 
@@ -74,8 +74,8 @@ class SqlStore(Store):
         self._database = taking(sync_engine.dialect.name)
         if isinstance(sync_engine.pool, StaticPool) and self._database.has_server:
             raise InvalidOption(
-                "engine: expected a pool other than StaticPool, with which a heartbeat would commit what "
-                "another thread is doing"
+                "engine: expected a pool other than StaticPool, because with it a heartbeat would commit "
+                "another thread's writes"
             )
         self.is_async = sync_engine is not engine
         self.engine = sync_engine
@@ -96,7 +96,7 @@ class SqlStore(Store):
         parameters = values | rows.where(held)
         if self._run(lambda connection: connection.execute(statement, parameters).rowcount == 1):
             return True
-        # No row changed: the claim is lost, or this write had arrived before and only its answer was lost.
+        # No row changed: the claim is lost, or an earlier try succeeded and only its answer was lost.
         return self._has_happened(held, change)
 
     def find(self, consumer: str, key: str) -> Record | None:
@@ -116,7 +116,7 @@ class SqlStore(Store):
     def renew(
         self, claims: Sequence[HeldRecord], lease: float, keep: float, within: float
     ) -> Iterator[tuple[HeldRecord, float | None]]:
-        if not self._database.locks_rows:  # a paused process must not hold a read transaction open either
+        if not self._database.locks_rows:  # a paused process must not hold even a read transaction open
             yield from super().renew(claims, lease, keep, within)
             return
         for start in range(0, len(claims), _LARGEST_STATEMENT):
@@ -130,7 +130,7 @@ class SqlStore(Store):
         consumer = claims[0].consumer
         these = {"consumer_": consumer, "claims": [(held.key, held.token) for held in claims]}
         self._claiming.renew(connection, self.tables, these, lease)
-        # Read back, because the renewal may skip locked rows, which keep the lease they have.
+        # Read the leases back: the renewal may skip locked rows, which keep their old lease.
         left = {
             HeldRecord(consumer, row.key, row.token): (row.lease_until - row.now).total_seconds()
             for row in connection.execute(claiming_statements.leases(self.tables), these)
@@ -145,8 +145,8 @@ class SqlStore(Store):
         return self._run(self._database.now)
 
     def lock(self, connection: Connection, held: HeldRecord, witness: bytes) -> bool:
-        """In the caller's transaction, lock the record against everybody else until it ends; False if the
-        claim is lost. A transaction that is undone leaves no `witness`."""
+        """Lock the record against everybody else until the caller's transaction ends; return False if the
+        claim is lost. A transaction that is rolled back leaves no `witness`."""
         return self._claiming.lock(connection, self.tables, rows.where(held) | {"claim": witness})
 
     def record_step(
@@ -159,8 +159,8 @@ class SqlStore(Store):
         undos: int,
         lease: float,
     ) -> bool:
-        """In the same transaction, record the steps and renew the lease, in seconds; False if the transaction
-        was undone in between."""
+        """In the same transaction, record the steps and renew the lease, in seconds; return False if the
+        transaction was rolled back meanwhile."""
         parameters = rows.where(held) | {
             "claim": witness,
             "steps": steps,
@@ -170,10 +170,10 @@ class SqlStore(Store):
         return self._claiming.record_step(connection, self.tables, parameters)
 
     def bounded(self, connection: Connection) -> AbstractContextManager[None]:
-        """Around calls on the caller's connection, which is cut if they take too long.
+        """Around calls on the caller's connection, which is cut if a call takes too long.
 
         Raises:
-            StoreUnreachable: it was cut.
+            StoreUnreachable: the connection was cut.
         """
         return self._bounded(connection, LONGEST_CALL)
 
@@ -187,10 +187,10 @@ class SqlStore(Store):
             return self._run(lambda connection: self._locked(connection, request))
 
     def _locked(self, connection: Connection, request: Request) -> ClaimAnswer:
-        """The answer about a row that stays locked for longer than a claim waits. Its locker may be handling
-        the message, so it is in flight, unless it is settled."""
+        """The answer about a row that stays locked for longer than a claim waits. Whoever locks it may be
+        handling the message, so the message is in flight, unless it is settled."""
         now, record = self._look(connection, {"consumer_": request.consumer, "key_": request.key})
-        if record is None:  # the insert that locks it is not committed
+        if record is None:  # the insert that locks the row is not committed
             return ClaimAnswer(verdict=Verdict.IN_FLIGHT, record=new_record(request, 0, now), now=now)
         judgement = judge(record, now, request)
         is_open = judgement.bury is not None or judgement.verdict is Verdict.NEW
@@ -207,7 +207,7 @@ class SqlStore(Store):
         return policy.asked or self._run(policy.retention)
 
     def _claim_on(self, connection: Connection, request: Request) -> ClaimAnswer | None:
-        # First, since each statement commits: nothing may be taken under a policy that conflicts.
+        # First, because each statement commits: nothing may be claimed under a conflicting policy.
         if request.policy is not None and request.policy.known(connection) is None:
             request.policy.agree(connection, is_new=True)
         answer = self._claiming.add_or_look(connection, self.tables, rows.new(request))
@@ -257,8 +257,8 @@ class SqlStore(Store):
         wait: float = claiming_statements.WRITE_WAIT,
         within: float | None = None,
     ) -> T:
-        """Do this on a connection of its own, on which each statement commits and waits at most `wait`
-        seconds for a row. A connection that does not answer `within` some seconds is replaced once."""
+        """Work on a separate connection, where each statement commits and waits at most `wait` seconds for a
+        row. A connection that does not answer `within` so many seconds is replaced once."""
         seconds = LONGEST_CALL if within is None else within
         try:
             return self._retrying(lambda: self._once(work, wait, seconds), _may_retry)

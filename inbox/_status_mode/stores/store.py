@@ -20,11 +20,11 @@ from .records import Change, ClaimAnswer, HeldRecord, Record, Request
 T = TypeVar("T")
 
 _ROUNDS = 100
-"""How often a claim looks again after others were faster."""
+"""How often a claim looks again if others change the record meanwhile."""
 
 _TRIES, _TRIES_WITHIN = 8, 1.0
-"""How often a call is tried, and for how many seconds: drivers may have retried for long themselves. A call
-that took longer than that is tried once more, on another connection."""
+"""How often a call is tried, and for how many seconds, because a driver may itself have retried for long. A
+call that took longer is tried once more, on another connection."""
 
 
 class Store(ABC):
@@ -36,12 +36,12 @@ class Store(ABC):
     is_async: bool
 
     def claim(self, request: Request) -> ClaimAnswer:
-        """Take the message, or say why not; one atomic decision.
+        """Take the message, or answer why not; one atomic decision.
 
         Raises:
             StoreUnreachable: the store did not answer, after some retries.
         """
-        # Before the claim, which must find how this process's last attempt at the message ended.
+        # Before the claim, which must find the end of this process's last attempt at the message.
         if self._late:
             self._late.write((request.consumer, request.key))
         for _ in range(_ROUNDS):
@@ -54,8 +54,8 @@ class Store(ABC):
         raise StoreUnreachable(f"key={request.key!r}: others changed its record {_ROUNDS} times in a row")
 
     def end(self, held: HeldRecord, change: Change) -> bool:
-        """Write how a handler ended; False if it no longer has the message. If this fails, it is retried when
-        this process claims the message again, or gets an answer to another claim."""
+        """Write how a handler ended; return False if it no longer has the message. A failed write is retried
+        when this process claims the message again, or gets an answer to another claim."""
         try:
             return self.write(held, change)
         except Exception:
@@ -73,26 +73,26 @@ class Store(ABC):
     def declaration(
         self, consumer: str, retention: Retention | float | timedelta | None, dead_retention: float | None
     ) -> Declaration | None:
-        """The policy of an inbox that is kept with its records; None if each record has its own expiry."""
+        """The inbox's policy, which the store keeps with the records; None if records expire one by one."""
         return None
 
     def retention(self, policy: Declaration) -> Retention:
-        """How long such an inbox's records are kept."""
+        """How long the records of an inbox with this policy are kept."""
         return policy.asked or Retention()
 
     @abstractmethod
     def _claim(self, request: Request) -> ClaimAnswer | None:
-        """The answer; None if others changed the record in between: look again."""
+        """The answer; None if others changed the record meanwhile, so that the claim must look again."""
 
     @abstractmethod
     def write(self, held: HeldRecord, change: Change, among: Iterable[Status] = (Status.CONSUMING,)) -> bool:
-        """Write if the record still has this token and one of these statuses; False if not."""
+        """Write if the record still has this token and one of these statuses; else return False."""
 
     def renew(
         self, claims: Sequence[HeldRecord], lease: float, keep: float, within: float
     ) -> Iterator[tuple[HeldRecord, float | None]]:
         """Renew the leases of one consumer's claims, skipping locked records. For each claim, yield the
-        seconds that its lease now has left, or None if the claim is somebody else's.
+        seconds that its lease now has left, or None if the claim is lost.
 
         Args:
             claims: one or more.
@@ -120,17 +120,17 @@ class Store(ABC):
         """The store's clock."""
 
     def _has_happened(self, held: HeldRecord, change: Change) -> bool:
-        """For a refused write: whether it took effect before, and only its answer was lost."""
+        """Whether a refused write had taken effect before, so that only its answer was lost."""
         record = self.find(held.consumer, held.key) if change.status is not None else None
         return record is not None and (record.token, record.status) == (held.token, change.status)
 
     def _retrying(self, call: Callable[[], T], may_retry: MayRetry) -> T:
-        """Call the store, and retry these errors; the last one is raised."""
+        """Call the store, retry these errors, and raise the last error."""
         return retry(call, _TRIES, may_retry, within=_TRIES_WITHIN, sleep=self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         if self.is_async:
-            from sqlalchemy.util import await_only  # without greenlet the import fails
+            from sqlalchemy.util import await_only  # the import needs greenlet
 
             await_only(asyncio.sleep(seconds))
         else:
