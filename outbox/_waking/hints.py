@@ -23,52 +23,39 @@ def word(bucket: int, *, is_delayed: bool) -> str:
     return f"{CHORES}{bucket}" if is_delayed else f"{bucket}"
 
 
-def payloads(hint: Iterable[str], schema: str | None, origin: str) -> tuple[str, str]:
-    """The payloads of the two notifications for a hint, to be sent in this order in one transaction.
-
-    The second one is for relays of versions that do not know hints: they compare it with their schema.
-    """
-    name = schema or ""
-    payload = f"{','.join(sorted(hint))} {origin} {name}"
-    if len(payload.encode()) > _LARGEST:
-        payload = f"{','.join(sorted(EVERYTHING))} {origin} {name}"
-    return payload, name
+def payload_of(hint: Iterable[str], schema: str | None, origin: str) -> str:
+    """The payload of the notification for a hint."""
+    end = f" {origin} {schema or ''}"
+    payload = ",".join(sorted(hint)) + end
+    return payload if len(payload.encode()) <= _LARGEST else ",".join(sorted(EVERYTHING)) + end
 
 
 def notify(connection: Connection, hint: Iterable[str], schema: str | None) -> None:
-    """Wake relays with the transaction on this connection, if its database has notifications."""
+    """Wake relays when the transaction on this connection commits, if its database has notifications."""
     server = notifying(connection.dialect.name)
     if server is not None:
-        for payload in payloads(hint, schema, "-"):
-            server.notify(connection, payload)
+        server.notify(connection, payload_of(hint, schema, "-"))
 
 
 class Subscription:
     """Which notifications are meant for a relay.
 
     Args:
-        schema: that of the relay's tables.
-        origin: that of commits that wake the relay inside its process, before they are notified.
+        schema: the schema of the relay's tables.
+        origin: of the commits that wake the relay inside its process; their notifications are ignored.
     """
 
     def __init__(self, schema: str | None, origin: str) -> None:
         self._schema = schema or ""
         self._origin = origin
-        self._is_repeated = False
 
     def hint(self, payload: str) -> Hint:
         """The hint of a notification; empty if it is not meant for this relay."""
-        if payload == self._schema:
-            # The repetition of the last one; if not, it comes from a version that does not know hints.
-            is_repetition, self._is_repeated = self._is_repeated, False
-            return frozenset() if is_repetition else EVERYTHING
         words, *rest = payload.split(" ", 2)
-        if len(rest) < 2 or rest[1] != self._schema:
-            return frozenset()
-        self._is_repeated = True
-        return frozenset() if rest[0] == self._origin else frozenset(words.split(","))
+        is_meant = len(rest) == 2 and rest[0] != self._origin and rest[1] == self._schema
+        return frozenset(words.split(",")) if is_meant else frozenset()
 
 
 def wanted(buckets: Sequence[int]) -> tuple[Hint, Hint]:
-    """The words that mean a look to the owner of these buckets, and those that mean chores."""
+    """The words that tell these buckets' owner to look, and the words that tell it to do chores."""
     return frozenset({ANY, *map(str, buckets)}), frozenset({CHORES, *(f"{CHORES}{each}" for each in buckets)})

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from inbox_outbox_base.databases.notifying import Notifying
 
 from . import in_process
-from .hints import payloads
+from .hints import payload_of
 from .side_connection import SideConnection
 
 Written = dict[str | None, set[str]]
@@ -48,5 +48,4 @@ class NotifyConnection:
         # In a transaction: a connection that `creator` took from another pool goes back unchanged.
         with connection.begin():
             for schema, hint in written.items():
-                for payload in payloads(hint, schema, origin):
-                    self._server.notify(connection, payload)
+                self._server.notify(connection, payload_of(hint, schema, origin))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event, text
+from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event
 
 from inbox_outbox_base.databases import member_statements
 from outbox import Message, Outbox, Refused, Relay, Unavailable, pause, resume, retry, set_bucket_count
@@ -16,7 +16,7 @@ from outbox._relaying.members import Members
 from outbox._relaying.reading import backlog
 from outbox.schema import BUCKETS
 from tests.support.database import Database
-from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, messages, publish
+from tests.support.outbox_publishers import ACCEPTED, TABLES, Recorder, count, publish
 from tests.support.processes import wait_until
 from tests.support.relay.crashes import engine_of, is_shared, ownership, running
 from tests.support.relay.servers import server  # noqa: F401 - where its databases are
@@ -131,18 +131,6 @@ def test_a_look_that_finds_a_message_scans_once(postgres: Database) -> None:
             publish(elsewhere(postgres), f"{key}1")
             wait_until(lambda: relays.have_sent(sent))  # noqa: B023 - it is called immediately
         assert len(KEYS) <= relays.counter.statements <= relays.counter.transactions
-
-
-def test_a_notification_without_buckets(postgres: Database) -> None:
-    """A notification without bucket numbers, as older versions send it, wakes every relay."""
-    engine = postgres.engine()
-    with idle(postgres, 3) as relays:
-        for sent, key in enumerate(KEYS, 1):
-            with engine.begin() as connection:
-                Outbox(wake=False).publish_many(connection, messages([f"{key}1"]))
-            with engine.begin() as connection:
-                connection.execute(text("SELECT pg_notify('inbox_outbox', '')"))
-            wait_until(lambda: relays.have_sent(sent))  # noqa: B023 - it is called immediately
 
 
 def test_more_buckets_than_a_notification_can_name(postgres: Database) -> None:
