@@ -83,8 +83,8 @@ def renew(tables: OutboxTables) -> Update:
 
 
 @cache
-def told(tables: OutboxTables) -> Select[Any]:
-    """The last generation of buckets of which a relay was told, if the relay still exists."""
+def announced(tables: OutboxTables) -> Select[Any]:
+    """The newest generation of buckets announced to a relay, if the relay still exists."""
     return select(tables.relay.c.generation).where(tables.relay.c.epoch == bindparam("epoch_"))
 
 

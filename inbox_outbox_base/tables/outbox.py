@@ -223,7 +223,7 @@ def _bucket(metadata: MetaData) -> Table:
 
 def _relay(metadata: MetaData) -> Table:
     """Relays at work: the epoch is drawn when one joins, and all its writes repeat it. The generation is that
-    of the last buckets of which the relay was told; 0 is a relay of a version that knows none."""
+    of the newest buckets announced to the relay; 0 is a relay of a version that knows none."""
     return Table(
         "outbox_relay",
         metadata,

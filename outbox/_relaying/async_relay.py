@@ -46,7 +46,7 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
         return engine.sync_engine
 
     async def run_once(self) -> int:
-        """Relay the messages that are there, and return how many were accepted."""
+        """Send the messages that are in the outbox now, and return how many were accepted."""
         from sqlalchemy.util import greenlet_spawn
 
         self._wake_up.use_this_loop()
@@ -81,7 +81,7 @@ class AsyncRelay(RelayLoop["AsyncEngine", AsyncPublisher]):
     def _start(self, flight: Flight) -> None:
         from sqlalchemy.util import greenlet_spawn
 
-        self._sleep(0)  # raises a cancellation that arrived during the transaction, before anything is sent
+        self._sleep(0)  # before anything is sent, raises a cancellation that came during the transaction
         if self._settings.concurrent:
             task = asyncio.get_running_loop().create_task(greenlet_spawn(self._fly, flight))
             self._tasks.add(task)

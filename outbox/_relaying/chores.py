@@ -17,9 +17,10 @@ class Overtaken(Exception):
 
 
 def move_due(connection: Connection, database: Relaying, buckets: Sequence[int]) -> float:
-    """Move delayed messages that are due to the others; return the seconds until the next one is due.
+    """Move delayed messages that are due to the messages that can be sent; return the seconds until the next
+    one is due.
 
-    Only in the relay's own buckets: two relays moving messages of one key could swap them.
+    It moves only those of the relay's own buckets: two relays moving messages of one key could swap them.
     """
     tables = database.tables
     due = database.due(connection, buckets, _MOVED)

@@ -14,14 +14,15 @@ from .report import Report
 from .settings import RelaySettings
 
 _LONGEST = 3_600.0
-"""Seconds that a thread can wait at a time."""
+"""The most seconds that a thread can wait at a time."""
 _LINGER = 0.02
-"""Seconds for which the outcomes of a batch that is being sent wait for others, to be written together."""
+"""While a batch is being sent, its first outcomes wait for this many seconds for others, so that one
+transaction writes them."""
 
 
 class Flights:
-    """Starts batches, and collects their outcomes until they are written. `start` sends one, in another
-    thread or task."""
+    """Starts batches, and collects their outcomes until they are written. The function `start` sends a batch
+    in another thread or task."""
 
     def __init__(
         self,
@@ -39,14 +40,14 @@ class Flights:
         self.report = Report()
         """The outcomes that have arrived, until they are written."""
         self._failure: BaseException | None = None
-        """An interruption, to be raised once they are."""
+        """An interruption, to be raised once the outcomes are written."""
 
     def __bool__(self) -> bool:
         return bool(self._lanes.flights)
 
     def launch(self, letters: list[Letter]) -> None:
         """Send a batch; the lease is renewed meanwhile."""
-        # Nudged in any thread when a batch has its first outcome to be written, and when it is over.
+        # Any thread calls `nudge`: when a batch has its first outcome to write, and when it is over.
         flight = Flight(
             letters,
             ordered=self._settings.ordered,
@@ -55,7 +56,7 @@ class Flights:
         )
         self._lease.is_sending = True
         try:
-            # First: an interruption may come when it has already begun, and then the relay waits for its end.
+            # Before the start: if an interruption comes after it, the relay has to wait for the batch's end.
             self._lanes.launch(flight)
             self._start(flight)
         except BaseException:
@@ -63,8 +64,8 @@ class Flights:
             raise
 
     def wait(self, seconds: float, buckets: Sequence[int], *, bursts: bool = True) -> bool:
-        """Wait for at most so many seconds, until the relay is woken for these buckets, a batch is over, or
-        its first outcomes have waited long enough for others; return whether the relay has chores."""
+        """Wait until the relay is woken for these buckets, a batch is over, a batch's first outcomes have
+        waited long enough for others, or `seconds` have passed; return whether the relay has chores."""
         end = time.monotonic() + seconds
         while True:
             left = max(0.0, min(end - time.monotonic(), _LONGEST))
@@ -79,9 +80,9 @@ class Flights:
                 return False
 
     def collect(self) -> None:
-        """Take the outcomes that have arrived, and let go of the batches that are over."""
+        """Take the outcomes that have arrived, and forget the batches that are over."""
         for flight in self._lanes.flights:
-            is_over = flight.is_over  # read before the outcomes are taken, so that none is left behind
+            is_over = flight.is_over  # read before the outcomes are taken: none can come after it
             self.report.add(flight.collect())
             if is_over:
                 self.report.unsent += flight.unanswered()
@@ -96,7 +97,7 @@ class Flights:
         self.collect()
 
     def written(self) -> Report:
-        """The outcomes, which have been committed; others are collected from now on."""
+        """Return the outcomes, which have been committed, and collect new ones from now on."""
         report, self.report = self.report, Report()
         return report
 
@@ -107,7 +108,7 @@ class Flights:
             raise failure
 
     def forget(self) -> None:
-        """Forget the outcomes, and the batches, which are over."""
+        """Forget the outcomes and the batches; all batches are over."""
         self.report, self._failure = Report(), None
         self._lanes.drop_flights()
         self._lease.is_sending = False

@@ -20,7 +20,7 @@ MINUTE = 60.0
 
 
 class RelayJournal:
-    """Counts what became of messages. Reports nothing before it is committed."""
+    """Counts and reports what happened to messages, once it is committed."""
 
     def __init__(self, name: str, hooks: Hooks) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class RelayJournal:
         _log.info(f"relay %s {what}", self._name, *args)
 
     def owns(self, buckets: int) -> None:
-        """Log how many buckets it owns, if that has changed."""
+        """Log how many buckets the relay owns, if the number has changed."""
         if buckets != self._owned:
             self.say("owns %d buckets, %d before", buckets, self._owned)
             self._owned = buckets
@@ -69,7 +69,7 @@ class RelayJournal:
                 self._hooks(event)
 
     def summarise(self) -> None:
-        """Once a minute, log what was relayed, if anything was."""
+        """Log what was sent, once a minute and only if there was something."""
         now = time.monotonic()
         if now >= self._next:
             counts, self._counts = self._counts, Counter()
@@ -80,21 +80,21 @@ class RelayJournal:
 
 def events(report: Report) -> Iterator[Event]:
     """The events of a batch: one for each kind and topic."""
-    happened: dict[tuple[EventKind, str], list[tuple[Letter, str | None]]] = {}
+    groups: dict[tuple[EventKind, str], list[tuple[Letter, str | None]]] = {}
     for letter in report.accepted:
-        happened.setdefault((EventKind.SENT, letter.topic), []).append((letter, None))
+        groups.setdefault((EventKind.SENT, letter.topic), []).append((letter, None))
     for answer in report.others:
         place = _kind(answer.outcome), answer.letter.topic
-        happened.setdefault(place, []).append((answer.letter, getattr(answer.outcome, "reason", None)))
+        groups.setdefault(place, []).append((answer.letter, getattr(answer.outcome, "reason", None)))
     for death in report.dead:
         place = EventKind.DEAD_LETTER, death.letter.topic
-        happened.setdefault(place, []).append((death.letter, death.error))
-    for (kind, topic), those in happened.items():
-        letter, reason = those[-1]
+        groups.setdefault(place, []).append((death.letter, death.error))
+    for (kind, topic), group in groups.items():
+        letter, reason = group[-1]
         event = Event(
             kind=kind,
             topic=topic,
-            count=len(those),
+            count=len(group),
             seconds=report.seconds,
             error=None if reason is None else strike_out(reason),
         )

@@ -36,7 +36,7 @@ class RelayLease:
     def beat(self, wait: Callable[[float], bool]) -> None:
         """Renew the lease during a long send; `wait` waits for some seconds and returns whether to end.
 
-        Only during a send: a relay whose transaction never gets an answer has to lose its buckets.
+        Not at other times: a relay that waits for ever for the answer to a transaction must lose its buckets.
         """
         lease = self._settings.lease
         while not wait(min(1.0, lease / 6)):

@@ -42,9 +42,10 @@ T = TypeVar("T")
 _log = logging.getLogger("outbox.relay")
 _PATIENCE = 0.5
 _BEFORE_READING_ON = 0.02
-"""Seconds in which most sends end. What is read ahead meanwhile has to be read again before it is sent."""
+"""Seconds in which most sends end. Messages read ahead during that time must be read again before they are
+sent."""
 _LAST_TRIES = 5
-"""How often the last transaction is tried, without long pauses: it may have hit a deadlock."""
+"""How often the last transaction is tried, without long pauses: a deadlock may have ended it."""
 
 
 class RelayLoop(ABC, Generic[E, P]):
@@ -121,7 +122,7 @@ class RelayLoop(ABC, Generic[E, P]):
         self._flights = Flights(self._settings, self._lanes, self._lease, self._wake_up, self._start)
         self._relayed = 0
         self._finds_others = True
-        """Whether the last look beside batches that were being sent has found other messages to send."""
+        """Whether the last look found messages to send beside the batches that were being sent."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self._settings.name!r})"
@@ -175,7 +176,7 @@ class RelayLoop(ABC, Generic[E, P]):
 
     @abstractmethod
     def _sleep(self, seconds: float) -> None:
-        """Wait, even if the relay is stopped meanwhile."""
+        """Wait, and go on waiting if the relay is stopped."""
 
     def _run_once(self) -> int:
         self._check()
@@ -218,7 +219,7 @@ class RelayLoop(ABC, Generic[E, P]):
             self._is_checked = True
 
     def _turn(self, tries: int | None) -> bool:
-        """One transaction, and what follows from it; return whether another one should follow right away."""
+        """Run one transaction and start the batches that it chose; return whether to repeat this at once."""
         begun = time.monotonic()
         choice = self._next(tries)
         if choice.letters:
@@ -230,8 +231,8 @@ class RelayLoop(ABC, Generic[E, P]):
         for letters in choice.batches:
             self._flights.launch(letters)
         if choice.has_more and self._flights:
-            # It reads on to find messages of other topics and keys, at half the speed that it could; later if
-            # the last time was for nothing, as behind a key with many messages.
+            # It reads on for messages of other topics and keys, at half of its speed; it waits longer if the
+            # last look found nothing, for example behind a busy key.
             least = 0.0 if self._finds_others else _BEFORE_READING_ON
             self._await_outcomes(max(least, time.monotonic() - begun), bursts=False)
         return choice.has_more or bool(choice.exhausted)
@@ -260,8 +261,8 @@ class RelayLoop(ABC, Generic[E, P]):
                 return choice
 
     def _recheck(self, look: Callable[[Connection], int]) -> int:
-        """Look for overlooked messages in a separate transaction: if it exceeds a time limit, the relay goes
-        on."""
+        """Look for overlooked messages in a separate transaction: the relay goes on if that exceeds a time
+        limit."""
         try:
             overlooked = self._do(look, 1)
         except (SQLAlchemyError, OSError, OutboxError) as error:
@@ -284,7 +285,7 @@ class RelayLoop(ABC, Generic[E, P]):
         flight.fly(self._hand_over, self._may_go_on)
 
     def _may_go_on(self) -> bool:
-        """Whether the next messages of a batch may be sent."""
+        """Whether a batch may go on with its next messages."""
         if self._is_stopped or self._is_leaving:
             return False
         if not self._lease.may_send():
@@ -310,7 +311,7 @@ class RelayLoop(ABC, Generic[E, P]):
 
     @contextmanager
     def _leaving(self, tries: int) -> Iterator[None]:
-        """Afterwards let the batches end that are being sent, write their outcomes, and give up the
+        """Afterwards wait for the batches that are being sent, write their outcomes, and give up the
         buckets."""
         self._is_leaving = False
         try:
@@ -340,8 +341,8 @@ class RelayLoop(ABC, Generic[E, P]):
             self._finish_outcomes()
 
     def _lost(self, error: Retired) -> None:
-        """Start over as a new relay. Batches that are being sent end first: the new relay could get the same
-        buckets, and send the same messages."""
+        """Start over as a new relay, after the batches that are being sent have ended: the new relay could
+        get the same buckets, and send the same messages."""
         self._flights.end()
         unrecorded = len(self._flights.report.accepted)
         _log.warning("%s; it could not record %d sent messages, which may be sent again", error, unrecorded)
@@ -355,11 +356,11 @@ class RelayLoop(ABC, Generic[E, P]):
         return self._transactions.do(work, tries)
 
     def _aside(self, work: Callable[[], T]) -> T:
-        """Call something that may block for some seconds."""
+        """Call a function that may block for some seconds."""
         return work()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, or until the relay is stopped."""
+        """Wait until `seconds` have passed or the relay is stopped."""
         end = time.monotonic() + seconds
         while not self._is_stopped and (left := end - time.monotonic()) > 0:
             self._sleep(min(left, 0.1))

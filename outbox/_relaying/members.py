@@ -1,10 +1,10 @@
 """Which relay owns which bucket.
 
 A relay gets an epoch (a fencing token) when it joins, and its row holds a lease that it renews. The buckets
-it takes carry its epoch, and every write repeats the epoch in the same transaction. A relay whose lease has
+that it takes carry its epoch, and every transaction that writes checks the epoch. A relay whose lease has
 expired is retired: its row is deleted, so that all its later writes fail, and its buckets are free until
-others take them. Live relays give up buckets above their share, once nothing of them is being sent. All
-relays have the same share, and the oldest ones one bucket more as long as buckets are left over.
+others take them. A live relay gives up the buckets above its share, each once no message of it is being sent.
+All relays have the same share; if buckets are left over, the oldest relays get one more each.
 """
 
 import json
@@ -21,7 +21,7 @@ from outbox.schema import OutboxTables
 
 _log = logging.getLogger("outbox.relay")
 _SOON, _LEAST = 1.0, 0.1
-"""Seconds until a relay that has not got its share tries again, and between two tries for other reasons."""
+"""Seconds until a relay that lacks buckets of its share tries again, and the least between two tries."""
 
 Bucket = Row[Any, Any, Any]
 """A bucket, its stored mark, and the origin of the mark."""
@@ -34,17 +34,17 @@ class Members:
         self._tables = tables
 
     def join(self, connection: Connection, name: str, lease: float, generation: int) -> int:
-        """Join the relays; return the epoch, which is larger than any before it."""
+        """Join the group; return the epoch, which is larger than all earlier ones."""
         given = {"name": name, "lease": lease, "generation": generation}
         added = connection.execute(member_statements.join(self._tables), given)
         key = added.inserted_primary_key
         assert key is not None  # noqa: S101 - a single row was inserted
         return int(key[0])
 
-    def told(self, connection: Connection, epoch: int) -> int | None:
-        """The last generation of buckets of which a relay was told; None if it was retired."""
+    def announced(self, connection: Connection, epoch: int) -> int | None:
+        """The newest generation of buckets announced to a relay; None if the relay was retired."""
         found: int | None = connection.execute(
-            member_statements.told(self._tables), {"epoch_": epoch}
+            member_statements.announced(self._tables), {"epoch_": epoch}
         ).scalar()
         return found
 
@@ -54,7 +54,7 @@ class Members:
         connection.execute(member_statements.leave(self._tables), {"epoch_": epoch})
 
     def note(self, connection: Connection, epoch: int, letters: Iterable[Letter]) -> None:
-        """Record what is about to be sent: if the relay is lost, these may have been sent or not."""
+        """Record the messages about to be sent: if the relay is lost, each of them may have been sent."""
         sending: dict[int, list[int]] = {}
         for letter in letters:
             sending.setdefault(letter.bucket, []).append(letter.sequence)
@@ -84,15 +84,14 @@ class Members:
         self, connection: Connection, epoch: int, busy: Collection[int]
     ) -> tuple[list[Bucket], float]:
         """Take free buckets up to a fair share, or give up the surplus. Busy buckets have messages on their
-        way: they are given up when those have an answer, and nothing is to be sent from them until then.
+        way: the relay sends nothing more from them, and gives them up once these messages have an answer.
 
         The transaction has renewed the relay's lease: on SQLite, this write keeps other relays from taking
         the same buckets.
 
         Returns:
-            The buckets it owns and keeps, with their marks, and the seconds until it should balance again:
-            when the next lease of another relay ends, or soon if this or another relay has more than its
-            share.
+            The buckets that the relay keeps, with their marks; and the seconds until it should balance again:
+            when the next lease of another relay ends, or soon if a relay has more buckets than its share.
         """
         mine = self.owned(connection, epoch)
         buckets = connection.execute(member_statements.count_buckets(self._tables)).scalar_one()

@@ -24,7 +24,7 @@ class Relay(RelayLoop[Engine, Publisher]):
     """Sends committed messages to a broker: each at least once, with the same id each time, and in order for
     each key.
 
-    Each topic has a lane of its own: one that is slow or fails delays no other. A message stays in the outbox
+    Each topic has its own lane: a topic that is slow or fails delays no other. A message stays in the outbox
     until the publisher has accepted it. A lease in the database gives each bucket of keys to one relay at a
     time; several relays share the buckets, and take over those of a lost relay. The publisher's outcome
     decides what happens to a message:
@@ -38,7 +38,7 @@ class Relay(RelayLoop[Engine, Publisher]):
     Args:
         engine: the Engine of the outbox's database.
         publisher: the `Publisher` that sends the messages.
-        name: the name that operators see; None is host and process.
+        name: the name that operators see; None: host and process id.
         schema: the PostgreSQL schema of the tables.
         buckets: how many buckets the database must have; None accepts any number.
         batch: the largest number of messages in a batch of a topic; reduced while batches take long.
@@ -53,8 +53,8 @@ class Relay(RelayLoop[Engine, Publisher]):
             None keeps none.
         listen_url: PostgreSQL's own address, needed if the engine connects through a pooler in transaction
             mode: other processes can wake a relay only on a direct connection.
-        give_up_after: how long after its first failed send a message that is still not accepted becomes a
-            dead letter, with the last reason, in seconds or as `timedelta`; None: never.
+        give_up_after: seconds or `timedelta` from a message's first failed send until it becomes a dead
+            letter, with the last reason, if it is still not accepted; None: never.
 
     Raises:
         InvalidOption: an argument is invalid.
@@ -71,11 +71,11 @@ class Relay(RelayLoop[Engine, Publisher]):
         return engine
 
     def run_once(self) -> int:
-        """Relay the messages that are there, and return how many were accepted. Several processes may call
-        this at the same time.
+        """Send the messages that are in the outbox now, and return how many were accepted. Several processes
+        may call this at the same time.
 
-        Ends when no message can be sent now, or when the broker accepts none. Buckets that another relay owns
-        are left to it.
+        Ends when no message can be sent now, or when the broker accepts none. Leaves out buckets that another
+        relay owns.
 
         Raises:
             UnsafeBroker: the publisher's settings break the guarantee.

@@ -14,7 +14,7 @@ class SentMessage:
     letter: Letter
     outcome: Outcome
     is_last: bool
-    """Whether it is given up, though it was not refused: it has failed for too long."""
+    """Whether it is given up because it has failed for too long, although it was not refused."""
 
     @property
     def attempts(self) -> int:
@@ -49,7 +49,7 @@ class Death:
 
 @dataclass(slots=True)
 class Report:
-    """The answers that have arrived, and are to be written."""
+    """The outcomes that have arrived and must be written."""
 
     accepted: list[Letter] = field(default_factory=list)
     others: list[SentMessage] = field(default_factory=list)
@@ -57,14 +57,14 @@ class Report:
     """Messages that are given up: they cannot be read, or used up their attempts without an answer."""
 
     unsent: list[Letter] = field(default_factory=list)
-    """Messages that were not sent after all: the batch is over, or one before it in its key has failed."""
+    """Messages that were not sent after all: the batch is over, or an earlier one of their key has failed."""
 
     dead: list[Death] = field(default_factory=list)
-    """The messages that became dead letters, once that is written."""
+    """The messages that became dead letters; filled in when the report is written."""
     waits: list[tuple[Letter, float]] = field(default_factory=list)
-    """The messages that are sent again, and the seconds until then, once that is written."""
+    """The messages that are retried, and the seconds until then; filled in when the report is written."""
     seconds: float = 0.0
-    """How long it took, from the beginning of the batch."""
+    """Seconds from the beginning of the batch to the last outcome."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Deletes the buckets of old generations, when they are empty and no program writes to them any more."""
+"""Deletes the buckets of old generations, once they are empty and no program writes to them any more."""
 
 import logging
 import time
@@ -11,8 +11,8 @@ from inbox_outbox_base.databases.relaying import PREPARED, Relaying
 from outbox._publishing.buckets import Generation, generations
 
 KEPT = 86_400.0
-"""Seconds for which buckets are kept after others were added: a transaction that began before may still write
-to them, if it sees an old state of the database."""
+"""Seconds for which buckets are kept after newer ones were added: a transaction that began earlier, and sees
+an old state of the database, may still write to them."""
 _EVERY = 60.0
 
 _log = logging.getLogger("outbox.relay")
@@ -25,7 +25,7 @@ class Retirement:
         self._database = database
         self._next = 0.0
         self._running: dict[int, frozenset[str]] = {}
-        """By generation, the transactions that were running when it was found to be old enough."""
+        """By generation, the transactions that were running when it became old enough."""
 
     @property
     def is_due(self) -> bool:
@@ -41,7 +41,7 @@ class Retirement:
         old = [each for each, following in pairwise(known) if following.number in aged]
         running = self._database.running(connection)
         for each in old:
-            # One that is prepared meanwhile loses its name.
+            # A transaction that is prepared meanwhile loses its name.
             before = self._running.setdefault(each.number, running | {PREPARED})
             if not (before & running) and not self._is_used(connection, each):
                 connection.execute(member_statements.retire(tables), {"generation_": each.number})

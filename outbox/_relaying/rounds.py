@@ -1,4 +1,4 @@
-"""A relay's transactions, each a function of a connection; sending happens elsewhere, between them."""
+"""A relay's transactions, each a function of a connection; messages are sent elsewhere, between them."""
 
 import logging
 import time
@@ -40,10 +40,10 @@ class Retired(Exception):
 
 
 class Rounds:
-    """One relay: the buckets it owns, and what it knows about them.
+    """One relay: the buckets that it owns, and what it knows about them.
 
     A round is one transaction: it writes the outcomes that have arrived, then reads and records the next
-    batches. Each renews the lease, and locks the lease's row first, so that a retired relay writes nothing.
+    batches. Each round renews the lease, and locks its row first, so that a retired relay writes nothing.
     """
 
     def __init__(self, settings: RelaySettings, dialect: str, lanes: TopicLanes) -> None:
@@ -60,10 +60,10 @@ class Rounds:
         # By connection: a renewal during a send may overlap with the next round.
         self._renewals: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         self._tended: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
-        """When to call `tend` again, once it has committed."""
+        """When to call `tend` again, if the connection's transaction commits."""
         self.epoch = 0
-        self._told = 0
-        """The last generation of buckets of which an operator has told this relay."""
+        self._announced = 0
+        """The newest generation of buckets announced to this relay."""
         self.expires = 0.0
         """When the lease expires, by this process's monotonic clock."""
         self.next_tend = 0.0
@@ -98,8 +98,7 @@ class Rounds:
             WrongBucketCount: the database does not have the required number of buckets.
             UnsafeSequence: the sequence of message numbers is cached per session.
         """
-        # Only for its check of the sequence.
-        self._database.writers(connection)
+        self._database.writers(connection)  # only for its check of the sequence
         generation = newest(connection, self._tables)
         count = len(generation.buckets)
         if self._settings.buckets not in (None, count):
@@ -107,7 +106,7 @@ class Rounds:
         begun = time.monotonic()
         epoch = self._members.join(connection, self._settings.name, self._settings.lease, generation.number)
         self.forget()
-        self.epoch, self._told = epoch, generation.number
+        self.epoch, self._announced = epoch, generation.number
         self._renewals[connection] = begun
         notify(connection, CHORES, self._tables.relay.schema)
 
@@ -145,19 +144,19 @@ class Rounds:
             self._settle(connection, report)
         self._members.retire_expired(connection)
         scanner = self._scanner
-        if scanner.crossings.are_several:  # the marks have moved, or old ones are gone
-            scanner.crossings.learn(connection, self._told)
+        if scanner.crossings.are_several:  # the marks have moved, or old buckets are gone
+            scanner.crossings.learn(connection, self._announced)
         owned, balanced = self._members.balance(connection, self.epoch, scanner.backlog.busy)
         scanner.own([each.bucket for each in owned])
         if self._marks.tend(connection, self.epoch, owned):
             self._recheck.begin_soon()
         scanner.pause(list(connection.execute(relaying_statements.paused(self._tables)).scalars()))
-        # Two relays that move messages of one key could swap them, unless each of them tries to move both.
+        # Two relays that each move some messages of a key could swap them: each tries to move all of them.
         sources = scanner.crossings.buckets if scanner.crossings.are_several else scanner.buckets
         moved = chores.move_due(connection, self._database, sources)
         forgotten = chores.forget_sent(connection, self._database, self._settings.keep_sent)
         wait = min(self._settings.tend_every, balanced, moved, forgotten)
-        # Applied by `committed`: buckets taken in a transaction that fails have to be taken again.
+        # `committed` applies it: buckets taken in a transaction that fails have to be taken again.
         self._tended[connection] = time.monotonic() + wait
 
     @property
@@ -166,8 +165,7 @@ class Rounds:
         return self._recheck.is_due
 
     def recheck(self, connection: Connection) -> int:
-        """Search the next part of the table for messages that no scan would find; return how many there
-        were."""
+        """Search the next part of the table for messages that no scan would find; return their number."""
         return self._read_again(connection, self._recheck.step(connection, self._scanner))
 
     def sample(self, connection: Connection) -> int:
@@ -175,12 +173,12 @@ class Rounds:
         return self._read_again(connection, self._recheck.sample(connection, self._scanner))
 
     def _read_again(self, connection: Connection, overlooked: Counter[int]) -> int:
-        """Read their buckets from the beginning, so that the messages of a key are sent in the order of their
-        numbers."""
+        """Read the buckets of overlooked messages from the beginning, so that each key's messages are sent in
+        the order of their numbers."""
         for bucket in overlooked:
             self._scanner.read_again(bucket)
         if overlooked:
-            # Now: on a new connection, the next transaction starts at the stored marks.
+            # Now, because the next transaction may have a new connection and start at the stored marks.
             self._marks.forget(connection, self.epoch, overlooked)
         return overlooked.total()
 
@@ -199,15 +197,15 @@ class Rounds:
         Raises:
             Retired: the lease had expired, and this relay was retired.
         """
-        # From before the statement, so that the lease never ends earlier in the database than here.
+        # Read the clock before the statement, so that the lease never ends earlier in the database than here.
         begun = time.monotonic()
-        known = self._told  # another thread may renew the lease, too
+        known = self._announced  # another thread may renew the lease, too
         while not self._database.renew(connection, self.epoch, known, self._settings.lease):
-            told = self._members.told(connection, self.epoch)
-            if told is None or told == known:
+            announced = self._members.announced(connection, self.epoch)
+            if announced is None or announced == known:
                 raise Retired(f"relay {self._settings.name} (epoch {self.epoch}) was retired")
-            known = told
-        self._told = known
+            known = announced
+        self._announced = known
         self._renewals[connection] = begun
 
     def _renew(self, connection: Connection) -> None:
@@ -219,9 +217,9 @@ class Rounds:
         """
         self.renew(connection)
         crossings = self._scanner.crossings
-        if crossings.told != self._told:
-            is_news = crossings.told is not None
-            crossings.learn(connection, self._told)
+        if crossings.announced != self._announced:
+            is_news = crossings.announced is not None
+            crossings.learn(connection, self._announced)
             self.next_tend = 0.0
             if is_news:
                 _log.info("relay %s has learned that the number of buckets has changed", self._settings.name)
@@ -257,7 +255,7 @@ class Rounds:
         choice = self._scanner.choose(connection, None if has_lease else self._renew)
         if choice.letters:
             self._scanner.load(connection, choice)
-        # Committed before the batches are sent: a relay that retires this one knows what may have arrived.
+        # Committed before the batches are sent, so a relay that retires this one knows what may have arrived.
         if choice.letters or not report.is_empty:
             self._note(connection, choice.letters)
         return choice

@@ -18,7 +18,7 @@ from outbox.schema import tables
 
 AfterDead = Literal["continue", "hold"]
 
-# The part of a lease that a send may take; the rest is for renewing it.
+# The part of a lease that a send may take; the rest leaves time to renew the lease.
 _SHARE = 0.8
 LONGEST_LEASE = timedelta(days=1).total_seconds()
 
@@ -73,7 +73,7 @@ class RelaySettings:
 
     @property
     def tend_every(self) -> float:
-        """Seconds between calls of `tend`, if nothing needs it earlier: it renews the lease, too."""
+        """The most seconds between calls of `tend`, which also renews the lease."""
         return min(max(1.0, self.poll), 0.4 * self.lease)
 
 
@@ -86,7 +86,7 @@ def _listen_url(given: object) -> URL:
     server = notifying(url.get_backend_name())
     if server is None or url.get_driver_name() != server.driver:
         raise InvalidOption(
-            f"listen_url: {url.drivername}: expected postgresql+psycopg; no other wakes relays"
+            f"listen_url: {url.drivername}: expected postgresql+psycopg; no other driver wakes relays"
         )
     return url
 

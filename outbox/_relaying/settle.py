@@ -14,7 +14,7 @@ from .report import Death, Report, SentMessage
 from .settings import RelaySettings
 
 LONGEST_ERROR = 4_000
-"""How many characters of a reason are kept."""
+"""The most characters of a reason that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Settlement:
         self._tables = database.tables
 
     def write(self, connection: Connection, report: Report) -> None:
-        """Delete accepted messages, bury dead ones, and record when the others are retried."""
-        dead = report.dead = []  # emptied, because a retried transaction writes it again
+        """Delete accepted messages, put away dead ones, and record when the others are retried."""
+        dead = report.dead = []  # emptied, because a retried transaction fills it again
         if report.accepted:
             keep = self._settings.keep_sent is not None
             own = [] if keep else [letter for letter in report.accepted if letter.own_id is not None]
-            # A message that was dropped after its lease expired is gone; its id may be another message's now.
+            # After the lease expired, a message may have been dropped, and another one may have its id now.
             ids = self._database.left(connection, own) if own else []
             self._database.forget(connection, report.accepted, keep_sent=keep)
             self._database.free_ids(connection, ids)
@@ -93,7 +93,7 @@ def _no_answer(attempts: int, unanswered: int) -> _End:
 
 
 def _given_up(answer: SentMessage) -> _End:
-    """A dead letter that no broker refused; it may have arrived if one of its sends had no answer."""
+    """A dead letter that no broker refused; if one of its sends had no answer, it may have arrived."""
     outcome = "unknown" if answer.unanswered else "refused"
     error = Refused(f"given up after {answer.letter.failing_for:.0f} s: {reason(answer.outcome)}")
     return _End(answer.attempts, answer.unanswered, outcome, reason(error))

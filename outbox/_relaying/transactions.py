@@ -1,4 +1,4 @@
-"""A relay's transactions, each retried as long as that may help."""
+"""A relay's transactions, each retried while a retry may help."""
 
 import logging
 from collections.abc import Callable
@@ -28,20 +28,20 @@ _log = logging.getLogger("outbox.relay")
 TROUBLE = (DBAPIError, SQLTimeoutError, OSError, Overtaken)
 """Errors of a transaction that are not bugs."""
 TRIES = 12
-"""How often a transaction is tried while a caller waits for it: about five seconds' worth."""
+"""How often a transaction is tried while a caller waits for it: about five seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The functions that a relay's transactions need from it."""
+    """The functions of the relay that its transactions call."""
 
     committed: Callable[[Connection], object]
     """Called with the connection after each commit."""
     is_stopped: Callable[[], bool]
     pause: Callable[[float], object]
-    """Waits, or until the relay is stopped."""
+    """Waits for some seconds, or until the relay is stopped."""
     aside: Callable[[Callable[[], Any]], Any]
-    """Calls something that may block for some seconds."""
+    """Calls a function that may block for some seconds."""
 
 
 class Transactions:
@@ -60,7 +60,7 @@ class Transactions:
         """Run one transaction; retry transient errors `tries` times, or until the relay stops if None.
 
         Raises:
-            DatabaseRefused: the server rejects the login, and has not accepted it before.
+            DatabaseRefused: the server rejects the login, and has never accepted it.
         """
         while True:
             for pause in pauses(tries or TRIES):
@@ -92,6 +92,6 @@ class Transactions:
 
 
 def passes(error: Exception) -> bool:
-    """Whether a retry may help: also if the pool is empty, the server is full or has become a replica, a time
-    limit of the role was exceeded, or the password is no longer accepted."""
+    """Whether a retry may help. It may also help if the pool is empty, the server is full or has become a
+    replica, a time limit of the role was exceeded, or the password is no longer accepted."""
     return not isinstance(error, DBAPIError) or is_transient(error) or is_refusal(error)

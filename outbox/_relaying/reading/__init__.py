@@ -1,1 +1,1 @@
-"""Which messages a relay reads next, and which of them have to wait."""
+"""Chooses the messages that a relay reads next, and those that have to wait."""

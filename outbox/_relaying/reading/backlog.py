@@ -1,4 +1,4 @@
-"""What a relay remembers of the messages that it has read and that have not left: their places, not their
+"""A relay's memory of the messages that it has read and that have not left: their places, not their
 payloads."""
 
 import heapq
@@ -16,17 +16,17 @@ LOOK_AGAIN = 5.0
 """Seconds after which a waiting message is checked again, in case an operator has acted on it."""
 
 _LOOK_FIRST = 0.02
-"""The same for a message that another generation blocks; the time doubles with each check."""
+"""The same for a message blocked by one of another generation; the time doubles with each check."""
 
 _NEW, _AGAIN, _ALONE = range(3)
-"""Queues: of messages that were never sent, are sent again, or are sent alone. None waits for all of another
-one: the broker may take some keys of a topic and not others."""
+"""The queues: for messages that were never sent, for resends, and for messages sent alone. No queue waits
+until another is empty: the broker may take some keys of a topic and not others."""
 _MOST_ABOVE = 30_000
-"""A scan leaves out at most this many known messages of a bucket: some databases limit its parameters."""
+"""The most known messages of a bucket that a scan leaves out: some databases limit the parameters."""
 
 
 class BacklogEntry:
-    """One message that a relay has read, and that is still in the table."""
+    """A message that the relay has read, and that is still in the table."""
 
     __slots__ = (
         "attempts",
@@ -53,7 +53,7 @@ class BacklogEntry:
         self.is_away = False
         """Whether it is being sent, or its outcome is being written."""
         self.until = 0.0
-        """Before that time it is not sent again."""
+        """It is not sent again before this time."""
         self.checks = 0
         """How often it was blocked by a message of another generation."""
 
@@ -69,10 +69,11 @@ class BacklogEntry:
 
 
 class Backlog:
-    """The known messages: for each key in the order of their numbers, for each topic those that can be sent.
+    """The known messages: those of each key in the order of their numbers, and by topic those that can be
+    sent.
 
-    Only the first message of a key can be sent, or waits; the others follow it. So a key takes one place in
-    its topic's queue, however many messages it has.
+    Only the first message of a key is queued or waits; the others follow it. So a key takes one place in its
+    topic's queue, however many messages it has.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class Backlog:
         self._firsts: dict[str, BacklogEntry] = {}
         self._lasts: dict[str, BacklogEntry] = {}
         self._queues: list[dict[str, dict[BacklogEntry, None]]] = [{}, {}, {}]
-        """By queue and topic, those that can be sent, in the order in which they became ready."""
+        """By queue and topic, the messages that can be sent, in the order in which they became ready."""
         self._waits: list[tuple[float, BacklogEntry]] = []
 
     def __len__(self) -> int:
@@ -157,15 +158,15 @@ class Backlog:
 
     @property
     def ready(self) -> int:
-        """How many messages can be sent; of each key one counts."""
+        """How many messages can be sent, counting one of each key."""
         return sum(len(queue) for queues in self._queues for queue in queues.values())
 
     def pick(self, topic: str, most: int, room: int, *, is_probe: bool = False) -> list[BacklogEntry]:
-        """The messages of a topic to send next: first one of each key, then those that follow them; and one
-        more of those that are sent alone, with the fewest unanswered sends, so that each has its turn. While
-        there are new ones, a quarter of those for which there is room are sent again.
+        """The messages of a topic to send next: first one of each key, then the messages that follow them. Of
+        the messages sent alone, it adds the one with the fewest unanswered sends, so that each gets its turn.
+        While there are new messages, resends get a quarter of the room.
 
-        A probe is the one that was sent the least.
+        A probe is the message with the fewest sends.
         """
         new, again, alone = (queues.get(topic, {}) for queues in self._queues)
         if is_probe:
@@ -192,7 +193,7 @@ class Backlog:
             self._dequeue(entry)
 
     def keep_unsent(self, sequence: int) -> None:
-        """Note that it was not sent after all."""
+        """Note that a message was not sent after all."""
         if (entry := self._entries.get(sequence)) is not None:
             entry.is_away = False
             if self._is_first(entry):
@@ -207,14 +208,14 @@ class Backlog:
             heapq.heappush(self._waits, (entry.until, entry))
 
     def wait_for_others(self, sequence: int) -> None:
-        """Let a message wait for one of its key that is in another generation's bucket."""
+        """Let a message wait for an earlier one of its key in a bucket of another generation."""
         entry = self._entries[sequence]
         if self._is_first(entry):  # others follow it
             self.wait(sequence, min(LOOK_AGAIN, _LOOK_FIRST * 2**entry.checks))
             entry.checks = min(entry.checks + 1, 10)
 
     def remove(self, sequences: Iterable[int]) -> None:
-        """Forget messages that have left; those that follow them can be sent."""
+        """Forget messages that have left; the messages that follow them can be sent."""
         for sequence in sequences:
             entry = self._entries.pop(sequence, None)
             if entry is not None:
@@ -250,17 +251,17 @@ class Backlog:
         return entry.key is None or self._firsts[entry.key] is entry
 
     def ended(self) -> list[BacklogEntry]:
-        """Messages whose wait has ended; they are asked about, and then wait on or become ready."""
+        """Messages whose wait has ended; after a look at their rows, each waits on or becomes ready."""
         now, ended = time.monotonic(), []
         while self._waits and self._waits[0][0] <= now:
             until, entry = heapq.heappop(self._waits)
-            # Another wait may have begun since, or none may be left.
+            # Not if another wait has begun since, or the message has left.
             if entry.until == until and self._entries.get(entry.sequence) is entry:
                 ended.append(entry)
         return ended
 
     def let_go(self, entry: BacklogEntry) -> None:
-        """Let a message be sent whose wait has ended."""
+        """Let a message be sent: its wait has ended."""
         entry.until = 0.0
         if self._is_first(entry) and not entry.is_away:
             self._queue(entry)
@@ -274,10 +275,10 @@ class Backlog:
         return self._entries.get(sequence)
 
     def above(self, bucket: int, start: int) -> list[int]:
-        """The known messages of a bucket above a sequence; those that were read last, if there are many."""
+        """The known messages of a bucket above a sequence; if there are many, the last ones read."""
         known = self._buckets.get(bucket)
         if not known:
-            return []  # as usual
+            return []  # the usual case
         newest = islice(reversed(known), _MOST_ABOVE)
         return list(takewhile(lambda sequence: sequence > start, newest))
 
@@ -299,7 +300,7 @@ class Backlog:
         return {entry.bucket for entry in self if entry.is_away}
 
     def retain(self, wanted: Callable[[BacklogEntry], bool]) -> None:
-        """Forget all others."""
+        """Forget all messages that are not wanted."""
         kept = sorted(entry for entry in self if wanted(entry))
         for each in (self._entries, self._buckets, self._firsts, self._lasts):
             each.clear()

@@ -1,4 +1,4 @@
-"""Divides the messages that could be sent next: some are sent, some are sent alone, wait or are given up."""
+"""Divides the messages that could be sent next: each is sent, is sent alone, waits or is given up."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -20,13 +20,13 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Sifter:
-    """What one relay sends now."""
+    """Decides what one relay sends now."""
 
     def __init__(self, settings: RelaySettings, lanes: TopicLanes) -> None:
         self._most_attempts = settings.max_attempts
         self._lanes = lanes
-        # Starts False: after a restart, other messages go first. Otherwise a message that kills relays would
-        # be all that any relay sends.
+        # False at first: after a restart, other messages go first. Otherwise relays would send nothing but a
+        # message that kills them.
         self._solo_turn = False
 
     def launch(self, choice: Choice) -> None:
@@ -51,7 +51,7 @@ class Sifter:
             ahead, behind = set[str | None](), set[str | None]()
             for letter in its_letters:
                 if letter.key is not None and letter.key in behind:
-                    continue  # an earlier message of its key is not sent now: this one must not overtake it
+                    continue  # must not overtake an earlier message of its key, which is not sent now
                 if not letter.is_new and (
                     _has_to_wait(backlog, letter, now) or self._is_given_up(letter, choice)
                 ):
@@ -68,12 +68,12 @@ class Sifter:
         if self._is_suspect_away() or not (self._solo_turn or not choice.batches):
             return choice
         if suspects:
-            # Those with the fewest unanswered sends first, so that each suspect gets its turn. Nothing else
-            # begins with it; and no two are ever on their way together, so that each death has one suspect.
-            choice.has_more = bool(choice.batches)  # they follow in a moment
+            # The suspect with the fewest unanswered sends is first, so that each gets its turn. Nothing else
+            # starts together with it, and two suspects are never on their way together: each death has one.
+            choice.has_more = bool(choice.batches)  # these batches follow in a moment
             choice.batches = [[min(suspects, key=attrgetter("unanswered"))]]
         else:
-            # The batches that are being sent end before a suspect of their topic begins.
+            # A suspect begins after the batches of its topic that are being sent have ended.
             topics = {letter.topic for letter in crowded}
             choice.batches = [batch for batch in choice.batches if batch[0].topic not in topics]
         return choice
@@ -96,7 +96,7 @@ def _found(backlog: Backlog, entries: list[BacklogEntry], letters: Mapping[int, 
         if letter is not None:
             found.append(letter)
             if letter.attempts != entry.attempts or letter.unanswered != entry.unanswered:
-                # An operator has released it.
+                # An operator has reset its counts.
                 backlog.note_sends(entry, letter.attempts, letter.unanswered)
     return found
 

@@ -1,4 +1,4 @@
-"""The order of a key while its messages are in buckets of several generations."""
+"""Keeps a key's order while the number of buckets changes."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +10,16 @@ from inbox_outbox_base.databases.relaying import Relaying
 from outbox._publishing.buckets import Generation, generations
 
 _LONG, _PAUSE = 1.0, 4
-"""Seconds from which on a look is long, and how many times as long the pause is that follows it."""
+"""A look that takes longer than `_LONG` seconds is followed by a pause `_PAUSE` times as long."""
 
 
 class Crossings:
-    """The generations of buckets, as far as a relay knows them.
+    """The generations of buckets that a relay knows.
 
-    After a change of the number of buckets, a key has messages in old buckets and in new ones, which may
-    belong to two relays. A message leaves when no other generation has an earlier one of its key. That is
-    enough: a message that was committed before this one was written is visible wherever this one is, and has
-    a lower number.
+    After a change of the number of buckets, a key may have messages in an old and in a new bucket, and these
+    may belong to two relays. A message leaves once no other generation has an earlier message of its key.
+    That is enough: a message committed before this one was written is visible wherever this one is, and has a
+    lower number.
     """
 
     def __init__(self, database: Relaying) -> None:
@@ -27,8 +27,8 @@ class Crossings:
         self._generations: Sequence[Generation] = ()
         self._marks: Mapping[int, int] = {}
         self._next_look = 0.0
-        self.told: int | None = None
-        """The generation of which the relay had been told when it read them."""
+        self.announced: int | None = None
+        """The newest generation the relay knew when it read them."""
 
     @property
     def are_several(self) -> bool:
@@ -40,23 +40,23 @@ class Crossings:
         """The buckets of all generations."""
         return [bucket for each in self._generations for bucket in each.buckets]
 
-    def learn(self, connection: Connection, told: int) -> None:
+    def learn(self, connection: Connection, announced: int) -> None:
         """Read the generations again."""
         self._generations = generations(connection, self._database.tables)
         self._marks = self._database.marks(connection) if self.are_several else {}
-        self.told = told
+        self.announced = announced
 
     def blocked(
         self, connection: Connection, letters: Iterable[Letter], paused: Sequence[str]
     ) -> frozenset[int]:
-        """The sequences of those messages that have to wait for an earlier one of another generation."""
+        """The sequences of the messages that have to wait for an earlier one of another generation."""
         oldest = self._generations[0].buckets
         keyed = [letter for letter in letters if letter.key is not None]
         old = [letter for letter in keyed if letter.bucket in oldest]
         new = [letter for letter in keyed if letter.bucket not in oldest]
         blocked = self._look(connection, old, paused)
-        # Where very many messages wait in old buckets, those in new ones are behind them. They let the relay
-        # send the old ones, instead of looking for them each time.
+        # If very many messages wait in old buckets, those in new ones are behind them. During a pause they
+        # all count as blocked, without a look: the relay spends its time on the old ones.
         begun = time.monotonic()
         if begun < self._next_look:
             return blocked.union(letter.sequence for letter in new)

@@ -1,4 +1,4 @@
-"""Up to where a relay has read each bucket: the next scan starts there."""
+"""How far a relay has read each bucket; the next scan starts there."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
@@ -10,16 +10,16 @@ _USED_BY = "outbox: relays that know this connection"
 
 
 class Frontier:
-    """A mark for each bucket. Every message up to the mark has been read, and no other one can appear there:
-    it has left, or the backlog knows it.
+    """A mark for each bucket. Every message up to the mark has been read: it has left, or the backlog knows
+    it. No other one can appear there.
 
-    The backlog can be forgotten at any time: the marks then go back to the lowest message that it knew.
+    The backlog can be forgotten at any time: the marks then go back to the lowest messages that it knew.
     """
 
     def __init__(self) -> None:
         self._starts: dict[int, int] = {}
         self._lows: dict[int, int] = {}
-        """The marks from scans that left no topic out."""
+        """The marks that come from scans which left no topic out."""
         self._mark: Writers | None = None
         self._settled = 0
 
@@ -32,7 +32,7 @@ class Frontier:
         return dict(self._starts)
 
     def advance(self, places: Iterable[tuple[int, int]], found: ScanResult, *, paused: bool) -> None:
-        """Raise the marks of the buckets that a scan has read, from these places on."""
+        """Raise the marks of the buckets that a scan has read from these places on."""
         if self._settled == 0:
             return
         read = dict.fromkeys(found.seen, self._settled)
@@ -43,23 +43,23 @@ class Frontier:
         for bucket, sequence in read.items():
             start = self.start(bucket)
             if begun[bucket] > start:
-                continue  # it was not read from the mark on
-            # Never above what is settled: a running transaction may still commit a lower sequence.
+                continue  # the scan started above the mark
+            # Not above the settled sequence: a running transaction may still commit a lower one.
             self._starts[bucket] = max(start, min(self._settled, sequence))
             if not paused:
                 self._lows[bucket] = self._starts[bucket]
 
     def go_back(self, lowest: Mapping[int, int]) -> None:
-        """The backlog is forgotten: read again from its lowest messages on, and what was left out."""
+        """Forget the backlog: read on from its lowest messages, and read what was left out."""
         self._starts = self.marks(lowest)
         self._lows = dict(self._starts)
 
     def marks(self, lowest: Mapping[int, int]) -> dict[int, int]:
-        """By bucket, up to where everything has left, given the lowest known messages."""
+        """By bucket, the sequence up to which everything has left, given the lowest known messages."""
         return {bucket: min(low, lowest.get(bucket, low + 1) - 1) for bucket, low in self._lows.items()}
 
     def begin(self, marks: Mapping[int, int]) -> None:
-        """Start buckets that have no mark yet at these."""
+        """Use these marks for buckets that have none yet."""
         self._starts = dict(marks) | self._starts
         self._lows = dict(marks) | self._lows
 
@@ -74,8 +74,8 @@ class Frontier:
         self._lows = {bucket: low for bucket, low in self._lows.items() if bucket in kept}
 
     def is_new_connection(self, info: MutableMapping[Any, Any]) -> bool:
-        """Whether the connection with this `info` is new: the server may have crashed, after which it can
-        draw the same sequence numbers again."""
+        """Whether the connection with this `info` is new: then the server may have crashed, and may draw the
+        same sequence numbers again."""
         users = info.setdefault(_USED_BY, WeakSet())
         is_new = self not in users
         users.add(self)
@@ -87,8 +87,8 @@ class Frontier:
 
     def record_writers(self, writers: Writers | None) -> bool:
         """Record which transactions are writing. A sequence is settled once all transactions that were
-        writing when it was drawn have ended: no lower message can appear, unless the numbers start over; then
-        it forgets everything, and returns True."""
+        writing when it was drawn have ended: no lower message can appear any more, unless the numbers start
+        over. If they have, this forgets everything and returns True."""
         if writers is None:
             return False
         mark = self._mark

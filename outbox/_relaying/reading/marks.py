@@ -1,7 +1,7 @@
-"""The marks that are stored with the buckets: a relay that takes a bucket need not read what has left.
+"""The marks that are stored with the buckets: a relay that takes a bucket skips the messages that have left.
 
-A stored mark survives a crash or a failover only together with everything that it follows from: the drawn
-numbers, and the ends of the transactions that had drawn them, came before it in the database's log.
+A mark follows from the numbers drawn, and from the ends of the transactions that drew them. Both come before
+the mark in the database's log, so a crash or failover that keeps the mark keeps them, too.
 """
 
 from collections.abc import Iterable
@@ -26,14 +26,14 @@ class Marks:
         self._scanner = scanner
 
     def tend(self, connection: Connection, epoch: int, owned: Iterable[Bucket]) -> bool:
-        """Look who is writing, start new buckets at their stored marks, and store marks that are far behind.
+        """Ask who is writing, start new buckets at their stored marks, and store marks that have moved far.
 
         Args:
-            epoch: the relay's.
-            owned: its buckets with their stored marks, read before.
+            epoch: the relay's epoch.
+            owned: the relay's buckets with their stored marks, read before.
 
         Returns:
-            Whether any mark was stored.
+            Whether any bucket had a stored mark.
 
         Raises:
             UnsafeSequence: the sequence of message numbers is cached per session.
@@ -59,7 +59,7 @@ class Marks:
         return bool(stored)
 
     def forget(self, connection: Connection, epoch: int, buckets: Iterable[int]) -> None:
-        """Forget the stored marks of some buckets: there are messages below."""
+        """Forget the stored marks of some buckets: there are messages below them."""
         nothing = [
             {"bucket_": bucket, "mark_": None, "mark_origin_": None, "epoch_": epoch} for bucket in buckets
         ]

@@ -8,7 +8,7 @@ from outbox._relaying.sending.batch import Choice
 from outbox._relaying.sending.lanes import TopicLanes
 
 _LARGEST_BATCH = 16_000_000
-"""The most payload bytes in a batch of several messages; a scan holds as many in memory."""
+"""The most payload bytes in a batch of several messages; a scan holds at most as many in memory."""
 _MOST_BYTES, _MOST_MESSAGES = 64_000_000, 10_000
 """The most payload bytes and messages in all batches that are being sent, if there are several."""
 
@@ -20,11 +20,11 @@ class Loader:
         self._database = database
         self._lanes = lanes
         self.light = _LARGEST_BATCH // messages
-        """Bytes up to which a scan reads a payload."""
+        """The largest payload, in bytes, that a scan reads."""
 
     def load(self, connection: Connection, choice: Choice) -> None:
-        """Read the large payloads that the scan skipped, and keep what is sent at the same time within its
-        limits: batches are cut, or left for later."""
+        """Read the large payloads that the scan skipped, and cut batches or leave them for later, so that the
+        limits on what is sent at the same time are kept."""
         flights = self._lanes.flights
         size, number = sum(flight.size for flight in flights), sum(len(flight.letters) for flight in flights)
         kept: list[list[Letter]] = []
@@ -50,7 +50,7 @@ class Loader:
             else:
                 letter.payload = found[letter.sequence]
         damaged = [letter for letter in heavy if letter.damage is not None]
-        # Nor are the other messages of their keys sent: those may have to wait.
+        # The other messages of their keys are not sent either: they may have to wait.
         names = {letter.name for letter in damaged}
         letters[:] = [letter for letter in letters if letter.name not in names]
         choice.exhausted.extend(damaged)

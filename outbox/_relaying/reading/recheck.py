@@ -1,8 +1,8 @@
 """Once a minute, search below a relay's marks for overlooked messages, and have them sent.
 
-The marks assume that message numbers are drawn in the usual way. Other numbers (a sequence that was cached
-for a while, or set back and forth; rows copied with their numbers) would otherwise hide messages for as long
-as the relay runs.
+The marks assume that message numbers are drawn in the usual way. If they were not (the sequence was cached
+for a while, or set back and forth; rows were copied with their numbers), messages could stay hidden for as
+long as the relay runs.
 """
 
 import logging
@@ -43,7 +43,7 @@ class Recheck:
         return time.monotonic() >= self._next
 
     def begin_soon(self) -> None:
-        """Begin the first pass soon: the relay starts at stored marks, and may end soon."""
+        """Begin the first pass soon: the relay started at stored marks, and may not run for long."""
         if not self._begun:
             self._next = min(self._next, time.monotonic() + _STEP)
 
@@ -56,7 +56,7 @@ class Recheck:
             self._pages = range(self._database.pages(connection))
             self._size = min(max(_LEAST_PAGES, len(self._pages) // _STEPS), _MOST_PAGES)
         size = self._size
-        self._size = max(1, size // 2)  # stays so if the statement exceeds a time limit
+        self._size = max(1, size // 2)  # kept only if the statement exceeds a time limit
         found = self._look(connection, scanner, self._pages[:size])
         has_marks = bool(scanner.frontier.starts())
         self._size, self._pages = size, self._pages[size:] if has_marks else range(0)

@@ -1,4 +1,4 @@
-"""What a scan skips on a database that does not say who is writing: messages that the relay knows already."""
+"""Where a scan may start on databases that cannot list open writers."""
 
 import math
 import time
@@ -11,26 +11,27 @@ from inbox_outbox_base.databases.relaying import Relaying, ScanResult, Tally
 from .backlog import Backlog
 
 _FEW = 50
-"""Known messages of a bucket that a scan leaves out one by one: that costs less than counting."""
+"""A scan leaves out up to this many known messages of a bucket one by one: that costs less than counting."""
 _SHARE = 20
-"""Counting all buckets takes at most one part in this many of the time."""
+"""Counting all buckets takes at most 1 / `_SHARE` of the time."""
 _EVERY = 60.0
-"""Seconds in which each bucket is read again: different messages may have the same tally."""
+"""Each bucket is read again within this many seconds: different messages may have the same tally."""
 
 _NOTHING = Tally(0, 0)
 
 
 class Skips:
-    """Up to where each bucket has been read: its next scan starts there, if many of its messages are known.
+    """How far each bucket has been read; the next scan starts there if the relay knows many of its messages.
 
-    A message may still appear below, since its number was drawn before its transaction committed. It is found
-    by counting: the index alone says how many messages there are up to that place, and the sum of their
-    numbers. None has appeared if the difference to those that the relay knows is the same as after the last
-    reading: usually none, less if an operator has dropped messages. Messages of paused topics are not known;
-    each scan says how many of them it has passed over.
+    A message may still appear below that place, because its number is drawn before its transaction commits.
+    Counting finds it: the index alone tells how many messages there are up to that place, and the sum of
+    their numbers. The relay subtracts the messages that it knows. If the difference is as it was after the
+    last reading, no message has appeared. The difference is usually zero, and negative if an operator has
+    dropped messages. Messages of paused topics are not known; each scan says how many it has passed.
 
-    A bucket is counted before anything is sent that was read without what is below: an earlier message of the
-    key may have been committed just before it. All buckets are counted from time to time.
+    If a scan has started above a bucket's beginning, the bucket is counted before its messages are sent: an
+    earlier message of a key may have been committed just before them. All buckets are counted from time to
+    time.
     """
 
     def __init__(self, database: Relaying, backlog: Backlog) -> None:
@@ -38,9 +39,10 @@ class Skips:
         self._backlog = backlog
         self._ends: dict[int, int] = {}
         self._differences: dict[int, Tally] = {}
-        """By bucket, what was counted and is not known, as of the last reading."""
+        """By bucket, the tally of the messages counted minus that of the messages known, at the last
+        reading."""
         self._unchecked: set[int] = set()
-        """Buckets that were read from above their beginning since they were counted."""
+        """Buckets that scans have read only in part since they were last counted."""
         self._next_count = 0.0
         self._reread_at = time.monotonic()
         """When buckets were last read again."""
@@ -49,13 +51,13 @@ class Skips:
         self._counted: Mapping[int, Tally] = {}
 
     def begin(self) -> None:
-        """Prepare a look: the buckets whose turn it is are read again."""
+        """Prepare a look: it reads the buckets whose turn it is again."""
         now = time.monotonic()
         turns = int(len(self._ends) * (now - self._reread_at) / _EVERY)
         if turns:
             self._reread_at = now
         for bucket in list(self._ends)[:turns]:
-            del self._ends[bucket]  # it comes back as the last one
+            del self._ends[bucket]  # once read, it comes back at the end of the order
             self._differences.pop(bucket, None)
 
     def clear(self) -> None:
@@ -77,12 +79,12 @@ class Skips:
         return self._ends.get(bucket, 0) if skipped > _FEW else 0
 
     def seconds(self) -> float:
-        """Seconds until all buckets are to be counted, if a scan has skipped some since."""
+        """Seconds until all buckets must be counted; infinite if no scan has skipped messages since then."""
         return max(0.0, self._next_count - time.monotonic()) if self._is_behind else math.inf
 
     def advance(self, places: Iterable[tuple[int, int]], found: ScanResult) -> None:
         """Note that a scan has read the buckets from these places on."""
-        lasts = {letter.bucket: letter.sequence for letter in found.letters}  # they are in their order
+        lasts = {letter.bucket: letter.sequence for letter in found.letters}  # they are in order
         for bucket, low in places:
             end, last = self._ends.get(bucket, 0), lasts.get(bucket, 0)
             passed, highest = found.passed.get(bucket, (_NOTHING, 0))
@@ -95,17 +97,17 @@ class Skips:
             self._ends[bucket] = max(end, last, highest)
 
     def is_due(self) -> bool:
-        """Whether to count all buckets in this look; called once in each."""
+        """Whether to count all buckets in this look; call it once in each look."""
         self._is_behind = any(map(self.start, self._ends))
         return self._is_behind and time.monotonic() >= self._next_count
 
     def counted(self, begun: float) -> None:
-        """Note that all buckets have been counted, and what had appeared was read; that began then."""
+        """Note that all buckets have been counted, and new messages read, since `begun`."""
         now = time.monotonic()
         self._is_behind, self._next_count = False, now + _SHARE * (now - begun)
 
     def changed(self, connection: Connection, *, everywhere: bool) -> dict[int, int]:
-        """Count buckets; return those where messages may have appeared, and up to where."""
+        """Count buckets; return those where messages may have appeared, each with the end of its count."""
         ends = {
             bucket: end
             for bucket, end in self._ends.items()
@@ -122,8 +124,8 @@ class Skips:
         }
 
     def note(self, ends: Mapping[int, int]) -> None:
-        """Note that what had appeared up to there was read."""
-        self._ends |= ends  # reading them may have passed over others, which were not counted
+        """Note that the messages that had appeared up to these ends were read."""
+        self._ends |= ends  # the reading may have passed paused messages, which were not counted
         for bucket, end in ends.items():
             self._differences[bucket] = self._difference(bucket, end)
 

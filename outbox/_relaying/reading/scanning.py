@@ -1,4 +1,4 @@
-"""Chooses the next messages of a relay's buckets, without those that have to wait."""
+"""Chooses the next messages of a relay's buckets that can be sent."""
 
 import math
 import time
@@ -23,19 +23,19 @@ from .payloads import Loader
 from .scan_starts import Skips
 
 MOST_KNOWN = 200_000
-"""How many messages a relay remembers that it cannot send now; it reads no further until some have left."""
+"""The most messages that a relay remembers; at this number it reads no further until some have left."""
 _PAGES = 10
 """Scans in one transaction, while they find nothing that can be sent."""
 _LEAST_SCAN = 16
 _NOTHING = -1
-"""Bytes up to which a scan reads a payload, if it reads none."""
+"""The largest payload, in bytes, that a scan reads if it reads no payload."""
 _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET = 16, 100
 _READ_EVERY = 0.05
-"""Seconds for which a relay reads nothing new while the messages that it knows fill its batches."""
+"""A relay whose known messages fill its batches reads no new ones for this many seconds."""
 
 
 class Scanner:
-    """The buckets of one relay, and what it knows about them."""
+    """One relay's buckets, and what the relay knows about them."""
 
     def __init__(self, settings: RelaySettings, database: Relaying, lanes: TopicLanes) -> None:
         self._settings = settings
@@ -51,22 +51,22 @@ class Scanner:
         self.buckets: list[int] = []
         """The buckets that the relay owns, in the order of the next scan."""
         self._is_complete = True
-        """Whether no earlier message of a key is missing among the known ones."""
+        """Whether the relay knows all earlier messages of the keys that it knows."""
         self._read_on_at = 0.0
-        """When to read on even if what is known fills the next batches."""
+        """When to read on even if the known messages fill the next batches."""
         self._gives_up = False
-        """Whether messages of other buckets are still on their way."""
+        """Whether messages of buckets that the relay does not own any more are still on their way."""
         self.paused: list[str] = []
         """Topics whose messages wait."""
 
     def forget(self) -> None:
-        """The relay owns no buckets any more."""
+        """Forget all buckets: the relay owns none any more."""
         self.buckets, self.backlog, self.frontier = [], Backlog(), Frontier()
         self.crossings = Crossings(self._database)
         self._skips = Skips(self._database, self.backlog)
 
     def own(self, buckets: list[int]) -> None:
-        """Forget other buckets, but for messages that are on their way."""
+        """Own these buckets; forget all others, except for messages that are on their way."""
         if set(buckets) != set(self.buckets):
             self.buckets, self._read_on_at = buckets, 0.0
             self.frontier.keep(buckets)
@@ -81,26 +81,26 @@ class Scanner:
     def pause(self, topics: list[str]) -> None:
         """Leave these topics out."""
         if set(topics) != set(self.paused):
-            self._lanes.wake()  # an operator who lets a topic go on expects that it is tried
+            self._lanes.wake()  # an operator who resumes a topic expects it to be tried at once
             self.look_again()
         self.paused = topics
 
     def look_again(self) -> None:
-        """Forget the messages that are not being sent, and read them again."""
+        """Forget all messages except those that are being sent, and read them again."""
         self._read_on_at = 0.0
         self.frontier.go_back(self.backlog.lowest())
         self._skips.clear()
         self.backlog.retain(attrgetter("is_away"))
 
     def marks(self) -> dict[int, int]:
-        """By bucket, up to where everything has left."""
+        """By bucket, the sequence up to which everything has left."""
         return self.frontier.marks(self.backlog.lowest())
 
     def seconds(self) -> float:
-        """Seconds until a message's wait ends, or the rest of a topic that has messages to send."""
+        """Seconds until a message's wait ends, or until a topic with messages to send is tried again."""
         rests = [self._lanes.of(topic).seconds() for topic in self.backlog.topics]
         if self._lanes.flights:
-            # What could be sent, and was not chosen, has to wait for one of these to end.
+            # A topic that could be sent now and was not chosen has to wait until one of these batches ends.
             rests = [rest for rest in rests if rest > 0]
         return min([self.backlog.seconds(), self._skips.seconds(), *rests])
 
@@ -124,7 +124,7 @@ class Scanner:
 
     def choose(self, connection: Connection, lock: Callable[[Connection], object] | None = None) -> Choice:
         """The next batches, at most one for each topic. `lock` keeps operators from dropping messages; it is
-        called once there is something to send."""
+        called only if there is something to send."""
         self._look_at_waits(connection)
         if not self.buckets or "*" in self.paused:
             return Choice()
@@ -133,7 +133,7 @@ class Scanner:
         lanes = self._open_lanes()
         if lock is not None and lanes:
             lock(connection)
-            letters.clear()  # some may have been dropped before: they are read again
+            letters.clear()  # read them again: some may have been dropped before the lock
         ready = self.backlog.ready
         picked = {lane: self._pick(lane) for lane in lanes}
         self._fetch(connection, [*chain.from_iterable(picked.values())], letters)
@@ -141,7 +141,7 @@ class Scanner:
             picked = self._without_blocked(connection, picked, letters)
         choice = self._sifter.sift(connection, self.backlog, picked, letters)
         can_read = not is_read and len(self.backlog) < MOST_KNOWN
-        # Those that turned out to have to wait have made room for others.
+        # Messages that must wait after all have freed room for others.
         made_room = not choice.batches and self.backlog.ready < ready
         choice.has_more = choice.has_more or can_read or made_room
         return choice
@@ -152,7 +152,7 @@ class Scanner:
         picked: Mapping[TopicLane, list[BacklogEntry]],
         letters: Mapping[int, Letter],
     ) -> dict[TopicLane, list[BacklogEntry]]:
-        """What was picked, without what has to wait for a message of another generation."""
+        """The picked messages that need not wait for a message of another generation."""
         entries = chain.from_iterable(picked.values())
         found = [letters[entry.sequence] for entry in entries if entry.sequence in letters]
         blocked = self.crossings.blocked(connection, found, self.paused)
@@ -174,22 +174,22 @@ class Scanner:
         return self.backlog.pick(lane.topic, max(_LEAST_SCAN, lane.room()), lane.room())
 
     def _knows_enough(self) -> bool:
-        """Whether what was read ahead fills the next batches. It is read once more when it is sent: reading
-        even further ahead each time would cost a third of the rate."""
+        """Whether the messages read ahead fill the next batches. Each is read once more when it is sent, so
+        reading even further ahead each time would cost a third of the rate."""
         if not self._is_complete or time.monotonic() >= self._read_on_at:
             return False
         lanes = self._open_lanes()
         return bool(lanes) and all(len(self._pick(lane)) >= lane.room() for lane in lanes)
 
     def _look_at_waits(self, connection: Connection) -> None:
-        """Let messages go whose wait has ended, unless they have to wait longer."""
+        """Let messages be sent if their wait has ended and they need not wait longer."""
         ended = self.backlog.ended()
         if not ended:
             return
         found = self._database.progress(connection, [(each.bucket, each.sequence) for each in ended])
         for entry in ended:
             if entry.sequence not in found:
-                self.backlog.remove([entry.sequence])  # an operator has dropped it, or taken it elsewhere
+                self.backlog.remove([entry.sequence])  # an operator has dropped or moved it
             elif found[entry.sequence] > 0:
                 self.backlog.wait(entry.sequence, found[entry.sequence])
             else:
@@ -208,10 +208,10 @@ class Scanner:
         scans = pages = 0
         while begin and pages < _PAGES and len(self.backlog) < MOST_KNOWN:
             size = len(self.backlog)
-            # Where nothing of the first page can be sent now, little of the others can: payloads come later.
+            # If no message of the first page can be sent now, few of the others can: read payloads later.
             found = self._scan(connection, begin, most, _NOTHING if scans else self._light)
             scans += 1
-            pages += len(self.backlog) > size  # one with known messages only has led no further
+            pages += len(self.backlog) > size  # a page of known messages only does not count
             if self._open_lanes():
                 break
             most = max(most, min(4 * most, self._settings.batch))
@@ -221,18 +221,18 @@ class Scanner:
             self._read_below(connection, most)
             return not begin
         if scans > 1:
-            # A message that was committed between two scans may lie below the second one, and a later one of
-            # its key within it. Where something can be sent, one more scan finds both.
+            # Of two messages committed between two scans, one may lie below the second scan and a later one
+            # of its key within it. If something can be sent, one more scan finds both.
             self._is_complete = bool(self._open_lanes())
             if self._is_complete:
                 self._scan(connection, marks, most, _NOTHING)
         elif scans and (len(found) < most or found[-1].bucket == last):
-            self._is_complete = True  # it has reached every bucket
+            self._is_complete = True  # the scan has reached every bucket
         self._read_on_at = time.monotonic() + _READ_EVERY
         return not begin
 
     def _read_below(self, connection: Connection, most: int) -> None:
-        """Read messages that have appeared below others that were read before."""
+        """Read messages that have appeared below messages read before."""
         skips, begun = self._skips, time.monotonic()
         is_due = skips.is_due()
         changed = skips.changed(connection, everywhere=is_due)
@@ -247,16 +247,16 @@ class Scanner:
             skips.counted(begun)
 
     def _scan(self, connection: Connection, begin: dict[int, int], most: int, light: int) -> list[Letter]:
-        """Read a page of messages that are not known yet; note in `begin` where the next page begins, for the
-        buckets that have one."""
+        """Read a page of messages that are not known yet; note in `begin` where the next page begins, and
+        leave out buckets that have none."""
         places = [(bucket, begin[bucket]) for bucket in self.buckets if bucket in begin]
         each = most if self._settings.ordered else max(most // _BUCKETS_AT_ONCE, _LEAST_OF_BUCKET)
         known = {bucket: self.backlog.above(bucket, low) for bucket, low in places}
         found = self._database.scan(connection, Scan(places, most, each, known, self.paused, light))
-        # Some may be known: `above` leaves out those that were read first, if there are many.
+        # Some may be known: if there are many, `above` does not name the first ones read.
         failed = [each for each in found.letters if not (each.is_new or self.backlog.entry(each.sequence))]
         self.backlog.add(found.letters)
-        for letter in found.letters:  # those of a bucket are in their order
+        for letter in found.letters:  # the messages of a bucket are in order
             begin[letter.bucket] = letter.sequence
         self._look_at_failed(connection, failed)
         if self._database.tells_writers:
@@ -269,8 +269,8 @@ class Scanner:
         return found.letters
 
     def _look_at_failed(self, connection: Connection, letters: list[Letter]) -> None:
-        """Held ones wait. If the topics of others are not tried now, an operator may have ended the messages'
-        waits, or will."""
+        """Let held messages wait. Messages of topics that are not tried now wait, too, and their rows are
+        looked at: an operator may have ended their waits, or may do so later."""
         for letter in letters:
             if letter.state == "held":
                 self.backlog.wait(letter.sequence, math.inf)
@@ -282,7 +282,7 @@ class Scanner:
         for sequence in waiting:
             self.backlog.wait(sequence, 0.0)
         if waiting:
-            # Now, not in the next transaction: that may have a new connection, and read them again.
+            # Now, not in the next transaction: on a new connection that would read them all again.
             self._look_at_waits(connection)
 
     def _open_lanes(self) -> list[TopicLane]:
@@ -299,13 +299,13 @@ class Scanner:
             self.backlog.remove(sequence for _, sequence in missing if sequence not in letters)
 
     def _rotate(self, letters: list[Letter]) -> None:
-        """Start the next scan behind the bucket at which this one ended, so that each has its turn."""
+        """Start the next scan behind the last bucket of this one, so that each bucket gets its turn."""
         if letters:
             behind = self.buckets.index(letters[-1].bucket) + 1
             self.buckets = self.buckets[behind:] + self.buckets[:behind]
 
     def load(self, connection: Connection, choice: Choice) -> None:
-        """Read what else is needed to send these messages."""
+        """Read the payloads that are still missing."""
         self._loader.load(connection, choice)
 
     def settle(self, report: Report) -> None:
@@ -330,12 +330,13 @@ class Scanner:
             self._forget_others()
 
     def _forget_paused(self, letters: Iterable[Letter]) -> None:
-        """Their topics were paused while they were on their way: they are read again after that."""
+        """Forget messages whose topics were paused while they were on their way: they are read again after
+        the pause."""
         self.backlog.remove(
             letter.sequence for letter in letters if not {"*", letter.topic}.isdisjoint(self.paused)
         )
 
     def launch(self, choice: Choice) -> None:
-        """Note that these messages are being sent, or given up, now that the transaction has committed."""
+        """After the commit, note that these messages are being sent or given up."""
         self.backlog.send(letter.sequence for letter in chain(choice.letters, choice.exhausted))
         self._sifter.launch(choice)

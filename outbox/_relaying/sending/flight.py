@@ -23,7 +23,7 @@ HandOver = Callable[[list[Envelope]], Iterable[Any]]
 class Flight:
     """A batch that is being sent: the outcomes that have arrived, and the messages that are on their way.
 
-    One thread or task sends, while the relay's own collects what has arrived.
+    One thread or task sends, while the relay's own collects the outcomes.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Flight:
         self.size = sum(letter.size for letter in letters)
         self.begun = time.monotonic()
         self.seconds = 0.0
-        """Until the last message was accepted; if none was, until the batch was over."""
+        """How long it took until the last accepted message; if none was accepted, until the end."""
         self.is_over = False
         self._has_begun = False
         self.has_news_since = math.inf
-        """When the first of the outcomes arrived that have not been collected."""
+        """When the first uncollected outcome arrived."""
         self.failure: BaseException | None = None
         """An interruption that `send` raised."""
         self.rejected_for: float | None = None
         """If the broker rejects the topic: the shortest delay that it asked for, in seconds."""
         self.reason = ""
-        """Of the last message that was not accepted."""
+        """Why the last message that was not accepted failed."""
         self._ordered = ordered
         self._give_up_after = math.inf if give_up_after is None else give_up_after
         self._arrived = arrived
@@ -58,12 +58,12 @@ class Flight:
         self._unsent = {letter.sequence: letter for letter in letters}
         self._failed: set[str] = set()
         self._queues = _queues(letters) if ordered else {}
-        """By key, if the batch holds several messages of it at once: those not noted yet, in order."""
+        """For each key with several messages in this batch: the messages not noted yet, in order."""
         self._early: dict[str | None, dict[int, Any]] = defaultdict(dict)
         """By key, the outcomes of messages in its queue."""
         self._asked = math.inf
         self._is_taken = False
-        """Whether the broker has accepted or refused some message: it does not reject the topic."""
+        """Whether the broker has accepted or refused a message, so does not reject the topic."""
 
     @property
     def is_alone(self) -> bool:
@@ -71,8 +71,8 @@ class Flight:
         return self.letters[0].unanswered >= SOLO_AFTER
 
     def collect(self) -> Report:
-        """The outcomes that have arrived since the last call. Those behind a failed message in its key are
-        given back with it: it may be sent again before this batch is over."""
+        """The outcomes that have arrived since the last call. With a failed message, the later ones of its
+        key are given back as unsent: it may be sent again before this batch is over."""
         with self._lock:
             report, self._report, self.has_news_since = self._report, Report(), math.inf
             if report.others:
@@ -83,12 +83,12 @@ class Flight:
         return report
 
     def unanswered(self) -> list[Letter]:
-        """The messages without an outcome: once the flight is over, they were not sent."""
+        """The messages without an outcome: if the flight is over, they were not sent."""
         with self._lock:
             return list(self._unsent.values())
 
     def unrecorded(self) -> list[Letter]:
-        """The messages whose outcome has not been collected: they have been sent, or are going to be."""
+        """The messages whose outcome has not been collected: they have been sent, or will be."""
         with self._lock:
             arrived = [*self._report.accepted, *(answer.letter for answer in self._report.others)]
             return [*arrived, *self._unsent.values()]
@@ -122,9 +122,9 @@ class Flight:
     def _send(self, letters: list[Letter], hand_over: HandOver) -> None:
         """Pass messages to the publisher, and record their outcomes as they arrive.
 
-        A message without a usable outcome, because the publisher raised, was interrupted, or gave too few,
-        is unknown. If it gave too many, or one for a wrong place, they cannot be matched to messages: all
-        others are unknown.
+        A message without a usable outcome is unknown: the publisher raised, was interrupted, or gave too few
+        outcomes. If it gave too many, or one for a wrong place, outcomes cannot be matched to messages: all
+        messages without an outcome are unknown.
         """
         left = dict(enumerate(letters))
         in_turn: list[Any] = []
@@ -152,12 +152,12 @@ class Flight:
         except Exception as error:
             log.exception("the publisher failed")
             silence = Unknown(f"{type(error).__name__}: {error}")
-        finally:  # an interruption is not swallowed, and the outcomes given so far are written
+        finally:  # also after an interruption, which goes on: the outcomes given so far are written
             self._record(zip(left.values(), chain(in_turn, repeat(silence)), strict=False))
             self.rejected_for = None if self._is_taken else self._asked
 
     def _accept(self, letters: list[Letter]) -> None:
-        """Record that the broker has taken all of these messages: the usual case, and many times faster."""
+        """Record that the broker has taken all of these messages: many times faster, for the usual case."""
         with self._lock:
             self._report.accepted += letters
             self._is_taken = True
@@ -169,7 +169,7 @@ class Flight:
             self._arrived()
 
     def _record(self, answers: Iterable[tuple[Letter, Any]]) -> None:
-        # Called for each message alone, if the publisher yields pairs.
+        # Called for each single message if the publisher yields pairs.
         with self._lock:
             for letter, outcome in answers:
                 if letter.key in self._queues:
@@ -188,8 +188,8 @@ class Flight:
         return True
 
     def _note_in_order(self, letter: Letter, outcome: Any) -> None:
-        """Note the answers of a key in the order of its messages, however they arrive. A failure waits until
-        none of those behind it is on its way; they count as not sent, whatever has become of them."""
+        """Note the outcomes of a key in the order of its messages, in whatever order they arrive. A failure
+        is noted once no later message is on its way; these count as not sent, whatever their outcome."""
         queue, early = self._queues[letter.key], self._early[letter.key]
         early[letter.sequence] = outcome
         while queue and isinstance(early.get(queue[0].sequence), Accepted):

@@ -1,5 +1,5 @@
-"""One lane for each topic: how many messages it takes at a time, and when it is tried again while the broker
-rejects the topic."""
+"""One lane for each topic: how many messages it takes at a time, and when a topic that the broker rejects is
+tried again."""
 
 import logging
 import math
@@ -15,27 +15,27 @@ from .flight import Flight
 _log = logging.getLogger("outbox.relay")
 
 MOST_FLIGHTS = 32
-"""How many batches are sent at the same time."""
+"""The most batches that are sent at the same time."""
 _MOST_OF_TOPIC = 3
-"""How many of them have the same topic."""
+"""The most of them that have the same topic."""
 _FEW, _FEW_BYTES, _FEW_MESSAGES = 8, 16_000_000, 2_500
-"""While fewer batches, bytes and messages are being sent, a topic can have more than one batch: slow topics
-leave room for others."""
+"""A topic can have several batches only while fewer batches, bytes and messages than these are being sent, so
+that slow topics leave room for others."""
 
 _PROBES = Backoff(first=0.25, longest=120)
-"""The delays between the single messages that try a topic the broker rejects; once it accepts again, a new
-message may wait this long."""
+"""The delays between the single messages that try a topic the broker rejects. After the broker accepts again,
+a new message may wait this long."""
 _URGED_EVERY = 5.0
-"""Seconds between two tries of such a topic for the sake of messages whose wait an operator has ended."""
+"""The least seconds between two tries of such a topic because an operator has ended a message's wait."""
 _FIRST_BATCH = 100
 _QUICK, _SLOW = 0.5, 2.0
-"""Seconds in which a batch should be sent: a larger one delays a stop too long."""
+"""Seconds: a quick batch makes the next ones larger, a slow one smaller. A long send delays a stop."""
 _SAID_EVERY = 60.0
 """Seconds after which the log repeats that the broker rejects a topic."""
 _MANY = 1_000
-"""Topics from which on unused ones are forgotten."""
+"""With more topics than this, unused ones are forgotten."""
 _UNUSED = 120.0
-"""Seconds after which a topic is unused, if no batch of it has begun meanwhile."""
+"""Seconds without a new batch after which a topic is unused."""
 
 
 class TopicLane:
@@ -44,7 +44,7 @@ class TopicLane:
     def __init__(self, topic: str, most: int) -> None:
         self.topic = topic
         self.flights: list[Flight] = []
-        """The batches that are being sent, without a key in common."""
+        """The batches that are being sent; no two have a key in common."""
         self.begun = 0.0
         """When its last batch began."""
         self._most = most
@@ -52,12 +52,12 @@ class TopicLane:
         self._rejections = 0
         self._until = 0.0
         self._rejected = self._shrunk = -math.inf
-        """When that was last noted: what began before is no news."""
+        """When a rejection, and a slow batch, was last noted: batches begun earlier tell nothing new."""
         self._urged = self._said = -math.inf
 
     @property
     def is_unused(self) -> bool:
-        """Whether it can be forgotten: nothing was sent for a while, though it might have been."""
+        """Whether it can be forgotten: for a while it could be sent, and nothing was."""
         return not self.flights and time.monotonic() > max(self.begun, self._until) + _UNUSED
 
     @property
@@ -94,10 +94,10 @@ class TopicLane:
         """Adapt to the outcomes of a batch; return whether the broker takes the topic again."""
         self.flights.remove(flight)
         if len(flight.unanswered()) == len(flight.letters) or flight.begun < self._rejected:
-            return False  # nothing was sent, or before the topic was rejected
+            return False  # nothing was sent, or the batch began before the topic was rejected
         if flight.rejected_for is not None:
             if flight.is_alone and not self._rejections:
-                return False  # it may fail for its own reasons: others go on
+                return False  # a message sent alone may fail for its own reasons: others go on
             self._reject(flight.rejected_for, flight.reason)
             return False
         if flight.seconds > _SLOW:
@@ -132,7 +132,7 @@ class TopicLanes:
         if topic not in self._lanes:
             if len(self._lanes) >= self._many:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if not lane.is_unused}
-                self._many = max(_MANY, 2 * len(self._lanes))  # so that it costs little for each new topic
+                self._many = max(_MANY, 2 * len(self._lanes))  # seldom, so that new topics cost little
             self._lanes[topic] = TopicLane(topic, self._most)
         return self._lanes[topic]
 
@@ -168,8 +168,8 @@ class TopicLanes:
         return [flight for lane in self._lanes.values() for flight in lane.flights]
 
     def open(self, topics: Iterable[str]) -> list[TopicLane]:
-        """The lanes of these topics that can take messages, as many as may be sent at the same time; first
-        those that have not had a turn for the longest time. At most the last one has a batch already."""
+        """The lanes of these topics that can take messages: as many as may send at the same time, those that
+        have waited longest first. Only the last one may have a batch already."""
         flights = self.flights
         free = self._flights - len(flights)
         if free <= 0:
