@@ -40,7 +40,7 @@ class Audit:
     """Published or sent within the grace."""
     delayed: int
     taken: int
-    """Including messages that are still in the outbox because their send was not answered."""
+    """Taken by the consumer, even if still in the outbox because the send was not answered."""
     missing: tuple[Missing, ...]
     """The first messages that are not sent, dead or not taken: at most `limit` of each kind."""
     sent_since: datetime | None
@@ -75,9 +75,9 @@ def audit(
     are read in pages, and memory use does not depend on their number.
 
     The audit cannot know about messages that were sent by relays without `keep_sent`, or longer ago than
-    that; messages whose inbox row has been purged (leave them out with `since`); and messages that the
-    consumer keys by its own function. With `key="key"`, all sent messages of a key count as taken once one of
-    them was, as for the inbox; messages that were refused or never sent do not.
+    `keep_sent`; messages whose inbox row has been purged (leave them out with `since`); and messages that the
+    consumer keys by its own function. With `key="key"`, once one message of a key was taken, all sent
+    messages of the key count as taken, as for the inbox; messages refused or never sent do not.
 
     Args:
         engine: the Engine of the outbox's database.
@@ -105,7 +105,7 @@ def audit(
     }
     its_schema = inbox_schema or (schema if inbox_engine is None else None)
     question = Question(tables(schema), inbox_schemas.tables(its_schema), key, given)
-    # In this order: a message that is sent meanwhile is counted twice rather than not at all.
+    # Unsent messages first: a message that is sent meanwhile is then counted twice, not missed.
     if inbox_engine is None:
         unsent = transact(engine, question.outbox, lambda each: parts.unsent(each, question))
         sent = transact(engine, question.outbox, lambda each: parts.sent(each, question))

@@ -26,10 +26,9 @@ class Missing:
     """pending, waiting, unknown or held: not sent yet; dead: given up; sent: there is no record that it was
     taken."""
     since: datetime
-    """When it was published (or due, if it was delayed and never sent), died or was sent."""
+    """When it was published, died or was sent; for a delayed message that was never sent, when it was due."""
     status: str | None
-    """For a message that was sent or may have been: its status in the consumer's inbox, in status-table
-    mode."""
+    """In status-table mode, its status in the consumer's inbox, if it was sent or may have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class UnsentAudit:
     dead: int
     delayed: int
     taken: int
-    """Messages that were sent without an answer, and taken."""
+    """Messages that were taken although their sends had no answer."""
     missing: list[Missing] = field(default_factory=list)
 
 
@@ -63,7 +62,7 @@ class Sent:
     messages: int = 0
     untaken: int = 0
     late: int = 0
-    """Those of the untaken messages that should have been taken by now."""
+    """Untaken messages that should have been taken by now."""
     oldest: datetime | None = None
     missing: list[Missing] = field(default_factory=list)
 
@@ -136,7 +135,7 @@ def _counted(connection: Connection, statement: Executable, question: Question) 
 
 
 def _take(found: UnsentAudit, row: Row[Any]) -> None:
-    """Move a message to the taken ones; unless its count is 0, because it has moved meanwhile."""
+    """Move a message to the taken ones, unless its count is 0 because it has moved meanwhile."""
     kind = "dead" if row.state == "dead" else "late" if row.late else "recent"
     count = getattr(found, kind)
     if count:
@@ -153,7 +152,7 @@ def _some(missing: list[Missing], limit: int) -> list[Missing]:
 def _asked(
     engine: Engine, inbox_engine: Engine, question: Question, statement: Executable, first: int | str
 ) -> Iterator[tuple[Row[Any], str | None]]:
-    """Messages, read page by page, each with its status in the inbox."""
+    """Messages, read page by page, with the status of each in the inbox."""
     after = first
     while True:
         given = question.given | {"after_": after, "limit_": _PAGE}

@@ -55,14 +55,14 @@ def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
 
 
 def business_key(table: Table, key: str) -> ColumnElement[Any]:
-    """The consumer's key for a message: its key, or its id if it has none; or always its id."""
+    """The consumer's key for a message: with "key" its key, or its id if it has none; with "id" its id."""
     c = table.c
     return c.id if key == "id" else func.coalesce(c.key, c.id, type_=c.key.type)
 
 
 def _beside(table: Table, inbox: Tables, key: str, own: ColumnElement[bool] | None = None) -> FromClause:
-    """Messages joined with the consumer's rows for them in either mode; for messages that are not `own`, such
-    a row is about another message of their key."""
+    """Messages joined with the consumer's rows for them in either mode; if a message is not `own`, its row is
+    about another message of its key."""
     joined: FromClause = table
     for known in (inbox.message, inbox.status):
         consumer = known.c.consumer == bindparam("consumer_", type_=known.c.consumer.type)
@@ -88,8 +88,8 @@ def _is_late(table: Table) -> ColumnElement[bool]:
 
 @cache
 def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> CompoundSelect[Any]:
-    """Count messages that wait for a relay, are dead, and are delayed, and those of them that were not taken
-    and are late: in one statement, which sees each message in one place.
+    """Count the messages that wait for a relay, that are dead, and that are delayed; and of each, those that
+    were not taken, and those that are late. It is one statement, so that it sees each message in one place.
 
     Without an inbox, messages that were sent without an answer count as not taken.
     """
@@ -116,7 +116,7 @@ def count_unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Compou
 
 @cache
 def unsent(tables: OutboxTables, inbox: Tables | None, key: str) -> Select[Any]:
-    """Some messages that were not taken and are overdue, and some that were not taken and are dead.
+    """Some overdue and some dead messages that were not taken.
 
     Without an inbox, messages that were sent without an answer are left out.
     """
@@ -158,7 +158,7 @@ def _found(
 def _page(
     table: Table, state: ColumnElement[Any], time: ColumnElement[Any], late: ColumnElement[bool], key: str
 ) -> Select[Any]:
-    """The same with the consumer's key, only those behind a place."""
+    """The same with the consumer's key, from a place on."""
     place = table.c.sequence if "sequence" in table.c else table.c.id
     asked = business_key(table, key).label("taken_by"), case((late, 1), else_=0).label("late")
     found = _found(table, state, time, literal(None, String)).add_columns(*asked, place.label("place"))
@@ -167,7 +167,7 @@ def _page(
 
 @cache
 def asked_page(tables: OutboxTables, key: str) -> Select[Any]:
-    """Messages that wait for a relay and were sent without an answer."""
+    """Messages that were sent without an answer, and wait for a relay again."""
     table = tables.message
     page = _page(table, state_of(table), since(table), _is_late(table), key)
     return page.where(_of_topic(table), table.c.state != "pending", _may_be_taken(table))
@@ -191,7 +191,7 @@ def sent_page(tables: OutboxTables, key: str) -> Select[Any]:
 
 @cache
 def count_sent(tables: OutboxTables, inbox: Tables, key: str) -> Select[int, int, int, Any]:
-    """Count the sent messages, those not taken, and those that should have been taken; with the oldest
+    """Count the sent messages, those not taken, and those that should have been taken by now; with the oldest
     time."""
     c = tables.sent.c
     is_untaken = _is_untaken(inbox)

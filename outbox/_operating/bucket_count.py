@@ -21,9 +21,8 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
     order.
 
     New messages go to new buckets. Programs that publish notice within a minute, with an INFO line; relays
-    notice before they send their next message. The old buckets are emptied by the relays, and deleted a day
-    later. Calling it again with the same number changes nothing, except that it completes a call that was
-    interrupted.
+    notice before they send their next message. The relays empty the old buckets, and delete them a day later.
+    Another call with the same number changes nothing, but completes an interrupted call.
 
     `Outbox(buckets=...)` and `Relay(buckets=...)` reject any other number, so change these first.
 
@@ -35,8 +34,8 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
     Raises:
         InvalidOption: an argument is invalid.
         RelayRunning: a relay of a version that knows only a fixed number of buckets is running.
-        WrongState: another operator has just changed the number; or there are so many old buckets that no
-            numbers are left: wait until the relays have deleted some.
+        WrongState: another operator has just changed the number; or the many old buckets leave no numbers:
+            wait until the relays have deleted some.
         TablesMissing: the tables have not been created.
     """
     if outbox_options.count("count", count) > MOST_BUCKETS:
@@ -47,14 +46,13 @@ def set_bucket_count(engine: Engine, count: int, *, schema: str | None = None) -
     except IntegrityError:
         raise _changed(count) from None
     if added is not None:
-        # A separate transaction: a relay that joins before its end reads the new buckets, and any other one
-        # is told of them.
+        # A separate transaction: it announces the new buckets to all relays; one that joins later reads them.
         transact(engine, all_tables, lambda connection: _open(connection, all_tables, added))
     forget_newest()
 
 
 def _add(connection: Connection, tables: OutboxTables, count: int) -> Generation | None:
-    """Add the buckets of a new generation, which is not used yet; None if the newest has as many."""
+    """Add the buckets of a new generation, not used yet; None if the newest generation has as many."""
     _check_relays(connection, tables)
     try:
         known = generations(connection, tables)
@@ -64,7 +62,7 @@ def _add(connection: Connection, tables: OutboxTables, count: int) -> Generation
     if last is not None and len(last.buckets) == count:
         return None if last.is_open else last
     number = last.number + 1 if last is not None else 1
-    if last is not None and not last.is_open:  # an interrupted call has left it; nothing is in it
+    if last is not None and not last.is_open:  # left by an interrupted call, and empty
         connection.execute(statements.drop_unused(tables), {"generation_": last.number})
         known.remove(last)
     buckets = _free(known, count)
@@ -91,9 +89,9 @@ def _overlap(one: range, other: range) -> bool:
 
 
 def _open(connection: Connection, tables: OutboxTables, added: Generation) -> None:
-    """Let messages be published to new buckets, and tell all relays."""
-    # Each relay has this row locked from before it looks for messages until it has noted which it sends.
-    connection.execute(statements.tell_relays(tables), {"generation_": added.number})
+    """Let messages be published to new buckets, and announce these to all relays."""
+    # Each relay locks its row before it looks for messages, until it has noted which ones it sends.
+    connection.execute(statements.announce(tables), {"generation_": added.number})
     _check_relays(connection, tables)
     opened = connection.execute(statements.open_buckets(tables), {"generation_": added.number}).rowcount
     if opened != len(added.buckets):

@@ -1,7 +1,7 @@
 """Operators' actions on messages of the outbox: pause, retry, drop and purge.
 
-Every function uses short transactions of its own and is safe beside running relays: each write checks that
-the message is still where it was seen.
+Every function uses short transactions of its own and may run beside relays: each write checks that the
+message is still in the place where it was read.
 """
 
 import json
@@ -29,15 +29,15 @@ from .transact import transact
 ALL_TOPICS = "*"
 
 _READ, _WRITTEN = 10_000, 1_000
-"""Dead letters read in one query (finding the oldest reads all), and revived in one transaction."""
+"""Dead letters that one query reads (to find the oldest, it looks at all), and one transaction revives."""
 _PURGED = 500
 
 
 def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None) -> bool:
-    """Stop sending the messages of a topic, or with "*" of all; they can still be published.
+    """Stop sending the messages of a topic, or with "*" of all topics; they can still be published.
 
     Relays notice within a second, or when they poll if no notification reaches them, and finish their current
-    batch. Messages of other topics go on, even behind a paused message of the same key.
+    batch. Messages of other topics go on, even if an earlier message of their key is paused.
 
     Returns:
         Whether this changed anything: False if the topic was already paused.
@@ -59,7 +59,7 @@ def pause(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None)
 
 
 def resume(engine: Engine, topic: str = ALL_TOPICS, *, schema: str | None = None) -> bool:
-    """Send the messages of a topic again. "*" ends the pause of all; topics paused by name stay paused.
+    """Send the messages of a topic again. "*" ends the pause of all topics; those paused by name stay paused.
 
     Returns:
         Whether it was paused.
@@ -87,16 +87,16 @@ def _change_pauses(
 def retry(engine: Engine, message_id: str, *, schema: str | None = None) -> MessageState:
     """Send a message again, with its id. What happens depends on its state:
 
-    - dead: it goes to the end of its bucket, behind all messages its key has published since, and its count
-      of attempts restarts at zero.
-    - held: it keeps its place, and its count of attempts restarts at zero. Relays notice within five seconds.
+    - dead: it goes to the end of its bucket, behind all later messages of its key, and its attempts are
+      counted from zero.
+    - held: it keeps its place, and its attempts are counted from zero. Relays notice within five seconds.
     - waiting or unknown: it is sent within five seconds, and its attempts continue to count. If a relay is
       sending it right now, the outcome of that send decides.
 
     Args:
         engine: the Engine of the outbox's database.
-        message_id: the id that `Outbox.publish` returned. Only dead and delayed messages have an index by id:
-            to find any other, the whole outbox may be read.
+        message_id: the id that `Outbox.publish` returned. Only dead and delayed messages have an index by id;
+            to find another one, the whole outbox may be read.
         schema: the PostgreSQL schema of the tables.
 
     Returns:
@@ -120,7 +120,8 @@ def retry(engine: Engine, message_id: str, *, schema: str | None = None) -> Mess
         elif state in (MessageState.WAITING, MessageState.UNKNOWN):
             _change(connection, statements.end_one_wait(all_tables), found)
         else:
-            raise WrongState(f"id={message_id!r}: it is {state}, expected dead, held, waiting or unknown")
+            needed = "dead, held, waiting or unknown"
+            raise WrongState(f"id={message_id!r}: state is {state}; this needs {needed}")
         return state
 
     return transact(engine, all_tables, again)
@@ -134,8 +135,8 @@ def retry_all(
     key: str | None = None,
     schema: str | None = None,
 ) -> int:
-    """`retry` all messages that are in a state now. Dead letters go in the order in which they died (within
-    a key, the order in which they were published), a thousand in a transaction.
+    """`retry` all messages that are in a state now. Dead letters go in the order in which they died, those of
+    a key in the order in which they were published; a thousand in a transaction.
 
     Args:
         engine, schema: as for `retry`.
@@ -171,7 +172,7 @@ def retry_all(
 
 
 def _retry_dead(engine: Engine, tables: OutboxTables, equal: dict[str, str]) -> int:
-    """Only letters that were dead when the call began; otherwise it might never end."""
+    """Retry the letters that were dead when the call began; with later ones it might never end."""
     statement = statements.dead_letters(tables).filter_by(**equal).limit(_READ)
     until = {"until": transact(engine, tables, lambda each: each.execute(clock()).scalar_one())}
     retried = 0
@@ -235,12 +236,12 @@ def drop(engine: Engine, message_id: str, *, schema: str | None = None) -> Messa
 
 
 def _free(connection: Connection, tables: OutboxTables, ids: Sequence[str]) -> None:
-    """Release those of the ids that producers chose, so that they can be used again."""
+    """Release the ids that producers chose, so that they can be used again."""
     relaying(connection.dialect.name, tables).free_ids(connection, ids)
 
 
 def _check_not_sending(connection: Connection, tables: OutboxTables, message: Row[Any]) -> None:
-    # A relay locks its own row before it notes a batch: it then finds the message gone.
+    # A relay locks its own row before it notes a batch, so it waits here and then finds the message gone.
     connection.execute(statements.lock_relays(tables))
     for relay in connection.execute(statements.relays(tables)):
         sending = json.loads(relay.sending or "{}").get(str(message.bucket), ())
@@ -302,7 +303,7 @@ def _found(connection: Connection, tables: OutboxTables, message_id: str) -> Row
 
 
 def _change(connection: Connection, statement: Update | Delete, message: Row[Any]) -> None:
-    """Change a message that waits for a relay; raise `WrongState` if it is no longer as it was read."""
+    """Change a message that waits for a relay; raise `WrongState` if it has changed since it was read."""
     place = {"bucket_": message.bucket, "sequence_": message.sequence}
     if connection.execute(statement, place).rowcount != 1:
         raise _changed(message.id)

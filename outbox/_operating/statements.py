@@ -46,13 +46,13 @@ def state_of(table: Table) -> ColumnElement[str]:
 
 
 def _is_waiting(table: Table) -> ColumnElement[bool]:
-    """Sent and not accepted. A delayed message that was never sent also has a `retry_at`: when it was due."""
+    """Sent and not accepted. `retry_at` alone does not tell: a delayed message has it before it is sent."""
     c = table.c
     return and_(c.state == "pending", c.retry_at.is_not(None), c.attempts > 0)
 
 
 def since(table: Table) -> ColumnElement[Any]:
-    """When a message that waits for a relay was published, or due if it was delayed and never sent."""
+    """When a waiting message was published; for a delayed one that was never sent, when it was due."""
     c = table.c
     due = func.coalesce(c.retry_at, c.created_at, type_=c.created_at.type)
     return case((c.attempts == 0, due), else_=c.created_at)
@@ -127,7 +127,7 @@ def dead_letters(tables: OutboxTables) -> Select[Any]:
 
 @cache
 def lock_dead(tables: OutboxTables) -> Update:
-    """Lock some dead letters until the transaction ends; with a write, SQLite's only lock."""
+    """Lock some dead letters until the transaction ends, by a write: SQLite has no other lock."""
     these = tables.dead.c.id.in_(bindparam("these", expanding=True))
     return update(tables.dead).where(these).values(outcome=tables.dead.c.outcome)
 
@@ -177,7 +177,7 @@ def drop_aside(table: Table) -> Delete:
 
 @cache
 def lock_relays(tables: OutboxTables) -> Update:
-    """Keep relays from noting a batch until the transaction ends; with a write, SQLite's only lock."""
+    """Keep relays from noting a batch until the transaction ends, by a write: SQLite has no other lock."""
     return update(tables.relay).values(name=tables.relay.c.name)
 
 
@@ -227,19 +227,19 @@ def _unused(tables: OutboxTables) -> ColumnElement[bool]:
 
 @cache
 def open_buckets(tables: OutboxTables) -> Update:
-    """Let buckets be used that were added before."""
+    """Let messages be published to buckets that were added before."""
     return update(tables.bucket).where(_unused(tables)).values(added_at=utcnow())
 
 
 @cache
 def drop_unused(tables: OutboxTables) -> Delete:
-    """Delete buckets that were added, and were never used."""
+    """Delete buckets that were added and never used."""
     return delete(tables.bucket).where(_unused(tables))
 
 
 @cache
-def tell_relays(tables: OutboxTables) -> Update:
-    """Let relays notice that there is another generation; those of older versions could not."""
+def announce(tables: OutboxTables) -> Update:
+    """Announce a new generation of buckets to the relays that know generations."""
     c = tables.relay.c
     generation: BindParameter[int] = bindparam("generation_", type_=c.generation.type)
     return update(tables.relay).where(c.generation.between(1, generation - 1)).values(generation=generation)
@@ -269,7 +269,7 @@ def count_between(table: Table) -> Select[Any]:
 
 @cache
 def count_states(tables: OutboxTables, *, few: bool) -> Select[Any]:
-    """Count the messages in each state, with the oldest time: all of them, or one bucket's oldest few."""
+    """Count the messages in each state, with the oldest time: all messages, or one bucket's oldest few."""
     c = tables.message.c
     chosen = select(state_of(tables.message).label("state"), since(tables.message).label("since"))
     if few:
@@ -288,8 +288,8 @@ def above(tables: OutboxTables) -> ColumnElement[bool]:
 
 @cache
 def can_leave(tables: OutboxTables, *, of_bucket: bool, across: bool) -> Select[Any]:
-    """One message, if there is any, that is not held, not behind a held one of its key (with `across`, in any
-    bucket), not paused, and in an existing bucket; or in one bucket above a sequence."""
+    """One message, if there is any, that can be sent: not held, not behind a held one of its key (with
+    `across`, in any bucket), and not paused. It looks in all existing buckets, or in one above a sequence."""
     c, before = tables.message.c, tables.message.alias().c
     near = before.sequence < c.sequence if across else before.bucket == c.bucket
     is_behind = exists(select(literal(1)).where(near, before.key == c.key, before.state == "held"))

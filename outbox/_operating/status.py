@@ -1,4 +1,4 @@
-"""The state of the outbox at a glance."""
+"""The state of the outbox as a whole."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ _NUMBERS = range(-(2**15), 2**15)
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
-    """A relay that is running, or was lost and is not retired yet."""
+    """A relay that is running, or one that was lost and is not retired yet."""
 
     name: str
     epoch: int
@@ -48,7 +48,7 @@ class GenerationStatus:
     number: int
     buckets: int
     added_at: datetime | None
-    """When messages began to go there; None for the first generation, or if a change was interrupted."""
+    """When its use began; None for the first generation, or if the change was interrupted."""
     messages: int | None
     """Messages that wait in these buckets, including delayed ones, counted up to a limit; None if this is the
     only generation."""
@@ -67,8 +67,8 @@ class OutboxStatus:
     estimated: tuple[str, ...]
     """Names of the counts that are estimates."""
     oldest_age: float | None
-    """Seconds since the oldest pending, waiting or unknown message was published, or was due if it was
-    delayed and never sent. None if there is no such message."""
+    """The age in seconds of the oldest pending, waiting or unknown message. It counts from its publication;
+    for a delayed message that was never sent, from when it was due. None if there is no such message."""
     relays: tuple[RelayStatus, ...]
     buckets: int
     """The number of buckets for new messages."""
@@ -83,13 +83,13 @@ class OutboxStatus:
 
 
 def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | None = None) -> OutboxStatus:
-    """The outbox at a glance, at low cost however many messages there are.
+    """The state of the outbox as a whole, at low cost however many messages there are.
 
-    Up to `count_up_to` waiting messages are counted exactly. If there are more, only that many are read, the
-    oldest of each bucket. All others are assumed to be pending, because a message whose send failed is among
-    the oldest; their number is an estimate from PostgreSQL's statistics, or an index count on other
-    databases. `estimated` names such counts. On a live system the numbers are taken at slightly different
-    moments.
+    Up to `count_up_to` waiting messages are counted exactly. If there are more, only the oldest of each
+    bucket are read, `count_up_to` in all. The others are assumed to be pending, because a message whose send
+    failed is among the oldest. Their number is an estimate from PostgreSQL's statistics, or an index count on
+    other databases; `estimated` names such counts. On a live system the numbers are taken at slightly
+    different moments.
 
     Args:
         engine: the Engine of the outbox's database.
@@ -107,8 +107,8 @@ def status(engine: Engine, *, count_up_to: int | None = 100_000, schema: str | N
 
 
 def is_drained(engine: Engine, *, schema: str | None = None) -> bool:
-    """Whether no message can be sent: all that wait for a relay are held, behind a held one of their key, or
-    paused. Delayed messages that are not due yet do not count.
+    """Whether no message can be sent: each waiting message is held, behind a held one of its key, or paused.
+    Delayed messages that are not due yet do not count.
 
     Raises:
         InvalidOption: not an Engine.
@@ -158,7 +158,7 @@ def _status(connection: Connection, tables: OutboxTables, most: int | None) -> O
 
 
 class _Line:
-    """The messages that wait for a relay: all of them counted, or only a few of each bucket if too many."""
+    """Counts the messages that wait for a relay; if there are too many, only a few of each bucket."""
 
     def __init__(
         self, connection: Connection, tables: OutboxTables, lows: Mapping[int, int], most: int | None
@@ -185,7 +185,7 @@ class _Line:
         self._add(self._connection.execute(statements.count_states(self._tables, few=False)).all())
 
     def _count_above(self, most: int) -> None:
-        """Count by the index, without what has left."""
+        """Count by the index, from the marks on: messages below them have left."""
         for bucket in self._lows:
             self._count_bucket(bucket, most + 1 - self.counts.total())
             if self.counts.total() > most:

@@ -15,8 +15,8 @@ class MessageState(StrEnum):
     """The state of a message in the outbox; exactly one of six."""
 
     PENDING = "pending"
-    """It is sent when a relay comes to it. Includes messages behind a waiting one of their key, and messages
-    of paused topics."""
+    """It is sent when its turn comes. Messages behind a waiting one of their key, and messages of paused
+    topics, are pending, too."""
     WAITING = "waiting"
     """It was sent and certainly not accepted; it is retried at `retry_at`, and its key waits."""
     UNKNOWN = "unknown"
@@ -46,7 +46,7 @@ class StoredMessage:
     created_at: datetime
     """When it was published, by the database's clock."""
     retry_at: datetime | None
-    """When it is retried, if it waits for that."""
+    """When it is retried, if it waits for a retry."""
     available_at: datetime | None
     """When it can be sent, if it is delayed."""
     dead_at: datetime | None

@@ -1,4 +1,4 @@
-"""An operator's transactions: short, and retried where that helps."""
+"""An operator's transactions: short, and retried if that may help."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,11 +16,11 @@ from outbox.schema import OutboxTables
 
 T = TypeVar("T")
 _TRIES = 10
-"""How often a transaction is tried: about two seconds of deadlocks."""
+"""How often a transaction is tried: with deadlocks, for about two seconds."""
 
 
 def transact(engine: Engine, tables: OutboxTables, work: Callable[[Connection], T]) -> T:
-    """Run one transaction at the isolation level of a relay's; retry transient errors.
+    """Run one transaction at a relay's isolation level; retry transient errors.
 
     Raises:
         InvalidOption: not an Engine, or an asynchronous one; a schema on another database than PostgreSQL.

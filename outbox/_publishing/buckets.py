@@ -1,4 +1,4 @@
-"""The buckets of a key, which depend on the numbers of buckets that are stored in the database."""
+"""The buckets of a key, computed from the numbers of buckets that the database has."""
 
 import logging
 import time
@@ -55,7 +55,7 @@ def generations(connection: Connection, tables: OutboxTables) -> list[Generation
     rows = connection.execute(member_statements.generations(tables)).all()
     if not rows:
         raise WrongBucketCount(f"table {tables.bucket.fullname} is empty: the database has no buckets")
-    # The first one is older than the column that says when it was added.
+    # The first generation has no time in this column, and is open all the same.
     return [
         Generation(row.generation, range(row.first, row.first + row.buckets), row.is_open or row is rows[0])
         for row in rows
@@ -89,7 +89,7 @@ def known_newest(connection: Connection, tables: OutboxTables) -> Generation:
     except DBAPIError as error:
         raise_clearer(connection, tables, error)
     if believed is not None and found.number < believed.number:
-        return believed  # the transaction sees an older state of the database
+        return believed  # this transaction sees an older state of the database
     if believed is not None and found.number > believed.number:
         count, before = len(found.buckets), len(believed.buckets)
         _log.info("the outbox now has %d buckets, and had %d: new messages go to the new ones", count, before)

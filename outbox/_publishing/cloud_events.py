@@ -29,7 +29,7 @@ class CloudEvents:
         self._is_structured = outbox_options.one_of("event_mode", mode, get_args(Mode)) == "structured"
 
     def headers(self, message: Message, message_id: str) -> dict[str, str]:
-        """The attributes. The type is the topic, unless another is given."""
+        """The attributes as headers. The type is the topic, unless another is given."""
         attributes = {
             IS_EVENT: "1.0",
             "ce_id": message_id,

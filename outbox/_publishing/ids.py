@@ -1,4 +1,4 @@
-"""Message ids that grow with time, so that new ones are neighbours in an index."""
+"""Message ids that grow with time, so that new messages are neighbours in an index."""
 
 import os
 import threading

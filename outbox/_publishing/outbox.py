@@ -144,20 +144,20 @@ class Outbox:
             topic: the destination: 1 to 249 bytes of UTF-8.
             payload: bytes, text, or a value that JSON can hold, including dataclasses and pydantic models.
                 None is a tombstone, for brokers that have them (Kafka), and needs a key.
-            key: messages of one key are sent in the order in which they were published; for overlapping
-                transactions, only if these change a common row first. By default it is also the consumer's
+            key: messages of one key are sent in the order in which they were published; overlapping
+                transactions must change a common row first for that. By default it is also the consumer's
                 business key. 1 to 512 bytes of UTF-8; None: no order is kept.
             headers: text by name.
             delay: seconds or `timedelta` before it can be sent. It takes its place among the messages of its
                 key when the delay ends.
             available_at: the same as a point in time, with its time zone.
             content_type: the payload's type, if not the one the serializer returns.
-            id: your own message id, 1 to 128 printable ASCII characters. While the outbox knows the id,
-                publishing it again adds nothing: as long as the first message waits, is delayed or is dead,
-                and then for the relay's `keep_sent`. None: a new id is drawn.
+            id: your own message id, 1 to 128 printable ASCII characters. Publishing it again adds nothing
+                while the outbox knows it: as long as the first message waits, is delayed or is dead, and
+                after it was sent for the relay's `keep_sent`. None: a new id is drawn.
             event_type: the `type` of this CloudEvent, if the outbox has `cloudevents`.
-            bind_arguments: for a Session with several binds, the arguments for its `get_bind`; None asks for
-                the bind of the outbox's table.
+            bind_arguments: for a Session with several binds, the arguments for its `get_bind`; None: the bind
+                of the outbox's table.
 
         Returns:
             The message's id, which every send repeats; your own id even if nothing was added.
@@ -165,8 +165,8 @@ class Outbox:
         Raises:
             InvalidMessage: an argument exceeds a limit or cannot be stored.
             InvalidOption: the outbox has a schema, and this is not PostgreSQL.
-            UnusableConnection: closed, or AUTOCOMMIT. Also from the Session's COMMIT, before anything is
-                committed, if it has also written to another database and is not `twophase=True`.
+            UnusableConnection: closed, or AUTOCOMMIT. If the Session has also written to another database and
+                is not `twophase=True`, its COMMIT raises this, before anything is committed.
             UnsupportedDatabase: not PostgreSQL, MySQL, MariaDB or SQLite.
             WrongBucketCount: the database has another number of buckets.
             TablesMissing: the tables have not been created.
@@ -245,7 +245,7 @@ class Outbox:
             stage(connection, drafts, self._write_staged)
             self._mark(connection, drafts)
             return
-        # The session was bound to a connection: its owner may commit that without the session's knowledge.
+        # A session may be bound to a connection, whose owner may commit it without the session's knowledge.
         if not session._flushing:  # noqa: SLF001 - a listener to a flush may publish
             session.flush()
         self._write(connection, drafts)

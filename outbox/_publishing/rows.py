@@ -51,8 +51,7 @@ class Rows:
                 connection.execute(statement, later)
 
     def _new(self, connection: Connection, drafts: list[Draft]) -> list[Draft]:
-        """The drafts, without those whose own ids are already in use; of several with one id, the first
-        counts."""
+        """The drafts whose ids are not in use; of several drafts with one id, the first."""
         ids = sorted({draft.row["id"] for draft in drafts if draft.has_own_id})
         unused = self.database(connection).take_ids(connection, ids)
         new: list[Draft] = []

@@ -2,8 +2,8 @@
 
 They are written right before the COMMIT, when the transaction holds the locks of its business rows: if two
 transactions change the same row, their messages have the order of the changes. The connection's events tell
-when that is, because flushes and other listeners may publish more after the session's own events. They also
-tell which savepoints are rolled back, the session's and others.
+when the COMMIT comes: after the session's own events, flushes and other listeners may still publish. They
+also tell when a savepoint is rolled back, the session's or another one.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ class _Staged:
     write: Write
     """The function with which its outbox writes."""
     savepoint: int
-    """The number of the innermost savepoint that was open; 0 if there was none."""
+    """The number of the innermost open savepoint; 0 if there was none."""
 
 
 _engines: WeakSet[Engine] = WeakSet()
-"""The engines whose connections' events are listened to."""
+"""The engines that have our listeners for their connections' events."""
 
 _staged: WeakKeyDictionary[Connection, list[_Staged]] = WeakKeyDictionary()
 

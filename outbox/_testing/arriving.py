@@ -111,7 +111,7 @@ class Arriving(PublisherPlace):
         assert [each for each in arrived if each[:1] == b"b"] == [each.payload for each in batch[1::2]]
 
     def test_a_refused_message_harms_no_other(self) -> None:
-        """Only that message is refused, with a reason; those before and behind it arrive, and later ones."""
+        """Only that message is refused, with a reason; the messages before and after it arrive."""
         topic = self.new_topic()
         with self.using() as publisher:
             batch = [self.envelope(topic, b"1"), self.refused(topic), self.envelope(topic, b"3")]
@@ -141,7 +141,7 @@ class Arriving(PublisherPlace):
         assert payloads(self.received(other, 10)) == [b"d%d" % number for number in range(10)]
 
     def test_a_resend_has_the_same_id(self) -> None:
-        """What is sent twice has one id, by which an inbox knows it. A server may drop the second one."""
+        """A message sent twice has the same id, by which an inbox knows it. A server may drop the second."""
         topic = self.new_topic()
         message, last = self.envelope(topic, b"again", "k"), self.envelope(topic, b"last", "k")
         with self.using() as publisher:
@@ -152,7 +152,7 @@ class Arriving(PublisherPlace):
         assert message.id in ids
 
     def test_with_a_relay(self, tmp_path: Path) -> None:
-        """What was committed to an outbox arrives through a relay, once, in the order of each key."""
+        """Messages committed to an outbox arrive through a relay, once, in the order of each key."""
         topic, keys = self.new_topic(), "abc"
         engine = create_engine(f"sqlite:///{tmp_path / 'outbox.db'}")
         metadata_for("outbox").create_all(engine)

@@ -59,7 +59,7 @@ class PublisherFailing(PublisherPlace):
 
     def test_an_unreachable_server(self) -> None:
         """Every message is unavailable, so that an outage makes no dead letters, however long it lasts. No
-        text has the password, and `check` does not raise."""
+        text contains the password, and `check` does not raise."""
         with self.using(self.unreachable()) as publisher:
             self._checks_without_a_server(publisher)
             batch = [self.envelope("topic", key=f"{number}") for number in range(50)]
@@ -93,8 +93,8 @@ class PublisherFailing(PublisherPlace):
         assert len(self.received(topic, 1)) == 1
 
     def test_a_fork(self) -> None:
-        """A forked process sends, or says that it cannot: it does not hang, does not call accepted what does
-        not arrive, and does not disturb its parent."""
+        """A forked process sends, or says that it cannot. It does not hang, does not disturb its parent, and
+        every message that it calls accepted arrives."""
         topic = self.new_topic()
         with self.using() as publisher:
             if hasattr(publisher, "end") or not hasattr(os, "fork"):
@@ -112,8 +112,8 @@ class PublisherFailing(PublisherPlace):
         assert {each.payload for each in self.received(topic, len(expected))} >= expected
 
     def test_a_frozen_server(self) -> None:
-        """`send` returns although nothing answers. What it says it has not sent never arrives, and once the
-        server goes on, so does the publisher."""
+        """`send` returns although nothing answers. Messages that it calls unavailable never arrive, and once
+        the server goes on, so does the publisher."""
         topic, never = self.new_topic(), set[str]()
         with self.using() as publisher:
             self.accept_at_last(publisher, self.envelope(topic, b"before", "k"))
@@ -135,8 +135,8 @@ class PublisherFailing(PublisherPlace):
         assert not never & arrived, "messages that were called unavailable have arrived"
 
     def test_a_killed_server(self) -> None:
-        """Everything that was called accepted before, during and after a crash of the server is there, in
-        the order of its key; nothing that was called unavailable is."""
+        """Every message called accepted before, during and after a crash of the server is there, in the order
+        of its key; no message called unavailable is."""
         topic = self.new_topic()
         resending = Resending(
             lambda key: self.envelope(topic, b"x", key), [f"key {number}" for number in range(6)]
@@ -179,7 +179,7 @@ class PublisherFailing(PublisherPlace):
         return float(limit)
 
     def _sent_in_time(self, publisher: Any, batch: list[Envelope]) -> list[Outcome]:
-        """The outcomes; fails if they come after the time limit, with an addition for busy machines."""
+        """The outcomes; fails if they come after the time limit and an addition for busy machines."""
         limit = self._timeout(publisher)
         running = Running(lambda: self.sent(publisher, batch))
         return running.result(limit + self.patience, f"the send of a publisher with timeout={limit:g}")

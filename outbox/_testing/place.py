@@ -28,8 +28,8 @@ class PublisherPlace(Suite):
         raise NotImplementedError
 
     def received(self, topic: str, count: int) -> Sequence[Delivery]:
-        """All messages of a topic, in their order, once there are at least `count`: as your consumer delivers
-        them. Called once for a topic."""
+        """All messages of a topic, in order, as your consumer delivers them, once there are at least `count`.
+        Called once for a topic."""
         raise NotImplementedError
 
     def refused(self, topic: str) -> Envelope:
@@ -83,5 +83,5 @@ class _Closing:
 
 
 def payloads(messages: Sequence[Delivery]) -> list[bytes]:
-    """What they carry."""
+    """The payloads of these messages."""
     return [message.payload for message in messages]

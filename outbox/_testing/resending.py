@@ -10,8 +10,8 @@ Send = Callable[[list[Envelope]], list[Outcome]]
 
 
 class Resending:
-    """Sends one message of each key at a time: the same again after `Unknown`, another after `Unavailable`,
-    so that the one that was certainly not sent can be missed."""
+    """Sends one message of each key at a time: after `Unknown` the same again, after `Unavailable` another
+    one, so that tests see whether a message that was certainly not sent arrives."""
 
     def __init__(self, new: Callable[[str], Envelope], keys: Sequence[str]) -> None:
         self._new = new
@@ -39,7 +39,7 @@ class Resending:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """End `run` after its batch."""
+        """End `run` after the current batch."""
         self._is_over.set()
 
     def _note(self, key: str, message: Envelope, outcome: Outcome) -> None:

@@ -1,6 +1,6 @@
 """Wake-up across processes: after commits, one notification for all messages of some milliseconds.
 
-It is sent on a separate connection, never inside the writer's transaction: there it would serialise all
+It is sent on a separate connection, never inside the writer's transaction, where it would serialise all
 commits (measured: a third to a half of the rate). So it may arrive before its commit is visible, and a woken
 relay looks several times.
 """
@@ -27,8 +27,8 @@ from . import in_process
 from .notify_connection import NotifyConnection, Written
 from .side_connection import SharedConnection, shares_connections
 
-_MARK = "outbox: messages were written in the transaction at hand"
-_KNOWN = "outbox: connections of the application, this one among them"
+_MARK = "outbox: messages written in the current transaction"
+_KNOWN = "outbox: this connection is one of the application's"
 _AFTER_COMMIT, _BETWEEN = 0.001, 0.02
 """Seconds to let a commit end, and between two notifications: relays look several times after each."""
 _KEPT = 10.0
@@ -42,7 +42,7 @@ _lock = threading.Lock()
 
 
 def mark(connection: Connection, schema: str | None, hint: Iterable[str]) -> None:
-    """Note what the connection's transaction has written: when it commits, wake the relays."""
+    """Note what the connection's transaction has written, to wake the relays when it commits."""
     engine = root(connection.engine)
     if engine not in _wakers:
         with _lock:
@@ -87,20 +87,20 @@ class Waker:
         """Wake the relays of other processes."""
 
     def forget(self) -> None:
-        """Reset: in the child of a fork, the running thread or task, its locks and its connection are the
-        parent's."""
+        """Reset in the child of a fork: the running thread or task, its locks and its connection belong to
+        the parent."""
 
 
 class Notifier(Waker):
-    """Wakes other processes, too, with notifications on one connection. It is opened for the first commit,
-    and closed after a while without commits or when the engine is disposed of.
+    """Wakes other processes, too, with notifications on one connection. The connection is opened for the
+    first commit, and closed after a while without commits or when the engine is disposed of.
 
     A subclass supplies the runner: a thread or a task.
     """
 
     def __init__(self, engine: Engine, server: Notifying) -> None:
         super().__init__(engine)
-        # Weak: a runner must not keep an engine alive that the application has dropped.
+        # Weak: if the application drops the engine, a runner must not keep it alive.
         self._engine = weakref.ref(engine)
         self._server = server
         self._used: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -112,7 +112,7 @@ class Notifier(Waker):
     def forget(self) -> None:
         self._changed = threading.Condition()
         self._pending: Written = {}
-        """What has been written and not notified."""
+        """What has been written, and not notified yet."""
         self._runner: threading.Thread | asyncio.Task[None] | None = None
 
     def _wake_others(self, connection: Connection, written: Written) -> None:
@@ -130,7 +130,7 @@ class Notifier(Waker):
                 self._hint()
 
     def _is_running(self) -> bool:
-        """Whether there is a runner, which notifies what is pending."""
+        """Whether there is a runner, which will notify what is pending."""
         return self._runner is not None
 
     def _disposed(self, engine: Engine) -> None:
@@ -148,7 +148,7 @@ class Notifier(Waker):
         """Wake the runner, if there is one."""
 
     def _goes_on(self, runner: object) -> bool:
-        """Whether this runner has something to notify; if not, it ends. The next commit starts another."""
+        """Whether this runner has something to notify; if not, it ends, and the next commit starts one."""
         with self._changed:
             if self._runner is not runner:
                 return False
@@ -261,7 +261,7 @@ class TaskWaker(Notifier):
 
 def _after_fork() -> None:
     global _lock
-    # The parent's may be held by a thread that does not exist here.
+    # A thread that does not exist in the child may hold the parent's lock.
     _lock = threading.Lock()
     for waker in [*_wakers.values()]:
         waker.forget()

@@ -22,7 +22,7 @@ _PROCESS = secrets.token_hex(4)
 
 
 def register(place: Place, wake: Wake) -> None:
-    """Wake a relay when messages are committed there."""
+    """Wake a relay when messages are committed at this place."""
     with _lock:
         _relays.setdefault(place, set()).add(wake)
 
@@ -38,7 +38,7 @@ def unregister(place: Place, wake: Wake) -> None:
 
 def wake_relays(place: Place, hint: Iterable[str]) -> None:
     """Wake the relays of a place: messages have been committed there, or are about to be."""
-    if not _relays:  # usual in a producer, and the hash of a URL takes longer than all the rest
+    if not _relays:  # as in most producers; the hash of a URL takes longer than all the rest
         return
     with _lock:
         relays = [*_relays.get(place, ())]
@@ -47,6 +47,6 @@ def wake_relays(place: Place, hint: Iterable[str]) -> None:
 
 
 def origin(url: URL) -> str:
-    """A name for this process's commits at a URL; relays that are registered for it have been woken already
-    when the notification arrives."""
+    """A name for this process's commits at a URL: the relays registered for it have already been woken when
+    the notification arrives."""
     return f"{_PROCESS}-{os.getpid()}-{hash(url):x}"  # a fork has its parent's random number

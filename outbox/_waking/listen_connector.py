@@ -12,7 +12,7 @@ from inbox_outbox_base.databases.registry import notifying
 from .side_connection import SideConnection, driver_connections, shares_connections
 
 _SOON, _POOLED = 5.0, 2.0
-"""Seconds within which the test notification has to arrive: directly, and through a pooler."""
+"""Seconds in which the test notification must arrive: directly, and through a pooler."""
 LATER = 60.0
 """Seconds until the next try."""
 
@@ -27,9 +27,9 @@ class ListenConnector:
     """Where to listen: at the engine's address but outside its pool, or at another address.
 
     Args:
-        engine: the relay's.
+        engine: the relay's engine.
         url: the server's own address, if the engine connects to a pooler.
-        server: how to listen there.
+        server: how to listen on this database.
     """
 
     def __init__(self, engine: Engine, url: URL | None, server: Notifying) -> None:
@@ -52,14 +52,14 @@ class ListenConnector:
     def prove(self) -> str:
         """Send a notification on another connection, as publishers do; return the payload to wait for."""
         proof = f"proof {uuid4().hex}"
-        # An engine with one connection for everything must not be used from another thread.
+        # An engine with a single connection must not be used from another thread.
         engine = self._own if self._own is not None and shares_connections(self._engine) else self._engine
         with engine.begin() as connection:
             self.server.notify(connection, proof)
         return proof
 
     def patience(self, side: SideConnection) -> float:
-        """Seconds within which the test notification has to arrive."""
+        """Seconds in which the test notification must arrive."""
         return _POOLED if self._is_pooled(side) else _SOON
 
     def no_notification(self, side: SideConnection) -> NoNotification:
@@ -90,8 +90,8 @@ class ListenConnector:
 
 
 def listen_connector_of(engine: Engine, url: URL | None) -> ListenConnector | None:
-    """How a relay listens; None if the database has no notifications, or no separate connection for them is
-    possible."""
+    """How a relay listens; None if the database has no notifications, or the relay cannot have a separate
+    connection for them."""
     server = notifying(engine.dialect.name)
     if server is None:
         return None

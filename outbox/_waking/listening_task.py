@@ -90,7 +90,7 @@ class ListeningTask:
             payloads = connector.server.async_payloads(side.driver, connector.patience(side))
             if not await self._receive(payloads, proof):
                 raise await greenlet_spawn(connector.no_notification, side)
-            self._wake_up.wake()  # for what was not heard before
+            self._wake_up.wake()  # for commits made before this connection listened
             await self._receive(connector.server.async_payloads(side.driver, None), None)
         finally:
             await greenlet_spawn(side.close)

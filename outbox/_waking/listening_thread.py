@@ -79,9 +79,9 @@ class ListeningThread:
             while not self._closed.is_set():
                 for payload in connector.server.payloads(side.driver, _TURN):
                     if payload == proof:
-                        # Notifications arrive: from now on silence only means that nobody publishes.
+                        # Notifications arrive: from now on, silence only means that nobody publishes.
                         end = math.inf
-                        self._wake_up.wake()  # for what was not heard before
+                        self._wake_up.wake()  # for commits made before this connection listened
                     elif hint := subscription.hint(payload):
                         self._wake_up.wake(hint)
                 if time.monotonic() > end:
@@ -96,8 +96,8 @@ class Complaint:
         self._said: dict[str, float] = {}
 
     def about(self, error: Exception) -> float:
-        """Log the error, each at most once a minute, a permanent one only once; return the seconds to
-        wait."""
+        """Log an error, the same one at most once a minute, and a permanent one only once; return the seconds
+        to wait."""
         if not isinstance(error, NoNotification | SharedConnection):
             why, now = reason(error), time.monotonic()
             if now >= self._said.get(why, -math.inf) + LATER:

@@ -24,7 +24,7 @@ class NotifyConnection:
         self._side: SideConnection | None = None
 
     def notify(self, engine: Engine, used: Container[Any], written: Written) -> None:
-        """Notify of what was written; on a new connection if the old one was closed while idle."""
+        """Notify of what was written, on a new connection if the old one was closed while idle."""
         if self._side is not None:
             try:
                 self._notify(self._side.connection, written)

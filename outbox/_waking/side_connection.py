@@ -21,7 +21,7 @@ class SideConnection:
         used: driver connections of the application.
 
     Raises:
-        SharedConnection: the engine's `creator` returned one of them; it was left as it is.
+        SharedConnection: the engine's `creator` returned one of `used`, which was not changed.
     """
 
     def __init__(self, engine: Engine, used: Container[Any]) -> None:
@@ -38,9 +38,9 @@ class SideConnection:
         self.connection = Engine(pool, engine.dialect, engine.url).connect()
         self.driver: Any = self.connection.connection.driver_connection
         self.session: int | None = None
-        """The number of its session on the server, once it has been asked for."""
+        """The number of its session on the server, once somebody has asked for it."""
         self._dbapi: Any = self.connection.connection.dbapi_connection
-        self.connection.detach()  # or SQLAlchemy logs an error if a loop is closed while this is open
+        self.connection.detach()  # otherwise SQLAlchemy logs an error if its loop is closed first
 
     def close(self) -> None:
         """Close it, even if it is broken."""

@@ -12,14 +12,14 @@ BURST = (0.002, 0.002, 0.003, 0.005, 0.01, 0.02, 0.04, 0.08, 0.3, 1.2)
 _CLOSE = 0.02
 """Seconds between messages that follow each other faster than notifications do."""
 _SOON = 0.5
-"""Seconds after a hint until chores are done: the change that it is about is visible by then."""
+"""Seconds after a hint until chores are done: by then, the change that it is about is visible."""
 
 
 class WakeUp(ABC):
     """Wakes a relay that has nothing to do."""
 
     def __init__(self) -> None:
-        # Only changed by single calls of its methods, which no thread or signal handler can interrupt.
+        # Changed only by single method calls, which no thread or signal handler can interrupt.
         self._hinted: set[str] = set()
         self._looks = len(BURST)
         self._found_at = -math.inf
@@ -37,7 +37,7 @@ class WakeUp(ABC):
         self._set()
 
     def found(self) -> None:
-        """A look has found messages: the short waits end, unless messages follow each other closely."""
+        """Note that a look has found messages: the short waits end, unless messages follow closely."""
         now = time.monotonic()
         self._looks = 0 if now < self._found_at + _CLOSE else len(BURST)
         self._found_at = now

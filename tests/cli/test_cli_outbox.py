@@ -149,7 +149,7 @@ def test_a_message_in_another_state(engine: Engine, run: Run) -> None:
     """If the command does not fit the message's state, the exit code is 5."""
     _, delayed, _ = in_three_states(engine)
     done = run("outbox", "retry", delayed)
-    assert "it is delayed, expected dead, held, waiting or unknown" in error(done)
+    assert "state is delayed; this needs dead, held, waiting or unknown" in error(done)
     assert done.returncode == 5
 
 

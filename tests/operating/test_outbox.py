@@ -134,7 +134,7 @@ def test_retry_of_what_needs_none(engine: Engine) -> None:
     """A pending, delayed or already sent message is rejected, and nothing changes."""
     (pending,) = publish(engine, "a1")
     (delayed,) = publish(engine, "b1", delay=3_600)
-    with pytest.raises(WrongState, match=f"id='{pending}': it is pending, expected dead, held"):
+    with pytest.raises(WrongState, match=f"id='{pending}': state is pending; this needs dead, held"):
         outbox.retry(engine, pending)
     with pytest.raises(WrongState, match="it is delayed"):
         outbox.retry(engine, delayed)
